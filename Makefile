@@ -1,0 +1,33 @@
+# Two commands do everything: `make demo` and `make test`. Each sets up .venv on its first call.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test lint format bench build clean
+
+demo: ready  ## run the main job and write demo/report.html
+	@$(BIN)/python examples/how_low.py
+
+test: ready  ## all tests
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+lint: ready  ## ruff, and the type checker in strict mode over src
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/basedpyright
+
+format: ready
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: ready  ## ratios measured on this machine
+	@for script in benchmarks/[!_]*.py; do $(BIN)/python $$script || exit 1; done
+
+build: ready  ## wheel and sdist in dist/
+	@$(BIN)/python -m build --no-isolation
+
+clean:
+	rm -rf .venv build dist demo .pytest_cache .ruff_cache .hypothesis
+
+.PHONY: ready
+ready:
+	@$(PYTHON) tools/bootstrap.py
