@@ -1,0 +1,55 @@
+"""What floatline raises.
+
+FloatlineError
+├── FormatError      a number format that does not exist, or a name that fits several
+├── PlanError        a plan that cannot be read, or that does not fit the model
+├── HardwareError    a device that is not known or not there
+├── TargetError      a target that cannot be found, loaded or built
+├── CauseError       a cause that is not in the catalogue
+└── TensorError      a tensor that cannot be measured or rounded
+
+Every message says what is wrong, with the value, then what to do. The command line prints it as one
+line and exits with 2.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FloatlineError(Exception):
+    """The root of everything floatline raises on purpose."""
+
+
+class FormatError(FloatlineError, ValueError):
+    """A number format that does not exist, or a name that fits several."""
+
+
+class PlanError(FloatlineError, ValueError):
+    """A plan that cannot be read, or that does not fit the model."""
+
+
+class HardwareError(FloatlineError, ValueError):
+    """A device that is not known or not there."""
+
+
+class TargetError(FloatlineError):
+    """A target that cannot be found, loaded or built."""
+
+
+class CauseError(FloatlineError, LookupError):
+    """A cause that is not in the catalogue."""
+
+
+class TensorError(FloatlineError, TypeError):
+    """A tensor that cannot be measured or rounded."""
+
+
+def suggest(wrong: str, known: Iterable[str], *, most: int = 3) -> str:
+    """Say "Did you mean 'a' or 'b'?", or list what is known where nothing is near."""
+    known = list(known)
+    near = difflib.get_close_matches(wrong, known, n=most, cutoff=0.5)
+    if near:
+        return f"Did you mean {' or '.join(repr(name) for name in near)}?"
+    return f"Known: {', '.join(known)}."
