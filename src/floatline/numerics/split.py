@@ -1,0 +1,96 @@
+"""An FP32 number as a 16-bit number the model can use and the 16 bits that were rounded away."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from floatline.errors import TensorError
+
+SPLIT_DTYPES = (torch.float16, torch.bfloat16)
+
+
+def split_master(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Split float32 into a 16-bit weight, the nearest one, and an int16 remainder.
+
+    Numerics:
+        master == weight + remainder * spacing(weight) / 65536, where spacing is the distance to the weight's
+        neighbour away from zero (2**-24 for float16's subnormals).
+        bfloat16: exact for every float32, subnormals and -0.0 included. The weight is the nearest bfloat16,
+        ties away from zero; it is inf where the master is nearer to 2**128 than to bfloat16's largest number,
+        and the remainder still holds the master.
+        float16: exact for 2**-17 <= |master| < 65520; below 2**-17 within 2**-41. From 65520 up the weight is
+        inf and the master is lost. The weight is the nearest float16; of two equally near ones it is the even
+        one, or the one above where int16 cannot hold the remainder +32768 (below 2**-17 that neighbour is also
+        taken for a value up to 2**-41 short of the tie).
+        inf and NaN: the weight is inf or a NaN, the remainder 0.
+        Checked by tests/numerics/test_split.py over every exponent and every float16 tie.
+
+    Args:
+        master: float32 tensor; not modified.
+        dtype: torch.float16 or torch.bfloat16.
+
+    Returns:
+        The weight, and the remainder as int16; both of master's shape.
+    """
+    if master.dtype != torch.float32:
+        raise TensorError(f"Cannot split a {master.dtype} tensor. Convert it to torch.float32 first.")
+    if dtype == torch.bfloat16:
+        return _split_bfloat16(master)
+    if dtype == torch.float16:
+        return _split_float16(master)
+    raise TensorError(f"Cannot split float32 into {dtype}. Use torch.float16 or torch.bfloat16.")
+
+
+def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
+    """Put the float32 together again; the inverse of `split_master`.
+
+    Numerics:
+        One exact product and one exact sum: the result is the float32 that was split, bit for bit within
+        the bounds stated there. inf and NaN weights come back as they are, except that a bfloat16 inf
+        with a remainder other than 0 is the large finite number it was made from.
+
+    Args:
+        weight: float16 or bfloat16 tensor.
+        remainder: int16 tensor of the same shape.
+    """
+    if weight.dtype == torch.bfloat16:
+        high = weight.view(torch.int16).to(torch.int32) << 16
+        return (high + remainder.to(torch.int32)).view(torch.float32)
+    if weight.dtype == torch.float16:
+        wide = weight.to(torch.float32)
+        # Selecting keeps -0.0 and inf: -0.0 + 0.0 would be +0.0, and inf + 0 * inf NaN.
+        return torch.where(remainder == 0, wide, wide + remainder.to(torch.float32) * _unit(weight))
+    raise TensorError(f"Cannot join a {weight.dtype} weight. Use torch.float16 or torch.bfloat16.")
+
+
+def _split_bfloat16(master: Tensor) -> tuple[Tensor, Tensor]:
+    bits = master.view(torch.int32)
+    remainder = bits.to(torch.int16)  # the low half, as a signed number
+    weight = ((bits - remainder.to(torch.int32)) >> 16).to(torch.int16).view(torch.bfloat16)
+    special = ~master.isfinite()
+    weight = torch.where(special, master.to(torch.bfloat16), weight)
+    return weight, torch.where(special, 0, remainder)
+
+
+def _split_float16(master: Tensor) -> tuple[Tensor, Tensor]:
+    weight = master.to(torch.float16)
+    remainder = _remainder(master, weight)
+    # A tie that was rounded down leaves +32768, one more than int16 holds: take the neighbour above instead,
+    # which is the next bit pattern of a positive number and the one before of a negative number.
+    bits = weight.view(torch.int16)
+    above = torch.where(master > 0, bits + 1, bits - 1).view(torch.float16)
+    weight = torch.where((remainder > 32767) & weight.isfinite(), above, weight)
+    remainder = _remainder(master, weight)
+    return weight, torch.where(weight.isfinite(), remainder, 0).to(torch.int16)
+
+
+def _remainder(master: Tensor, weight: Tensor) -> Tensor:
+    """The difference in units of 2**-16 spacings, rounded to a whole number; a float."""
+    return torch.round((master - weight.to(torch.float32)) / _unit(weight))
+
+
+def _unit(weight: Tensor) -> Tensor:
+    """2**-16 of the spacing at a float16 weight: 2**(max(e, 1) - 41) with e its exponent field."""
+    field = ((weight.view(torch.int16) >> 10) & 0x1F).to(torch.int32).clamp_(min=1)
+    return ((field - 41 + 127) << 23).view(torch.float32)
