@@ -1,0 +1,167 @@
+"""Causes by which a number fits the format but is rounded to something harmful."""
+
+from __future__ import annotations
+
+from floatline.causes.cause import Cause
+
+ROUNDED_ONTO_SINGULARITY = Cause(
+    id="rounded-onto-singularity",
+    title="A value rounds onto a singular point",
+    family="rounding",
+    mechanism=(
+        "FP16 has no number between 0.9995 and 1, so sigmoid(x) is exactly 1 from x = 8.32 on and log(1 - p) "
+        "is -inf; FP32 gets there at 16.6. At the other end sigmoid(x) is exactly zero below -17.4, and so "
+        "is every softmax probability of 2.98e-8 or less. A clamp to 1 - 1e-6 does nothing: in FP16 that "
+        "constant is 1. A schedule buffer cast by model.half() loses its tail the same way. CUDA autocast "
+        "refuses torch.nn.functional.binary_cross_entropy for this reason."
+    ),
+    told_apart=(
+        "The FP32 value is near the singular point, the 16-bit value is exactly on it, at zero or one, and "
+        "the next operation (log, div, acos, atanh, sqrt) is singular there. If FP32 is exactly on the point "
+        "too, it is singular-gradient. If what became zero is a guard constant, it is eps-underflow. If a "
+        "subtraction made the value, it is cancellation."
+    ),
+    remedies=(
+        "torch.nn.functional.binary_cross_entropy_with_logits(x, target)  # logits, not probabilities",
+        "torch.nn.functional.logsigmoid(-x)  # instead of log(1 - sigmoid(x))",
+        "torch.log_softmax(x, dim=-1)  # instead of log(softmax(x))",
+        "angle = torch.acos(cos.float().clamp(-1 + 1e-6, 1 - 1e-6))  # cos itself made in FP32",
+        "model.alpha_bar = schedule.float()  # set schedules again after model.half()",
+    ),
+    wrong_fix=(
+        "Adding 1e-8 inside the log, or clamping to 1 - 1e-6: both constants vanish in FP16. FP32 for the "
+        "log alone: its input has been rounded already. Gradient clipping: NaN stays NaN."
+    ),
+    messages=(r"binary_cross_entropy and torch\.nn\.BCELoss are unsafe to autocast",),
+    reference=(
+        "zylo117/Yet-Another-EfficientDet-Pytorch#502, "
+        "https://docs.pytorch.org/docs/stable/amp.html#prefer-binary-cross-entropy-with-logits-over-binary-cross-entropy"
+    ),
+)
+
+UPDATE_LOST_TO_ROUNDING = Cause(
+    id="update-lost-to-rounding",
+    title="Weight updates round to nothing",
+    family="rounding",
+    mechanism=(
+        "Rounding to nearest gives w back when the update is smaller than half the spacing of numbers at w. "
+        "In BF16 an update below |w|/512 is always lost and one above |w|/256 never is; in FP16 these are "
+        "|w|/4096 and |w|/2048 (of subnormal weights more is lost). A BF16 gain of 1.0 with updates of 0.001 "
+        "stays 1.0 for ever."
+    ),
+    told_apart=(
+        "Gradients are finite and not zero, and weights are bit-identical after the step. If the gradients "
+        "are zero, it is gradient-underflow. A parameter that no optimizer holds is params-not-trained. The "
+        "same arithmetic in an EMA, a counter or a buffer is accumulator-stagnation. Some lost updates are "
+        "harmless: compare the loss with FP32 before you change anything."
+    ),
+    remedies=(
+        "model.float()  # FP32 weights, torch.autocast with torch.bfloat16 for the compute",
+        "for p in adapter.parameters(): p.data = p.data.float()  # FP32 adapters, 16-bit base",
+        "Where FP32 weights do not fit in memory: an optimizer with stochastic rounding or Kahan summation.",
+    ),
+    wrong_fix=(
+        "Loss scaling: the gradients are not zero, and the scale is divided out before the update. More "
+        "steps: every one is lost. A learning rate raised until something moves: the small weights diverge "
+        "first."
+    ),
+    messages=(),
+    reference="Revisiting BFloat16 Training, arXiv:2010.06192",
+)
+
+ACCUMULATOR_STAGNATION = Cause(
+    id="accumulator-stagnation",
+    title="A running sum stops moving",
+    family="rounding",
+    mechanism=(
+        "a + b is a when b is smaller than half the spacing at a. Counting by ones stops at 2048 in FP16 and "
+        "at 256 in BF16. At a = 1 FP16 ignores every increment up to 0.000488. An EMA with decay 0.9995 adds "
+        "0.0005 of the difference and an Euler step adds dt * f(x): both are often smaller than that, and "
+        "the state never leaves its start."
+    ),
+    told_apart=(
+        "a + b == a with b not zero, many times, outside the optimizer. Inside optimizer.step() it is "
+        "update-lost-to-rounding. If the sum becomes inf instead of standing still, it is "
+        "reduction-overflow. If integers are rounded by a cast and nothing is added, it is "
+        "integer-not-exact."
+    ),
+    remedies=(
+        "ema = copy.deepcopy(model).float()  # the averaged copy in FP32",
+        "ema_p.lerp_(p.float(), 1 - decay)  # its update as well",
+        "state = state + dt * f(state.half()).float()  # FP32 state, f in half if you like",
+        "count = torch.zeros((), dtype=torch.int64)  # count in integers",
+    ),
+    wrong_fix=(
+        "A lower decay until the copy moves: then it is no average any more. Finer integration steps: "
+        "smaller increments, so more of them are lost. More epochs: lost additions do not add up."
+    ),
+    messages=(),
+    reference="EMA weights in half, d8ahazard/sd_dreambooth_extension#1417",
+)
+
+INTEGER_NOT_EXACT = Cause(
+    id="integer-not-exact",
+    title="Positions and counts are rounded",
+    family="rounding",
+    mechanism=(
+        "FP16 holds every integer up to 2048, BF16 up to 256. Beyond that neighbours share one number: in "
+        "BF16 the integers 1024 to 1028 are all 1024. Positions, timesteps and counts built in the model's "
+        "dtype lose their order. A product such as t * freq keeps 11 significant bits in FP16 and 8 in BF16, "
+        "so its fast sinusoids are noise."
+    ),
+    told_apart=(
+        "A cast of integers, or torch.arange with a 16-bit dtype, changes values or makes duplicates. "
+        "Nothing is non-finite; the loss stops at a floor that FP32 passes, and it gets worse with length. A "
+        "counter that stands still is accumulator-stagnation. Digits lost in a difference are cancellation."
+    ),
+    remedies=(
+        "pos = torch.arange(n, device=x.device, dtype=torch.float32)  # not x.dtype",
+        "angle = t.float()[:, None] * freq.float()  # angles in FP32, autocast off",
+        "cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)  # cast last",
+    ),
+    wrong_fix=(
+        "Dividing t by its maximum after the cast: the bits are gone, only scaled. A larger rotary base or a "
+        "bigger network behind the embedding: neighbours are already the same number. Loss scaling: no "
+        "gradient is lost."
+    ),
+    messages=(),
+    reference="huggingface/transformers#29285 (BF16 positions), NVIDIA/Megatron-LM#535 (FP16)",
+)
+
+CANCELLATION = Cause(
+    id="cancellation",
+    title="A difference of near-equals is all error",
+    family="rounding",
+    mechanism=(
+        "Both operands carry a rounding error of up to half their spacing; the subtraction removes the "
+        "common digits and keeps the error. With mean 30 and deviation 0.2, E[x*x] and E[x]*E[x] are near "
+        "900, where FP16's spacing is 0.5, and their difference should be 0.04. It comes out as 0.5, zero or "
+        "-0.5, and the root of the last is NaN."
+    ),
+    told_apart=(
+        "The result differs from FP32 by as much as its own size, while its operands agree to all their "
+        "digits. The first NaN is often the root or log of a small negative number. If a value rounded to "
+        "exactly zero or one without a subtraction, it is rounded-onto-singularity. If FP32 is negative as "
+        "well, the formula is at fault in any precision."
+    ),
+    remedies=(
+        "var = (x - x.mean(-1, keepdim=True)).square().mean(-1)  # subtract first, then square",
+        "var = x.float().var(-1, unbiased=False)  # or in FP32",
+        "torch.cdist(x.float(), y.float())  # not xx + yy - 2xy in half",
+        "torch.expm1(x)  # instead of exp(x) - 1; torch.log1p for the log",
+    ),
+    wrong_fix=(
+        "clamp(min=0) with an eps: no NaN, but the value is still pure error, and dividing by the root of "
+        "eps blows it up. A larger eps: it switches the feature off."
+    ),
+    messages=(),
+    reference="A squared distance below zero, lucidrains/vector-quantize-pytorch#106",
+)
+
+ROUNDINGS = (
+    ROUNDED_ONTO_SINGULARITY,
+    UPDATE_LOST_TO_ROUNDING,
+    ACCUMULATOR_STAGNATION,
+    INTEGER_NOT_EXACT,
+    CANCELLATION,
+)

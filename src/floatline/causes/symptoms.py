@@ -1,0 +1,228 @@
+"""Messages that several causes share: what they mean, which causes fit, what to check to decide."""
+
+from __future__ import annotations
+
+from floatline.causes.anomalies import ANOMALIES
+from floatline.causes.symptom import Symptom
+
+_NONFINITE = r"(?:nan|[-+]?inf(?:inity|inite)?)\b"
+# A complaint in words is short; in a long log the same words mean nothing.
+_IN_WORDS = r"^(?=.{0,200}$).*"
+
+_NAN_CAUSES = (
+    "activation-overflow",
+    "eps-underflow",
+    "optimizer-state-underflow",
+    "rounded-onto-singularity",
+    "exp-overflow",
+    "scalar-out-of-range",
+    "reduction-overflow",
+    "bad-input-data",
+    "optimization-divergence",
+    "empty-reduction",
+    "fully-masked-softmax",
+)
+_NAN_CHECK = (
+    "Run the same batches and seed in FP32. NaN there too: one of the last four. Fine in FP32 and in BF16: a "
+    "range cause; fine in FP32 and NaN in BF16: rounding. Then find the first operation with finite inputs "
+    "and a non-finite output."
+)
+
+# The most specific first: of several symptoms in one text only the first is reported.
+SYMPTOMS: tuple[Symptom, ...] = (
+    Symptom(
+        title="Two dtypes met in one operation",
+        patterns=(
+            r"expected scalar type '?\w+'? but found '?\w+",
+            r"(?:mat1 and mat2|m1 and m2|self and mat2|vec1 and vec2|both vectors|query, key, and value|"
+            r"input tensors).{0,25}have (?:the )?same dtype",
+            r"Input type \(\S+\) and (?:bias|weight) type \(\S+\) should be the same",
+            r"Input dtypes must be the same",
+            r"Input and parameter tensors are not the same dtype",
+            r"input dtype \(\S+\) does not match weight dtype",
+            r"mixed dtype \(CPU\): expect parameter to have scalar type",
+        ),
+        causes=("dtype-mismatch", "autocast-region-misuse"),
+        check=(
+            "Find the line that raised. Inside autocast(enabled=False) it is autocast-region-misuse: the "
+            "input was not cast at the border. In backward, or anywhere else, it is dtype-mismatch."
+        ),
+    ),
+    *ANOMALIES,
+    Symptom(
+        title="Weights or buffers are not finite",
+        patterns=(
+            r"Detected nan and/or inf values in",
+            r"nans? (?:found )?in (?:the )?(?:model )?(?:weights?|parameters?|state.?dict)",
+        ),
+        causes=(
+            "optimizer-state-underflow",
+            "gradient-overflow",
+            "optimization-divergence",
+            "bad-input-data",
+        ),
+        check=(
+            "Look one step back. Gradients finite and weights not: optimizer-state-underflow. Gradients not "
+            "finite: the step should have been skipped, so look at the scaler, then at the data."
+        ),
+    ),
+    Symptom(
+        title="The loss is NaN or inf",
+        patterns=(
+            r"\b\w*loss\w*\W{0,6}(?:is|was|=|:|becomes?|became|turned|went|goes|returned in \S+ is)?"
+            rf"\W{{0,12}}(?:to |into )?{_NONFINITE}",
+            rf"{_NONFINITE}\W{{0,3}}(?:in |as )?(?:the )?(?:\w+ )?loss",
+            r"non-?finite loss",
+        ),
+        causes=_NAN_CAUSES,
+        check=_NAN_CHECK,
+    ),
+    Symptom(
+        title="Steps are skipped and the loss scale falls",
+        patterns=(
+            r"gradient overflow\.?\s+skipping step",
+            r"overflow!.{0,40}skipping step",
+            r"grad overflow on iteration",
+            r"loss scale already at minimum",
+            r"minimum loss scale reached",
+            r"(?:non-?finite|inf|nan) grad\w*,? (?:step )?skipp",
+        ),
+        causes=(
+            "gradient-overflow",
+            "activation-overflow",
+            "exp-overflow",
+            "scaler-state-lost",
+            "optimization-divergence",
+            "bad-input-data",
+        ),
+        check=(
+            "A few skips at the start and then none are how a dynamic scale settles: nothing is wrong. If "
+            "they do not stop, look at the forward pass first: a non-finite value there cannot be mended by "
+            "any scale."
+        ),
+    ),
+    Symptom(
+        title="The gradient norm is not finite",
+        patterns=(
+            r"total norm of order \S+ for gradients .{0,30}non-finite",
+            rf"grad(?:ient)?[ _]?norm\W{{1,4}}(?:is )?{_NONFINITE}",
+        ),
+        causes=(
+            "gradient-overflow",
+            "activation-overflow",
+            "exp-overflow",
+            "singular-gradient",
+            "rounded-onto-singularity",
+            "bad-input-data",
+        ),
+        check=(
+            "Under a scaler one such step now and then is normal. Otherwise run the same batch in FP32: not "
+            "finite there either means singular-gradient or bad-input-data; finite means a range cause, "
+            "forward first."
+        ),
+    ),
+    Symptom(
+        title="A value that must be finite is not",
+        patterns=(
+            r"probability tensor contains either `?inf",
+            r"found invalid values:.{0,40}nan",
+            r"all elements of input should be between 0 and 1",
+            r"input_val >= (?:zero|0) && input_val <= (?:one|1)",
+            r"contained non-finite values",
+            r"Detected inf/nan during batch_number",
+            r"NaN or Inf found in input tensor",
+        ),
+        causes=(
+            "activation-overflow",
+            "optimizer-state-underflow",
+            "fully-masked-softmax",
+            "scalar-out-of-range",
+            "bad-input-data",
+        ),
+        check=(
+            "The message comes from the first check that looks, not from the operation at fault. See whether "
+            "the weights are finite; if they are, find the first operation with finite inputs and a "
+            "non-finite output."
+        ),
+    ),
+    Symptom(
+        title="DistributedDataParallel waits for gradients that do not come",
+        patterns=(r"Expected to have finished reduction in the prior iteration",),
+        causes=("params-not-trained", "distributed-desync"),
+        check=(
+            "Parameters without a gradient on every rank: params-not-trained. On one rank only: the ranks "
+            "take different paths, distributed-desync."
+        ),
+    ),
+    Symptom(
+        title="The loss scaler is switched off",
+        patterns=(r"GradScaler is enabled, but \w+ is not available",),
+        causes=("gradient-underflow",),
+        check="It matters only under FP16 autocast: BF16 and FP32 need no scaler.",
+    ),
+    Symptom(
+        title="NumPy met zero or NaN",
+        patterns=(r"(?:divide by zero|invalid value) encountered in",),
+        causes=(
+            "eps-underflow",
+            "empty-reduction",
+            "cancellation",
+            "rounded-onto-singularity",
+            "bad-input-data",
+        ),
+        check="Look at the operand that the warning's line divides by, or takes the log or root of.",
+    ),
+    Symptom(
+        title="A NaN was seen",
+        patterns=(r"\bnans?\b",),
+        causes=_NAN_CAUSES,
+        check=_NAN_CHECK,
+    ),
+    Symptom(
+        title="The loss does not move",
+        patterns=(
+            _IN_WORDS + r"\b(?:loss|accuracy|metric|model|training|network|weights?|it)\b.{0,30}"
+            r"\b(?:flat|stuck|constant|frozen|plateaus?|stagnat\w+)\b",
+            _IN_WORDS + r"\b(?:do|does|is|are)(?: not|n.?t) (?:learn|converg|decreas|improv|mov|train|chang)",
+            _IN_WORDS + r"\bnever (?:learns?|converges?|decreases?|improves?|moves?|changes?)\b",
+        ),
+        causes=(
+            "gradient-underflow",
+            "update-lost-to-rounding",
+            "params-not-trained",
+            "clip-before-unscale",
+            "clamp-kills-gradient",
+            "product-overflow",
+            "scheduler-vs-skipped-step",
+            "autocast-region-misuse",
+            "bad-input-data",
+        ),
+        check=(
+            "Run FP32 first: flat there too means params-not-trained, clamp-kills-gradient or wrong labels. "
+            "Then look at one step: gradients None, zero or tiny; weights moved or bit-identical; learning "
+            "rate still above zero."
+        ),
+    ),
+    Symptom(
+        title="16 bits train, but worse than FP32",
+        patterns=(
+            _IN_WORDS + r"\b(?:worse|lower|drops?|dropped|fell|falls|degrad\w+|gap)\b.{0,60}"
+            r"\b(?:fp16|bf16|float16|bfloat16|amp|half|mixed|16.?bit)\b",
+            _IN_WORDS + r"\b(?:fp16|bf16|float16|bfloat16|amp|half|mixed|16.?bit)\b.{0,60}"
+            r"\b(?:worse|lower|drops?|dropped|fell|falls|degrad\w+|gap)\b",
+        ),
+        causes=(
+            "update-lost-to-rounding",
+            "gradient-underflow",
+            "clip-before-unscale",
+            "integer-not-exact",
+            "accumulator-stagnation",
+            "reduction-overflow",
+            "exp-overflow",
+        ),
+        check=(
+            "Compare several seeds first: one run against one run shows mostly noise. Then compare one step "
+            "with FP32: zeros in gradients, weights that did not move, values that are far off."
+        ),
+    ),
+)

@@ -1,0 +1,60 @@
+"""Finding: where, what, seen how, what now."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from floatline.causes import Cause
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, with its evidence and what to change.
+
+    Args:
+        cause: What it is: an entry of the catalogue.
+        seen: The evidence: numbers, as they were measured.
+        fix: What to change here, as one line.
+        module: Qualified name of the module or parameter ('' is the root).
+        file: Source file, where the place is a line of code.
+        line: Line in that file, counted from 1.
+        op: The operation, such as 'aten.mm'.
+    """
+
+    cause: Cause
+    seen: str
+    fix: str
+    module: str = ""
+    file: str = ""
+    line: int = 0
+    op: str = ""
+
+    @property
+    def where(self) -> str:
+        """The most exact place that is known."""
+        if self.file:
+            return f"{self.file}:{self.line}" if self.line else self.file
+        return self.module or "the model"
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of the command-line contract."""
+        return {
+            "cause": self.cause.id,
+            "module": self.module,
+            "file": self.file,
+            "line": self.line,
+            "op": self.op,
+            "seen": self.seen,
+            "fix": self.fix,
+            "remedies": list(self.cause.remedies),
+        }
+
+    def __str__(self) -> str:
+        """Four lines for people."""
+        return (
+            f"{self.where}: {self.cause.id}: {self.cause.title}\n"
+            f"  seen: {self.seen}\n"
+            f"  fix:  {self.fix}\n"
+            f"  why:  floatline explain {self.cause.id}"
+        )
