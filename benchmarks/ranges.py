@@ -51,13 +51,9 @@ def on_cpu(count: int) -> None:
 
 def on_gpu(count: int) -> None:
     """Share of the copy bandwidth, by CUDA events; the host's work is kept out by replaying a captured graph."""
-    wide = torch.randn(1 << 30, device="cuda")
-    copy = torch.empty_like(wide)
-    bandwidth = 2 * wide.nbytes / gpu_seconds(lambda: copy.copy_(wide), graph=False)
-    print(
-        f"GPU {torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s, {count:,} values"
-    )
-    del wide, copy
+    bandwidth = copy_bandwidth()
+    where = f"GPU {torch.cuda.get_device_name()}, torch {torch.__version__}"
+    print(f"{where}, copy {bandwidth / 1e12:.2f} TB/s, {count:,} values")
     for dtype, scale in ((torch.float16, 1e-3), (torch.float16, 1.0), (torch.bfloat16, 1e-3), (torch.float32, 1e-3)):
         x = (torch.randn(count, device="cuda") * scale).to(dtype)
         name = str(dtype).removeprefix("torch.")
@@ -65,6 +61,13 @@ def on_gpu(count: int) -> None:
             taken = gpu_seconds(lambda x=x, formats=formats: measure_ranges(x, *formats))
             label = f"{name} N(0, {scale:g}), {'own format' if not formats else '3 formats'}"
             print(f"  {label:<34} {taken * 1e6:8.1f} us   {x.nbytes / taken / bandwidth:.2f} of the copy bandwidth")
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by a copy of 4 GiB."""
+    source = torch.randn(1 << 30, device="cuda")
+    target = torch.empty_like(source)
+    return 2 * source.nbytes / gpu_seconds(lambda: target.copy_(source), graph=False)
 
 
 def gpu_seconds(run: Callable[[], object], *, graph: bool = True) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -51,15 +52,15 @@ class Ranges:
 
     @cached_property
     def _counts(self) -> list[int]:
-        return self._tally.counts.tolist()
+        return cast("list[int]", self._tally.counts.tolist())
 
     @cached_property
     def _magnitudes(self) -> list[float]:
-        return self._tally.magnitudes.tolist()
+        return cast("list[float]", self._tally.magnitudes.tolist())
 
     @cached_property
     def _errors(self) -> list[float]:
-        return self._tally.errors.tolist()
+        return cast("list[float]", self._tally.errors.tolist())
 
     @property
     def zeros(self) -> int:

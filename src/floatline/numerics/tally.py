@@ -6,6 +6,7 @@ import functools
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -131,7 +132,7 @@ def _count_values(x: Tensor, formats: tuple[Format, ...]) -> Tally:
     if x.device.type == "mps":
         x = x.cpu()  # no float64 there
     total = _empty(x.device, formats)
-    for block in x.reshape(-1).split(_BLOCK):
+    for block in cast("tuple[Tensor, ...]", x.reshape(-1).split(_BLOCK)):
         magnitudes = block.abs().to(torch.float64)
         slots, classes, errors = _classify(magnitudes, formats)
         bins = _histogram(slots, 3 + NUM_EXPONENTS)

@@ -8,7 +8,7 @@ bincount and triton's histogram are several times slower.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -218,9 +218,9 @@ def count(x: Tensor, formats: tuple[Format, ...]) -> tuple[Tensor, Tensor, Tenso
     num_counts, num_formats = 258 + 3 * len(formats), len(formats)
     with torch.cuda.device(x.device):
         sums = torch.zeros(num_counts + num_formats + 4, dtype=torch.int64, device=x.device)
-        blocks = _BLOCKS * torch.cuda.get_device_properties(x.device).multi_processor_count
+        multiprocessors = cast("int", torch.cuda.get_device_properties(x.device).multi_processor_count)
         arguments: list[Any] = [x, float(x.numel()), sums]
-        _kernel(x.dtype, formats, x.device.index)((blocks, 1, 1), (_THREADS, 1, 1), arguments)
+        _kernel(x.dtype, formats, x.device.index)((_BLOCKS * multiprocessors, 1, 1), (_THREADS, 1, 1), arguments)
     floats = sums[num_counts:].view(torch.float64)
     return sums[:num_counts], floats[num_formats : num_formats + 2], floats[:num_formats]
 
@@ -242,7 +242,7 @@ def _kernel(dtype: torch.dtype, formats: tuple[Format, ...], device: int) -> Any
     text = "".join(f"#define {name} {value}\n" for name, value in defines.items()) + _SOURCE
     for name, code in parts.items():
         text = text.replace(name, code)
-    compile_kernel: Any = torch.cuda._compile_kernel  # pyright: ignore[reportPrivateUsage]
+    compile_kernel = cast("Any", torch.cuda)._compile_kernel
     return compile_kernel(text, "tally")
 
 
