@@ -1,0 +1,60 @@
+"""The `floatline` command: gathers the subcommands, turns errors into one line and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from floatline import __version__
+from floatline.cli import doctor, explain
+from floatline.errors import FloatlineError
+
+app = typer.Typer(
+    name="floatline",
+    help="Take PyTorch training from FP32 to 16 bits and keep FP32's results.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"floatline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(  # pyright: ignore[reportUnusedFunction]
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(doctor.doctor)
+app.command()(explain.explain)
+
+
+def main() -> None:
+    """Entry point of the `floatline` script."""
+    try:
+        code = app(standalone_mode=False)
+    except FloatlineError as error:
+        code = _complain(str(error))
+    except Exception as error:
+        # typer carries its own copy of click, so a wrong use is known by what it can do, not by its class.
+        message = getattr(error, "format_message", None)
+        if message is None:
+            raise
+        # Without arguments the help has been printed already, and the message is empty.
+        code = _complain(f"{message()} Try 'floatline --help'.") if message() else 2
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(message: str) -> int:
+    typer.echo("floatline: " + " ".join(message.split()), err=True)
+    return 2

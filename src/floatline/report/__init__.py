@@ -1,0 +1,1 @@
+"""Reports for people and programs: they render what was found and compute nothing."""

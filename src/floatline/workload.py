@@ -1,0 +1,245 @@
+"""Workload: what is trained; and loading one from FILE.py, package.module or package.module:name."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
+
+from floatline.errors import PlanError, TargetError
+from floatline.presets import resolve_plan
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+_FIELDS = ("model", "batches", "loss_fn", "precision", "make_optimizer")
+_KINDS = "Use FILE.py, package.module or package.module:name."
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained. Any plan can run it.
+
+    Args:
+        model: The module.
+        batches: A list of (inputs, targets), each a tuple.
+        loss_fn: Gives the loss: `loss_fn(model(*inputs), *targets)`.
+        precision: The plan it is meant to run in: a name or a YAML file.
+        make_optimizer: Gives the optimizer of a model.
+        evaluate: Gives the metric of a trained model; None takes the loss over the batches.
+    """
+
+    model: nn.Module
+    batches: Sequence[tuple[Sequence[Any], Sequence[Any]]]
+    loss_fn: Callable[..., Tensor]
+    precision: str
+    make_optimizer: Callable[[nn.Module], Optimizer]
+    evaluate: Callable[[nn.Module], float] | None = None
+
+    def __post_init__(self) -> None:
+        problem = _find_problem(self)
+        if problem:
+            raise TargetError(problem)
+
+    def compute_loss(self, inputs: Sequence[Any], targets: Sequence[Any]) -> Tensor:
+        """The loss of one batch."""
+        return self.loss_fn(self.model(*inputs), *targets)
+
+
+def _find_problem(workload: Workload) -> str:
+    from torch import nn
+
+    # The values come from the user's code: their types are claims until they are looked at.
+    model, batches = cast("object", workload.model), cast("object", workload.batches)
+    if not isinstance(model, nn.Module):
+        return f"model is {_describe(model)}. It must be a torch.nn.Module."
+    if not _is_row(batches) or not batches:
+        return f"batches is {_describe(batches)}. It must be a list of (inputs, targets), not empty."
+    first = batches[0]
+    if not _is_row(first) or len(first) != 2:
+        return f"batches[0] is {_describe(first)}. It must be a pair (inputs, targets)."
+    for part, name in zip(first, ("inputs", "targets"), strict=True):
+        if not _is_row(part):
+            return f"{name} of batches[0] is {_describe(part)}. It must be a tuple, also for one tensor."
+    for name in ("loss_fn", "make_optimizer"):
+        if not callable(getattr(workload, name)):
+            return f"{name} is {_describe(getattr(workload, name))}. It must be callable."
+    try:
+        resolve_plan(workload.precision)
+    except PlanError as error:
+        return f"precision: {error}"
+    return ""
+
+
+def _is_row(value: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(value, (list, tuple))
+
+
+def _describe(value: object) -> str:
+    size = f" of {len(value)}" if _is_row(value) else ""
+    return f"a {type(value).__name__}{size}"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A loaded target: something that builds a workload, or a training function.
+
+    Args:
+        text: As the user wrote it.
+        builder: Its `build`; None where it has only `train`.
+        trainer: Its `train`; None where it has none.
+        folder: What is on sys.path while its code runs.
+    """
+
+    text: str
+    builder: Callable[..., object] | None
+    trainer: Callable[..., object] | None
+    folder: Path
+
+    def build(self, seed: int = 0) -> Workload:
+        """Seed torch and build the workload."""
+        if self.builder is None:
+            raise TargetError(
+                f"Target '{self.text}' has only train(). Add build(), which returns ({', '.join(_FIELDS)})."
+            )
+        import torch
+
+        arguments = _seed_arguments(self.builder, seed, self.text)
+        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
+        with _on_path(self.folder), _blame(self.text, "build() failed"):
+            made = self.builder(**arguments)
+        return _as_workload(made, self.text)
+
+
+def load_target(text: str) -> Target:
+    """Load a target: FILE.py, package.module, or either with :name."""
+    if importlib.util.find_spec("torch") is None:
+        raise TargetError(f"Target '{text}' needs torch. Install it with: pip install 'floatline[torch]'.")
+    place, name = _split_name(text)
+    looks_like_file = place.endswith(".py") or "/" in place or "\\" in place or Path(place).is_file()
+    if looks_like_file:
+        module, folder = _load_file(Path(place), text), Path(place).resolve().parent
+    else:
+        module, folder = _load_module(place, text), Path.cwd()
+    return _find_functions(module, name, text, folder)
+
+
+def _split_name(text: str) -> tuple[str, str]:
+    """'a.b:name' is ('a.b', 'name'); a Windows drive is not a name."""
+    place, _, name = text.rpartition(":")
+    return (place, name) if place and name.isidentifier() else (text, "")
+
+
+def _load_file(path: Path, text: str) -> ModuleType:
+    if path.is_dir():
+        raise TargetError(f"Target '{text}' is a folder. {_KINDS}")
+    if not path.is_file():
+        raise TargetError(f"Target '{text}' does not exist. Check the path. {_KINDS}")
+    if path.suffix != ".py":
+        raise TargetError(f"Target '{text}' is not a Python file. {_KINDS}")
+    full = path.resolve()
+    # A name of its own: 'types.py' must not hide a module, nor one target another of the same name.
+    stem = re.sub(r"\W", "_", full.stem)
+    name = f"floatline_target_{stem}_{zlib.crc32(str(full).encode()):08x}"
+    spec = importlib.util.spec_from_file_location(name, full)
+    if spec is None or spec.loader is None:
+        raise TargetError(f"Target '{text}' cannot be imported. {_KINDS}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickle look their module up by name
+    with _on_path(full.parent), _blame(text, "importing it failed"):
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return module
+
+
+def _load_module(place: str, text: str) -> ModuleType:
+    if not all(part.isidentifier() for part in place.split(".")):
+        raise TargetError(f"Target '{text}' is not a file or a module. {_KINDS}")
+    with _on_path(Path.cwd()), _blame(text, "importing it failed"):
+        try:
+            return importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            # Only the target itself may be what is missing; a module that it imports is its own failure.
+            if error.name and (place == error.name or place.startswith(error.name + ".")):
+                raise TargetError(f"Target '{text}' is not a file or a module. {_KINDS}") from None
+            raise
+
+
+def _find_functions(module: ModuleType, name: str, text: str, folder: Path) -> Target:
+    if name:
+        found = getattr(module, name, None)
+        if not callable(found):
+            raise TargetError(f"Target '{text}': there is no function '{name}'. Name one that builds a workload.")
+        return Target(text, None, found, folder) if name == "train" else Target(text, found, None, folder)
+    build, train = getattr(module, "build", None), getattr(module, "train", None)
+    if not callable(build) and not callable(train):
+        raise TargetError(
+            f"Target '{text}' has neither build() nor train(). Add build(), which returns ({', '.join(_FIELDS)})."
+        )
+    return Target(text, build if callable(build) else None, train if callable(train) else None, folder)
+
+
+def _seed_arguments(builder: Callable[..., object], seed: int, text: str) -> dict[str, int]:
+    parameters = inspect.signature(builder).parameters.values()
+    if any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters):
+        return {"seed": seed}
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
+    if required:
+        raise TargetError(f"Target '{text}': build needs {', '.join(required)}. It may take a seed, and no more.")
+    return {}
+
+
+def _as_workload(made: object, text: str) -> Workload:
+    if isinstance(made, Workload):
+        return made
+    if not _is_row(made) or len(made) != len(_FIELDS):
+        raise TargetError(
+            f"Target '{text}': build() returned {_describe(made)}. "
+            f"It must return a Workload or the tuple ({', '.join(_FIELDS)})."
+        )
+    try:
+        return Workload(*cast("tuple[Any, Any, Any, Any, Any]", made))
+    except TargetError as error:
+        raise TargetError(f"Target '{text}': {error}") from None
+
+
+@contextlib.contextmanager
+def _on_path(folder: Path) -> Generator[None]:
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(str(folder))
+
+
+@contextlib.contextmanager
+def _blame(text: str, what: str) -> Generator[None]:
+    """Turn whatever the user's code raises into one line with its place."""
+    try:
+        yield
+    except TargetError:
+        raise
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if f.filename != __file__ and not f.filename.startswith("<frozen")]
+        place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+        first_line = next(iter(str(error).splitlines()), "")
+        raise TargetError(
+            f"Target '{text}': {what}: {type(error).__name__}: {first_line}{place}. "
+            "Run it alone to see the whole error."
+        ) from error
