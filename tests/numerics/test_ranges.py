@@ -203,3 +203,17 @@ def test_measuring_on_a_gpu_does_not_wait_for_it(dtype):
             _ = measured.zeros
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_dtensor_is_measured_by_its_local_shard(tmp_path):
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        sharded = distribute_tensor(torch.tensor([1e-9, 1.0, 7e4]), init_device_mesh("cpu", (1,)), [Shard(0)])
+        measured = measure_ranges(sharded, "fp16")
+        assert (measured.count, measured.against("fp16").overflow) == (3, 1)
+    finally:
+        distributed.destroy_process_group()
