@@ -23,8 +23,8 @@ extern "C" __global__ void tally(const uint4* data, double total, unsigned long 
     double* magnitudes = errors + NUM_FORMATS;
     unsigned* scratch = (unsigned*)(magnitudes + 2);  // largest, ~(smallest - 1), blocks that are done
 
-    __shared__ unsigned bins[NUM_ROWS * 32];
-    for (int i = threadIdx.x; i < NUM_ROWS * 32; i += blockDim.x) bins[i] = 0;
+    __shared__ unsigned bins[256 * 32];
+    for (int i = threadIdx.x; i < 256 * 32; i += blockDim.x) bins[i] = 0;
     __syncthreads();
 
     unsigned* column = bins + (threadIdx.x & 31);
@@ -32,16 +32,17 @@ extern "C" __global__ void tally(const uint4* data, double total, unsigned long 
     unsigned kinds[3 * NUM_FORMATS] = {0};
     float error[NUM_FORMATS] = {0};
 
+    auto tick = [&](unsigned bits) { atomicAdd(column + ((bits >> 18) & 0x1fe0u), 1u); };
     auto fit = [&](unsigned a) {
-        if (a - 1 < LIMIT - 1) {  // zero wraps around: one comparison leaves out zero, infinity and NaN
+        if (a - 1 < 0x7f7fffffu) {  // zero wraps around: one comparison leaves out zero, infinity and NaN
             FORMAT_CODE
         }
     };
     auto look = [&](unsigned a) {
-        if (a - 1 < LIMIT - 1) {
+        if (a - 1 < 0x7f7fffffu) {
             largest = max(largest, a);
             smallest = min(smallest, a - 1);
-        } else if (a == 0) zeros++; else if (a == LIMIT) infs++; else nans++;
+        } else if (a == 0) zeros++; else if (a == 0x7f800000u) infs++; else nans++;
     };
     LOOK_CODE
 
@@ -53,18 +54,16 @@ extern "C" __global__ void tally(const uint4* data, double total, unsigned long 
         TAKE(v.x) TAKE(v.y) TAKE(v.z) TAKE(v.w)
     }
     if (self < n - vectors * WIDTH) {
-        unsigned a = LOW(((const WORD*)data)[vectors * WIDTH + self]);
-        look(a);
-        fit(a);
-        if (a < LIMIT && a >= FIRST_COUNTED) atomicAdd(counts + 3 + (a >> 23), 1ull);
+        unsigned a = ONE(((const WORD*)data)[vectors * WIDTH + self]) & 0x7fffffffu;
+        tick(a); look(a); fit(a);
     }
     SETTLE_CODE
 
     __syncthreads();
-    for (int row = FIRST_ROW + threadIdx.x; row < NUM_ROWS; row += blockDim.x) {
+    for (int bin = threadIdx.x; bin < 255; bin += blockDim.x) {
         unsigned long long sum = 0;
-        for (int lane = 0; lane < 32; lane++) sum += bins[row * 32 + ((lane + row) & 31)];
-        if (sum && (row < LAST_ROW || row >= 256)) atomicAdd(counts + 3 + SLOT(row), sum);
+        for (int lane = 0; lane < 32; lane++) sum += bins[bin * 32 + ((lane + bin) & 31)];
+        if (sum) atomicAdd(counts + 3 + bin, sum);
     }
     const bool leader = (threadIdx.x & 31) == 0;
     auto add = [&](int slot, unsigned value) {
@@ -97,25 +96,22 @@ extern "C" __global__ void tally(const uint4* data, double total, unsigned long 
     __threadfence();
     volatile unsigned long long* sums = counts;
     volatile unsigned* extremes = scratch;
-    if (FIRST_COUNTED == 0) sums[3] -= sums[0];  // the first bin held the zeros as well
+    sums[3] -= sums[0];  // the first bin held the zeros as well
     magnitudes[0] = __uint_as_float(extremes[0]);
     magnitudes[1] = __uint_as_float(extremes[1] ? ~extremes[1] + 1 : 0x7f800000u);
     EXACT_CODE
 }
 """
 
-# Sixteen-bit magnitudes are looked at in pairs. Their patterns order as the numbers do, the highest 8 bits choose
-# the row of the histogram, and one test on both halves finds the words that need a closer look: those with an
-# infinity or a NaN, and those with a value so small that its 8 bits are zero.
+# The extremes of sixteen-bit magnitudes are found in pairs: their patterns order as the numbers do, and one test
+# on both halves finds the rare words that hold a zero, an infinity or a NaN.
 _LOOK_PAIRS = r"""
     unsigned most = 0, least = 0xffffffffu;
     auto look_pair = [&](unsigned m) {
-        atomicAdd(column + ((m & 0x7f80u) >> 2), 1u);
-        atomicAdd(column + ((m >> 18) & 0x1fe0u), 1u);
-        if (((m + 0x80008000u - INFINITIES) | ((m - 0x00800080u) & ~m)) & 0x80008000u) {
+        if (__builtin_expect(((m + 0x80008000u - INFINITIES) | ((m - 0x00010001u) & ~m)) & 0x80008000u, 0)) {
             for (int half = 0; half < 32; half += 16) {
                 unsigned h = (m >> half) & 0xffffu, infinity = INFINITIES & 0xffffu;
-                if (h == 0) zeros++; else if (h < 0x80u) atomicAdd(column + 32 * TINY_ROW(h), 1u);
+                if (h == 0) zeros++;
                 if (h < infinity) continue;
                 if (h == infinity) infs++; else nans++;
                 m &= ~(0xffffu << half);
@@ -128,8 +124,8 @@ _LOOK_PAIRS = r"""
 _SETTLE_PAIRS = r"""
     most = max(most & 0xffffu, most >> 16);
     least = min(least & 0xffffu, least >> 16);
-    if (most) largest = max(largest, LOW(most));
-    if (least < (INFINITIES & 0xffffu)) smallest = min(smallest, LOW(least + 1) - 1);
+    if (most) largest = max(largest, ONE(most));
+    if (least < (INFINITIES & 0xffffu)) smallest = min(smallest, ONE(least + 1) - 1);
 """
 
 # What a value does in a format. The relative error is the shorter way from the mantissa to a multiple of the
@@ -155,50 +151,32 @@ _FORMAT = """
 _EXACT = """
     for (int bin = 0; bin < {below}; bin++) sums[258 + 3 * {k} + 2] += sums[3 + bin];"""
 
+# For each dtype: its word, and the bits of the float32 that a value, or both values of a 32-bit word, is.
 _PAIRS = {
     "WORD": "unsigned short",
     "WIDTH": "8",
-    "NUM_ROWS": "264",
-    "FIRST_ROW": "1",
-    "FIRST_COUNTED": "1u",
-    "TAKE(w)": "{ look_pair((w) & 0x7fff7fffu); if (NUM_LOSSY) { fit(LOW(w)); fit(HIGH(w)); } }",
+    "TAKE(w)": "{ unsigned a, b; BOTH(w, a, b); tick(a); tick(b); look_pair((w) & 0x7fff7fffu); "
+    "if (NUM_LOSSY) { fit(a & 0x7fffffffu); fit(b & 0x7fffffffu); } }",
 }
-# For each dtype: how its words are read (LOW and HIGH give the bits of a float32 magnitude), what infinity then
-# is, and which bin, counted from the exponent -127, a row of the histogram belongs to.
-# A float16 pattern moved into float32's fields is 2**-112 of its value; the product is exact, subnormals included.
 _DTYPES: dict[torch.dtype, dict[str, str]] = {
     torch.float16: {
         **_PAIRS,
-        "LIMIT": "0x47800000u",
         "INFINITIES": "0x7c007c00u",
-        "WIDE(bits)": f"__float_as_uint(__uint_as_float(bits) * {2.0**112:.1f}f)",
-        "LOW(w)": "WIDE(((unsigned)(w) << 13) & 0x0fffe000u)",
-        "HIGH(w)": "WIDE(((w) >> 3) & 0x0fffe000u)",
-        "LAST_ROW": "0xf8",
-        "TINY_ROW(h)": "(256 + 31 - __clz(h))",
-        "SLOT(row)": "((row) >= 256 ? (row) - 256 + 103 : (row) >= 8 ? ((row) >> 3) + 112 : 141 - __clz(row))",
+        "BOTH(w, a, b)": 'asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" '
+        ': "=r"(a), "=r"(b) : "r"(w))',
+        "ONE(w)": "([](unsigned v) { unsigned a, b; BOTH(v, a, b); return a; })(w)",
     },
     torch.bfloat16: {
         **_PAIRS,
-        "LIMIT": "0x7f800000u",
         "INFINITIES": "0x7f807f80u",
-        "LOW(w)": "(((unsigned)(w) << 16) & 0x7fffffffu)",
-        "HIGH(w)": "((w) & 0x7fff0000u)",
-        "LAST_ROW": "0xff",
-        "TINY_ROW(h)": "256",
-        "SLOT(row)": "((row) & 0xff)",
+        "BOTH(w, a, b)": "a = (w) << 16; b = (w) & 0xffff0000u",
+        "ONE(w)": "((unsigned)(w) << 16)",
     },
     torch.float32: {
         "WORD": "unsigned",
         "WIDTH": "4",
-        "NUM_ROWS": "256",
-        "FIRST_ROW": "0",
-        "FIRST_COUNTED": "0u",
-        "LIMIT": "0x7f800000u",
-        "LOW(w)": "((w) & 0x7fffffffu)",
-        "LAST_ROW": "0xff",
-        "SLOT(row)": "(row)",
-        "TAKE(w)": "{ unsigned a = LOW(w); atomicAdd(column + ((a >> 23) << 5), 1u); look(a); fit(a); }",
+        "ONE(w)": "(w)",
+        "TAKE(w)": "{ unsigned a = (w) & 0x7fffffffu; tick(a); look(a); fit(a); }",
     },
 }
 
@@ -232,7 +210,7 @@ def _kernel(dtype: torch.dtype, formats: tuple[Format, ...], device: int) -> Any
     exact = {k: fmt for k, fmt in enumerate(formats) if _holds(fmt, source)}
     lossy = {k: fmt for k, fmt in enumerate(formats) if k not in exact}
     pairs = "INFINITIES" in _DTYPES[dtype]
-    defines = {**_DTYPES[dtype], "NUM_FORMATS": len(formats), "NUM_LOSSY": len(lossy)}
+    defines = {**_DTYPES[dtype], "NUM_FORMATS": str(len(formats)), "NUM_LOSSY": str(len(lossy))}
     parts = {
         "LOOK_CODE": _LOOK_PAIRS if pairs else "",
         "SETTLE_CODE": _SETTLE_PAIRS if pairs else "",
