@@ -2,6 +2,7 @@
 
 import math
 import struct
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -88,7 +89,7 @@ def test_the_derived_facts_follow_from_the_patterns(fmt):
     integers = set(finite[finite == np.round(finite)])
     assert all(n in integers for n in range(fmt.max_exact_integer + 1))
     assert fmt.max_exact_integer + 1 not in integers
-    for value, after in zip(positive[:-1], positive[1:], strict=True):
+    for value, after in pairwise(positive):
         assert fmt.spacing(value) == after - value
     full_mantissa = [v for v in positive if fmt.spacing(v) <= v * 2.0**-fmt.mantissa_bits]
     assert fmt.min_normal == full_mantissa[0]

@@ -6,6 +6,9 @@ FloatlineError
 ├── HardwareError    a device that is not known or not there
 ├── TargetError      a target that cannot be found, loaded or built
 ├── CauseError       a cause that is not in the catalogue
+├── OptimizerError   an optimizer setting, parameter or checkpoint that cannot be used
+├── ScalerError      a loss scaler's setting or state that cannot be used, or FP16 gradients it would lose
+├── LedgerError      a ledger that cannot be written, read or locked, or a record it cannot hold
 └── TensorError      a tensor that cannot be measured or rounded
 
 Every message says what is wrong, with the value, then what to do. The command line prints it as one
@@ -40,6 +43,18 @@ class TargetError(FloatlineError):
 
 class CauseError(FloatlineError, LookupError):
     """A cause that is not in the catalogue."""
+
+
+class OptimizerError(FloatlineError, ValueError):
+    """An optimizer setting, parameter or checkpoint that cannot be used."""
+
+
+class ScalerError(FloatlineError, ValueError):
+    """A loss scaler's setting or state that cannot be used, or FP16 gradients it would lose."""
+
+
+class LedgerError(FloatlineError, ValueError):
+    """A ledger that cannot be written, read or locked, or a record it cannot hold."""
 
 
 class TensorError(FloatlineError, TypeError):

@@ -21,7 +21,7 @@ DEVICES = [
     ),
 ]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e5m2fnuz]
-AGAINST = [fmt for fmt in FORMATS.values()]
+AGAINST = list(FORMATS.values())
 
 
 def by_definition(x: torch.Tensor, fmt) -> dict[str, float]:

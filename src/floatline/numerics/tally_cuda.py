@@ -23,8 +23,8 @@ extern "C" __global__ void tally(const uint4* data, double total, unsigned long 
     double* magnitudes = errors + NUM_FORMATS;
     unsigned* scratch = (unsigned*)(magnitudes + 2);  // largest, ~(smallest - 1), blocks that are done
 
-    __shared__ unsigned bins[256 * 32];
-    for (int i = threadIdx.x; i < 256 * 32; i += blockDim.x) bins[i] = 0;
+    __shared__ unsigned bins[NUM_ROWS * 32];
+    for (int i = threadIdx.x; i < NUM_ROWS * 32; i += blockDim.x) bins[i] = 0;
     __syncthreads();
 
     unsigned* column = bins + (threadIdx.x & 31);
@@ -32,7 +32,6 @@ extern "C" __global__ void tally(const uint4* data, double total, unsigned long 
     unsigned kinds[3 * NUM_FORMATS] = {0};
     float error[NUM_FORMATS] = {0};
 
-    auto tick = [&](unsigned bits) { atomicAdd(column + ((bits >> 18) & 0x1fe0u), 1u); };
     auto fit = [&](unsigned a) {
         if (a - 1 < 0x7f7fffffu) {  // zero wraps around: one comparison leaves out zero, infinity and NaN
             FORMAT_CODE
@@ -49,21 +48,26 @@ extern "C" __global__ void tally(const uint4* data, double total, unsigned long 
     const unsigned long long n = (unsigned long long)total, vectors = n / WIDTH;
     const unsigned long long stride = (unsigned long long)gridDim.x * blockDim.x;
     const unsigned long long self = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;
+    uint4 next = self < vectors ? __ldcs(data + self) : uint4();
     for (unsigned long long i = self; i < vectors; i += stride) {
-        uint4 v = __ldcs(data + i);
+        uint4 v = next;  // the next load is on its way while this one is counted
+        if (i + stride < vectors) next = __ldcs(data + i + stride);
         TAKE(v.x) TAKE(v.y) TAKE(v.z) TAKE(v.w)
     }
     if (self < n - vectors * WIDTH) {
         unsigned a = ONE(((const WORD*)data)[vectors * WIDTH + self]) & 0x7fffffffu;
-        tick(a); look(a); fit(a);
+        look(a); fit(a);
+        if (a - 1 < 0x7f7fffffu) atomicAdd(counts + 3 + (a >> 23), 1ull);
     }
     SETTLE_CODE
 
     __syncthreads();
-    for (int bin = threadIdx.x; bin < 255; bin += blockDim.x) {
+    for (int row = threadIdx.x; row < NUM_ROWS; row += blockDim.x) {
         unsigned long long sum = 0;
-        for (int lane = 0; lane < 32; lane++) sum += bins[bin * 32 + ((lane + bin) & 31)];
-        if (sum) atomicAdd(counts + 3 + bin, sum);
+        for (int lane = 0; lane < 32; lane++) sum += bins[row * 32 + ((lane + row) & 31)];
+        if (sum && row == ZERO_ROW) atomicAdd(counts, sum);
+        if (sum && row == TINY_ROW) atomicAdd(counts, 0ull - sum);  // they were taken for zeros
+        if (sum && SLOT(row) >= 0) atomicAdd(counts + 3 + SLOT(row), sum);
     }
     const bool leader = (threadIdx.x & 31) == 0;
     auto add = [&](int slot, unsigned value) {
@@ -92,34 +96,49 @@ extern "C" __global__ void tally(const uint4* data, double total, unsigned long 
     __syncthreads();
     if (threadIdx.x == 0) last = atomicAdd(scratch + 2, 1u) == gridDim.x - 1;
     __syncthreads();
-    if (!last || threadIdx.x) return;
+    if (!last || threadIdx.x >= 32) return;
     __threadfence();
-    volatile unsigned long long* sums = counts;
-    volatile unsigned* extremes = scratch;
-    sums[3] -= sums[0];  // the first bin held the zeros as well
-    magnitudes[0] = __uint_as_float(extremes[0]);
-    magnitudes[1] = __uint_as_float(extremes[1] ? ~extremes[1] + 1 : 0x7f800000u);
     EXACT_CODE
+    if (threadIdx.x) return;
+    unsigned top = __ldcg(scratch), bottom = __ldcg(scratch + 1);
+    magnitudes[0] = __uint_as_float(top);
+    magnitudes[1] = __uint_as_float(bottom ? ~bottom + 1 : 0x7f800000u);
 }
 """
 
-# The extremes of sixteen-bit magnitudes are found in pairs: their patterns order as the numbers do, and one test
-# on both halves finds the rare words that hold a zero, an infinity or a NaN.
+# Sixteen-bit values are looked at in pairs: patterns without their sign order as the numbers do, and one test on
+# both halves finds the rare words that need a closer look.
 _LOOK_PAIRS = r"""
     unsigned most = 0, least = 0xffffffffu;
     auto look_pair = [&](unsigned m) {
-        if (__builtin_expect(((m + 0x80008000u - INFINITIES) | ((m - 0x00010001u) & ~m)) & 0x80008000u, 0)) {
+        unsigned less = __vsub2(m, 0x00010001u);  // zero wraps around and never wins
+        COUNT_PAIR
+        if (__builtin_expect(((m + 0x80008000u - INFINITIES) | (RARE(less) & ~less)) & 0x80008000u, 0)) {
             for (int half = 0; half < 32; half += 16) {
                 unsigned h = (m >> half) & 0xffffu, infinity = INFINITIES & 0xffffu;
-                if (h == 0) zeros++;
+                if (TINY_ROW && h && h < 0x80u) atomicAdd(column + 32 * TINY_ROW, 1u);
                 if (h < infinity) continue;
                 if (h == infinity) infs++; else nans++;
                 m &= ~(0xffffu << half);
             }
         }
         most = __vmaxu2(most, m);
-        least = __vminu2(least, __vsub2(m, 0x00010001u));
+        least = __vminu2(least, less);
     };
+"""
+# float16: the row is the exponent of |x|, subnormal numbers included. Below 16 the product with 1024 is exact and
+# normal, from 16 on its own exponent will do; of the two one is always a constant, so that their sum tells both.
+_COUNT_HALVES = r"""
+        unsigned low = __vminu2(m, 0x4c004c00u), scaled;
+        asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(scaled) : "r"(low), "r"(0x64006400u));
+        unsigned both = scaled + __vmaxu2(m, 0x4c004c00u);
+        atomicAdd(column + ((both >> 5) & 0x7e0u), 1u);
+        atomicAdd(column + ((both >> 21) & 0x7e0u), 1u);
+"""
+# bfloat16: the row is the exponent field; its subnormal numbers share a row with zero and are told apart as rare.
+_COUNT_BRAINS = r"""
+        atomicAdd(column + ((m >> 2) & 0x1fe0u), 1u);
+        atomicAdd(column + ((m >> 18) & 0x1fe0u), 1u);
 """
 _SETTLE_PAIRS = r"""
     most = max(most & 0xffffu, most >> 16);
@@ -149,34 +168,53 @@ _FORMAT = """
 # A format that holds every number of the tensor's dtype: nothing to do for a value, its subnormal numbers
 # are those in the lowest bins.
 _EXACT = """
-    for (int bin = 0; bin < {below}; bin++) sums[258 + 3 * {k} + 2] += sums[3 + bin];"""
+    {{
+        unsigned long long sum = 0;
+        for (int bin = threadIdx.x; bin < {below}; bin += 32) sum += __ldcg(counts + 3 + bin);
+        if (sum) atomicAdd(counts + 258 + 3 * {k} + 2, sum);
+    }}"""
 
-# For each dtype: its word, and the bits of the float32 that a value, or both values of a 32-bit word, is.
 _PAIRS = {
     "WORD": "unsigned short",
     "WIDTH": "8",
-    "TAKE(w)": "{ unsigned a, b; BOTH(w, a, b); tick(a); tick(b); look_pair((w) & 0x7fff7fffu); "
-    "if (NUM_LOSSY) { fit(a & 0x7fffffffu); fit(b & 0x7fffffffu); } }",
+    "TAKE(w)": "{ look_pair((w) & 0x7fff7fffu); if (NUM_LOSSY) { fit(ONE(w)); fit(ONE((w) >> 16)); } }",
 }
+# For each dtype: its word, the magnitude of a value as float32 bits, and which bin, from the exponent -127 on, a
+# row of the histogram belongs to (-1: none).
 _DTYPES: dict[torch.dtype, dict[str, str]] = {
     torch.float16: {
         **_PAIRS,
+        "COUNT_PAIR": " ".join(_COUNT_HALVES.split()),
         "INFINITIES": "0x7c007c00u",
-        "BOTH(w, a, b)": 'asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" '
-        ': "=r"(a), "=r"(b) : "r"(w))',
-        "ONE(w)": "([](unsigned v) { unsigned a, b; BOTH(v, a, b); return a; })(w)",
+        "RARE(less)": "0u",
+        "ONE(w)": '([](unsigned v) { float f; asm("{ .reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l; }" '
+        ': "=f"(f) : "r"(v)); return __float_as_uint(f) & 0x7fffffffu; })(w)',
+        "NUM_ROWS": "64",
+        "ZERO_ROW": "19",
+        "TINY_ROW": "0",
+        "SLOT(row)": "((row) >= 20 && (row) <= 59 ? (row) + 83 : -1)",
     },
     torch.bfloat16: {
         **_PAIRS,
+        "COUNT_PAIR": " ".join(_COUNT_BRAINS.split()),
         "INFINITIES": "0x7f807f80u",
-        "BOTH(w, a, b)": "a = (w) << 16; b = (w) & 0xffff0000u",
-        "ONE(w)": "((unsigned)(w) << 16)",
+        "RARE(less)": "((less) - 0x007f007fu)",
+        "ONE(w)": "(((unsigned)(w) << 16) & 0x7fffffffu)",
+        "NUM_ROWS": "257",
+        "ZERO_ROW": "0",
+        "TINY_ROW": "256",
+        "SLOT(row)": "((row) == 256 ? 0 : (row) >= 1 && (row) <= 254 ? (row) : -1)",
     },
     torch.float32: {
         "WORD": "unsigned",
         "WIDTH": "4",
-        "ONE(w)": "(w)",
-        "TAKE(w)": "{ unsigned a = (w) & 0x7fffffffu; tick(a); look(a); fit(a); }",
+        "ONE(w)": "((w) & 0x7fffffffu)",
+        "NUM_ROWS": "256",
+        "ZERO_ROW": "-1",
+        "TINY_ROW": "-1",
+        "SLOT(row)": "((row) <= 254 ? (row) : -1)",
+        "TAKE(w)": "{ unsigned a = (w) & 0x7fffffffu; if (a) atomicAdd(column + ((a >> 23) << 5), 1u); "
+        "look(a); fit(a); }",
     },
 }
 

@@ -1,0 +1,94 @@
+"""Adam and AdamW."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from floatline.optim import rules
+from floatline.optim.optimizer import Optimizer
+from floatline.optim.storage import StatesName, UpdateName
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101) for 16- and 32-bit weights.
+
+    Numerics:
+        The arithmetic is torch.optim.AdamW's, in its order, in float32: on a CPU the trained float32 numbers are
+        bit for bit those of torch's foreach implementation on float32 weights. Checked by tests/optim/test_exact.py.
+
+    Args:
+        params: Tensors, named tensors or parameter groups.
+        lr: Learning rate; a float, or a tensor with one number.
+        betas: Decay of the two moments.
+        eps: Added to the denominator.
+        weight_decay: Share of lr by which weights shrink each step.
+        amsgrad: Not supported; True is refused.
+        maximize: Go up the gradient.
+        update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
+        states: How moments are stored: "fp32", "bf16" or "int8".
+        seed: Key of random choices.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 8).to(torch.bfloat16)
+        >>> optimizer = floatline.optim.AdamW(model.parameters(), lr=1e-3)
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        update: UpdateName = "exact",
+        states: StatesName = "fp32",
+        seed: int = 0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        if amsgrad:
+            defaults["amsgrad"] = amsgrad
+        super().__init__(params, defaults, rule=rules.ADAMW, update=update, states=states, seed=seed)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980), with weight decay as part of the gradient.
+
+    Numerics:
+        The arithmetic is torch.optim.Adam's, in its order, in float32. Checked by tests/optim/test_exact.py.
+
+    Args:
+        params: Tensors, named tensors or parameter groups.
+        lr: Learning rate; a float, or a tensor with one number.
+        betas: Decay of the two moments.
+        eps: Added to the denominator.
+        weight_decay: Factor of the weight that is added to its gradient.
+        amsgrad: Not supported; True is refused.
+        maximize: Go up the gradient.
+        update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
+        states: How moments are stored: "fp32", "bf16" or "int8".
+        seed: Key of random choices.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        update: UpdateName = "exact",
+        states: StatesName = "fp32",
+        seed: int = 0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        if amsgrad:
+            defaults["amsgrad"] = amsgrad
+        super().__init__(params, defaults, rule=rules.ADAM, update=update, states=states, seed=seed)

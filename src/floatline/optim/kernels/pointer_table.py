@@ -1,0 +1,151 @@
+"""Where every tensor of an optimizer lies: addresses, sizes and blocks, kept on the device between steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from floatline.optim.entries import Entry
+from floatline.optim.kernels.triton_kernels import NUM_DERIVED, NUM_HYPER, NUM_ROWS
+
+SURVEY_BLOCK = 4096
+_GRAD_ROW = 1
+_MOST_SCALARS = 16
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The work of one launch: block i is `BLOCK` elements of tensor `tensors[i]` from `offsets[i]` on."""
+
+    tensors: Tensor  # int32
+    offsets: Tensor  # int64
+    count: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that one compiled kernel serves."""
+
+    weight_dtype: torch.dtype
+    grad_dtype: torch.dtype
+    momentum: bool
+    nesterov: bool
+
+
+class PointerTable:
+    """Device-side tables for a list of entries; only gradient addresses and group settings change between steps."""
+
+    def __init__(self, entries: Sequence[Entry], state_names: tuple[str, ...], *, step_block: int) -> None:
+        self.step_block = step_block
+        self.device = entries[0].weight.device
+        self.num_tensors = len(entries)
+        self._groups: list[dict[str, object]] = []
+        numbers: dict[int, int] = {}
+        for entry in entries:
+            if id(entry.group) not in numbers:
+                numbers[id(entry.group)] = len(self._groups)
+                self._groups.append(entry.group)
+        self.groups = self._upload([numbers[id(entry.group)] for entry in entries], torch.int32)
+        self.streams = self._upload([entry.stream for entry in entries], torch.int64)
+        self.starts = self._upload([entry.start for entry in entries], torch.int64)
+        self.counters = self._upload([entry.state["step"].data_ptr() for entry in entries], torch.int64)
+        rows = [_addresses(entry, state_names) for entry in entries]
+        self.table = self._upload([row[i] for i in range(NUM_ROWS) for row in rows], torch.int64)
+        self.derived = torch.empty(self.num_tensors * NUM_DERIVED, dtype=torch.float32, device=self.device)
+        self.nothing = torch.zeros((), dtype=torch.bool, device=self.device)
+        self.hyper = torch.empty(len(self._groups) * NUM_HYPER, dtype=torch.float64, device=self.device)
+        self._grads = [row[_GRAD_ROW] for row in rows]
+        self._settings: list[float] = []
+        self._scalars: dict[float, Tensor] = {}
+        sizes = [entry.weight.numel() for entry in entries]
+        self.steps: dict[Bucket, Blocks] = {}
+        buckets = [_bucket(entry) for entry in entries]
+        for bucket in dict.fromkeys(buckets):
+            members = [i for i, b in enumerate(buckets) if b == bucket]
+            self.steps[bucket] = self._blocks(members, sizes, step_block)
+        self.surveys: dict[torch.dtype, Blocks] = {}
+        for dtype in dict.fromkeys(b.grad_dtype for b in buckets):
+            members = [i for i, b in enumerate(buckets) if b.grad_dtype == dtype]
+            self.surveys[dtype] = self._blocks(members, sizes, SURVEY_BLOCK)
+        self.num_survey_blocks = sum(blocks.count for blocks in self.surveys.values())
+        self.sums = torch.zeros(self.num_survey_blocks, dtype=torch.float32, device=self.device)
+        self.bad = torch.zeros(self.num_survey_blocks, dtype=torch.int32, device=self.device)
+
+    def refresh(self, grads: Sequence[Tensor]) -> None:
+        """Note where the gradients are now, and what the groups say now; copies only what changed."""
+        addresses = [grad.data_ptr() for grad in grads]
+        if addresses != self._grads:
+            self._grads = addresses
+            row = self.table[_GRAD_ROW * self.num_tensors : (_GRAD_ROW + 1) * self.num_tensors]
+            row.copy_(_pinned(addresses, torch.int64, self.device), non_blocking=True)
+        settings: list[float] = []
+        on_device: dict[int, Tensor] = {}
+        for i, group in enumerate(self._groups):
+            row = _settings(group)
+            if isinstance(row[0], Tensor):
+                on_device[i * NUM_HYPER] = row[0]
+                row[0] = 0.0
+            settings += row  # type: ignore[arg-type]
+        if settings != self._settings:
+            self._settings = settings
+            self.hyper.copy_(_pinned(settings, torch.float64, self.device), non_blocking=True)
+        for place, lr in on_device.items():
+            self.hyper[place : place + 1].copy_(lr.detach().reshape(1))
+
+    def scalar(self, value: float | Tensor) -> Tensor:
+        """A number where the kernels can read it; a number of the host is written there once for each value."""
+        if isinstance(value, Tensor):
+            return value.to(self.device, non_blocking=True)
+        if value not in self._scalars:
+            if len(self._scalars) >= _MOST_SCALARS:
+                self._scalars.clear()
+            self._scalars[value] = torch.full((), value, dtype=torch.float32, device=self.device)
+        return self._scalars[value]
+
+    def _blocks(self, members: list[int], sizes: list[int], block: int) -> Blocks:
+        """Cut the member tensors into blocks, on the host in one go."""
+        counts = torch.tensor([-(-sizes[i] // block) for i in members], dtype=torch.int64)
+        tensors = torch.repeat_interleave(torch.tensor(members, dtype=torch.int32), counts)
+        firsts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
+        offsets = (torch.arange(len(tensors)) - firsts) * block
+        return Blocks(tensors.to(self.device), offsets.to(self.device), len(tensors))
+
+    def _upload(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(self.device)
+
+
+def _addresses(entry: Entry, state_names: tuple[str, ...]) -> list[int]:
+    """One column of the table; 0 where the tensor has no such part."""
+
+    def address(name: str) -> int:
+        tensor = entry.state.get(name)
+        return tensor.data_ptr() if tensor is not None else 0
+
+    names = (*state_names, "", "")[:2]
+    extra = address("remainder") or address("compensation")
+    scales = [address(f"{name}_scale") for name in names]
+    states = [address(name) for name in names]
+    return [entry.weight.data_ptr(), entry.grad.data_ptr(), *states, extra, *scales, entry.weight.numel()]
+
+
+def _bucket(entry: Entry) -> Bucket:
+    momentum = float(entry.group.get("momentum", 0.0)) != 0.0
+    return Bucket(entry.weight.dtype, entry.grad.dtype, momentum, bool(entry.group.get("nesterov", False)))
+
+
+def _settings(group: dict[str, object]) -> list[object]:
+    """A group's row of the table: lr, decay, two betas (or momentum and dampening), eps, sign."""
+    betas = group.get("betas") or (group.get("momentum", 0.0), group.get("dampening", 0.0))
+    lr = group["lr"]
+    if isinstance(lr, Tensor) and lr.device.type == "cpu":
+        lr = float(lr)
+    sign = -1.0 if group.get("maximize") else 1.0
+    return [lr, group.get("weight_decay", 0.0), *betas, group.get("eps", 0.0), sign, 0.0, 0.0]  # type: ignore[misc]
+
+
+def _pinned(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A host tensor that can be copied without waiting; torch keeps its memory until the copy is done."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")

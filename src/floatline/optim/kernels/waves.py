@@ -1,0 +1,150 @@
+"""Many tensors worked on as a few flat ones of bounded size."""
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# torch._foreach_* are torch's own multi-tensor operations; there are no public names for them.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from floatline.numerics.philox import philox
+from floatline.optim.entries import BLOCK, Entry
+
+# Elements worked on at a time: what lies in between stays in the cache, and takes a bounded amount of memory.
+WAVE = 1 << 20
+_MASK = 0xFFFFFFFF
+
+
+@dataclass(slots=True)
+class Part:
+    """An entry, the number of its step, and its tensors by name, flat and in one order."""
+
+    entry: Entry
+    step: float
+    flat: dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class Slice:
+    """Elements `low` to `low + size` of a part, at `offset` in the wave."""
+
+    part: Part
+    low: int
+    size: int
+    offset: int
+
+    def of(self, name: str) -> Tensor:
+        """The slice of one tensor."""
+        flat = self.part.flat[name]
+        return flat if self.size == flat.numel() else flat[self.low : self.low + self.size]
+
+    def scales_of(self, name: str) -> Tensor:
+        """The scales of the blocks that the slice covers."""
+        return self.part.flat[f"{name}_scale"][self.low // BLOCK : -(-(self.low + self.size) // BLOCK)]
+
+
+@dataclass(slots=True)
+class Wave:
+    """Slices of one group and one kind.
+
+    Args:
+        slices: The slices.
+        widths: What each takes in the wave: its size, or whole blocks where the wave is padded.
+    """
+
+    slices: list[Slice]
+    widths: list[int]
+
+    def views(self, name: str) -> list[Tensor]:
+        """The slices of one tensor of each part."""
+        return [s.of(name) for s in self.slices]
+
+    def gather(self, name: str) -> Tensor:
+        """The slices in one flat tensor; a view where there is only one and it needs no padding."""
+        views = self.views(name)
+        if any(width != s.size for s, width in zip(self.slices, self.widths, strict=True)):
+            flat = torch.zeros(sum(self.widths), dtype=views[0].dtype, device=views[0].device)
+            torch._foreach_copy_(self.cut(flat), views)
+            return flat
+        return views[0] if len(views) == 1 else torch.cat(views)
+
+    def cut(self, flat: Tensor) -> list[Tensor]:
+        """The slices of a tensor that is laid out like the wave."""
+        pieces = cast("tuple[Tensor, ...]", flat.split(self.widths))
+        return [p if s.size == p.numel() else p[: s.size] for s, p in zip(self.slices, pieces, strict=True)]
+
+    def scatter(self, name: str, flat: Tensor) -> None:
+        """Write the slices back."""
+        torch._foreach_copy_(self.views(name), self.cut(flat))
+
+    def gather_scales(self, name: str) -> Tensor:
+        """The scales of all slices; whole blocks only."""
+        return torch.cat([s.scales_of(name) for s in self.slices])
+
+    def scatter_scales(self, name: str, scales: Tensor) -> None:
+        """Write the scales back."""
+        pieces = cast("tuple[Tensor, ...]", scales.split([width // BLOCK for width in self.widths]))
+        torch._foreach_copy_([s.scales_of(name) for s in self.slices], list(pieces))
+
+    def random_words(self, seed: int, streams: list[int]) -> Tensor:
+        """A random number of 32 bits for each element.
+
+        Numerics:
+            The same as `numerics.philox.random_words` for the element's stream, its parameter's step and its place
+            in the whole tensor, however tensors are cut into waves or shards.
+
+        Args:
+            seed: Key of the run.
+            streams: Stream of each slice.
+        """
+        device = self.slices[0].part.entry.weight.device
+        starts = [s.part.entry.start + s.low for s in self.slices]
+        counters = [
+            torch.arange(start // 4, (start + s.size + 3) // 4, device=device)
+            for s, start in zip(self.slices, starts, strict=True)
+        ]
+        index = torch.cat(counters)
+        counts = torch.tensor([len(c) for c in counters], device=device)
+        steps = torch.tensor([int(s.part.step) for s in self.slices], device=device)
+        stream = torch.tensor(streams, device=device).repeat_interleave(counts)
+        key = (index & _MASK, index >> 32, steps.repeat_interleave(counts), stream)
+        random = torch.stack(philox(key, seed=seed), dim=1).flatten()
+        if len(self.slices) == 1 and self.widths[0] == len(random):
+            return random
+        words = torch.zeros(sum(self.widths), dtype=torch.int64, device=device)
+        place = 0
+        for target, start, counter in zip(self.cut(words), starts, counters, strict=True):
+            target.copy_(random[place + start % 4 :][: len(target)])
+            place += 4 * len(counter)
+        return words
+
+
+def cut_into_waves(parts: list[Part], *, padded: bool) -> Iterator[Wave]:
+    """Cut the parts into slices of whole blocks, the last of each excepted, and collect them.
+
+    Args:
+        parts: What to cut.
+        padded: Whether every slice takes whole blocks in the wave.
+    """
+    slices: list[Slice] = []
+    widths: list[int] = []
+    total = 0
+    for part in parts:
+        numel = part.entry.weight.numel()
+        low = 0
+        while low < numel:
+            room = WAVE - total
+            size = min(numel - low, room - room % BLOCK)
+            slices.append(Slice(part, low, size, total))
+            widths.append(-(-size // BLOCK) * BLOCK if padded else size)
+            total += widths[-1]
+            low += size
+            if total > WAVE - BLOCK:
+                yield Wave(slices, widths)
+                slices, widths, total = [], [], 0
+    if slices:
+        yield Wave(slices, widths)

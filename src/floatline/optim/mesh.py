@@ -1,0 +1,137 @@
+"""Sharded parameters: the local part of a DTensor, where it begins, and sums over the processes that share one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from floatline.optim.entries import BLOCK
+from floatline.optim.survey import Survey
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Whether a tensor is a DTensor; asks for its interface, so that torch.distributed need not be there."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds; the tensor itself where it is not distributed."""
+    return cast(Any, tensor).to_local() if is_distributed(tensor) else tensor
+
+
+def local_grad(param: Tensor, grad: Tensor) -> Tensor:
+    """The part of a gradient that belongs to the parameter's part on this process."""
+    if not is_distributed(grad):
+        return grad
+    sharded, own = cast(Any, grad), cast(Any, param)
+    if sharded.placements != own.placements:
+        sharded = sharded.redistribute(placements=own.placements)
+    return sharded.to_local()
+
+
+def like_param(param: Tensor, name: str, local: Tensor) -> Tensor:
+    """A state of this process as a DTensor laid out like its parameter, so that distributed checkpoints see it whole.
+
+    The scales of 8-bit blocks belong to the parts, not to the whole: they are laid out one part after the other,
+    each with room for the largest, and fit the same number of processes only. The step counter stays as it is.
+
+    Args:
+        param: The parameter.
+        name: The state's name.
+        local: The state.
+    """
+    if not is_distributed(param) or name == "step":
+        return local
+    own = cast(Any, param)
+    if not name.endswith("_scale"):
+        return _wrap(own, local, own.placements, param.shape, param.stride())
+    from torch.distributed.tensor import Replicate, Shard
+
+    room, parts = list(param.shape), 1
+    for dim, placement in enumerate(own.placements):
+        if placement.is_shard():
+            room[placement.dim] = -(-room[placement.dim] // own.device_mesh.size(dim))
+            parts *= own.device_mesh.size(dim)
+    local = torch.nn.functional.pad(local, (0, -(-math.prod(room) // BLOCK) - local.numel()))
+    placements = [Shard(0) if placement.is_shard() else Replicate() for placement in own.placements]
+    return _wrap(own, local, placements, torch.Size([parts * local.numel()]), (1,))
+
+
+def portable(tensor: Tensor) -> Tensor:
+    """A DTensor that collectives can carry: NCCL and gloo have no int16, so its bits travel as bfloat16."""
+    if tensor.dtype != torch.int16 or not is_distributed(tensor):
+        return tensor
+    own = cast(Any, tensor)
+    return _wrap(own, own.to_local().view(torch.bfloat16), own.placements, tensor.shape, tensor.stride())
+
+
+def _wrap(like: Any, local: Tensor, placements: Any, shape: torch.Size, stride: tuple[int, ...]) -> Tensor:
+    from_local = cast("Callable[..., Tensor]", type(like).from_local)
+    return from_local(local, like.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def offsets_of(param: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape of the local part, and where it begins in each dimension of the whole tensor."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    own = cast(Any, param)
+    shape, offset = compute_local_shape_and_global_offset(param.shape, own.device_mesh, own.placements)
+    return tuple(shape), tuple(offset)
+
+
+def part_of(param: Tensor, whole: Tensor) -> Tensor:
+    """This process's part of a whole tensor, cut as the parameter is."""
+    shape, offset = offsets_of(param)
+    for dim, (first, size) in enumerate(zip(offset, shape, strict=True)):
+        whole = whole.narrow(dim, first if size else 0, size)
+    return whole
+
+
+def start_of(param: Tensor) -> int:
+    """Index of the local part's first element in the whole tensor.
+
+    A part of the first dimension is a range of the whole tensor, so its random choices are those of one process.
+    Other parts get a range of their own: still different on every process, but not the same as on one.
+    """
+    if not is_distributed(param):
+        return 0
+    shape, offset = offsets_of(param)
+    if shape[1:] == tuple(param.shape[1:]):
+        return offset[0] * math.prod(shape[1:]) if shape else 0
+    strides = [math.prod(param.shape[i + 1 :]) for i in range(len(shape))]
+    first = sum(o * s for o, s in zip(offset, strides, strict=True))
+    return param.numel() * (1 + first)
+
+
+def agree(survey: Survey, params: list[Tensor]) -> Survey:
+    """Add up what the processes found in their parts of sharded gradients.
+
+    One all-reduce for each mesh dimension that shards something, whatever the number of tensors. Replicated and
+    plain tensors are left alone: every process has found the same.
+
+    Args:
+        survey: What this process found, in the parameters' order.
+        params: The parameters.
+    """
+    by_group: dict[Any, list[int]] = {}
+    for i, param in enumerate(params):
+        if not is_distributed(param):
+            continue
+        own = cast(Any, param)
+        for dim, placement in enumerate(own.placements):
+            if placement.is_shard():
+                by_group.setdefault(own.device_mesh.get_group(dim), []).append(i)
+    if not by_group:
+        return survey
+    # float64 holds the counts exactly, and sums that float32 would round once per process.
+    both = torch.stack([survey.sums.to(torch.float64), survey.nonfinite.to(torch.float64)])
+    for group, members in by_group.items():
+        index = torch.tensor(members, device=both.device)
+        part = both[:, index].contiguous()
+        torch.distributed.all_reduce(part, group=group)
+        both[:, index] = part
+    return Survey(both[0].to(torch.float32), both[1].to(torch.int32))

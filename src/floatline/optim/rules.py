@@ -1,0 +1,125 @@
+"""The arithmetic of each optimizer, once, on lists of float32 tensors; nothing about dtypes, scaling or storage."""
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# torch._foreach_* are torch's own multi-tensor operations; there are no public names for them.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+States = dict[str, list[Tensor]]
+Update = Callable[[list[Tensor], list[Tensor], States, list[float], dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One optimizer: its name, the states it keeps, and what it does to a weight.
+
+    Args:
+        name: "adamw", "adam", "sgd" or "lion".
+        state_names: States kept for each parameter, named as in torch.optim.
+        update: Changes weights and states in place; arguments: weights, gradients (not modified), states by name,
+            steps including this one, and the parameter group. All tensors are float32.
+    """
+
+    name: str
+    state_names: tuple[str, ...]
+    update: Update
+
+    def states_for(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The states that a group's parameters need: none for SGD without momentum."""
+        return () if group.get("momentum") == 0 else self.state_names
+
+
+def _adam(params: list[Tensor], grads: list[Tensor], states: States, steps: list[float], group: dict[str, Any]) -> None:
+    """Adam with the decay in the gradient."""
+    grads = _with_decay(params, _signed(grads, group), group)
+    _adam_step(params, grads, states, steps, group)
+
+
+def _adamw(
+    params: list[Tensor], grads: list[Tensor], states: States, steps: list[float], group: dict[str, Any]
+) -> None:
+    """Adam with the decay in the weight."""
+    if group["weight_decay"] != 0:
+        torch._foreach_mul_(params, 1 - float(group["lr"]) * group["weight_decay"])
+    _adam_step(params, _signed(grads, group), states, steps, group)
+
+
+def _adam_step(
+    params: list[Tensor], grads: list[Tensor], states: States, steps: list[float], group: dict[str, Any]
+) -> None:
+    beta1, beta2 = group["betas"]
+    lr = float(group["lr"])
+    exp_avgs, exp_avg_sqs = states["exp_avg"], states["exp_avg_sq"]
+    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
+    torch._foreach_mul_(exp_avg_sqs, beta2)
+    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    step_sizes = [(lr / (1 - beta1**step)) * -1 for step in steps]
+    corrections = [(1 - beta2**step) ** 0.5 for step in steps]
+    denominators = torch._foreach_sqrt(exp_avg_sqs)
+    torch._foreach_div_(denominators, corrections)
+    torch._foreach_add_(denominators, group["eps"])
+    torch._foreach_addcdiv_(params, exp_avgs, denominators, step_sizes)
+
+
+def _sgd(params: list[Tensor], grads: list[Tensor], states: States, steps: list[float], group: dict[str, Any]) -> None:
+    """Gradient descent, with momentum and Nesterov's form of it."""
+    lr, momentum = float(group["lr"]), group["momentum"]
+    grads = _with_decay(params, _signed(grads, group), group)
+    if momentum != 0:
+        buffers = states["momentum_buffer"]
+        keep = 1 - group["dampening"]
+        # torch starts the buffer with the first gradient itself, undampened.
+        for buffer, grad, step in zip(buffers, grads, steps, strict=True):
+            if step == 1:
+                buffer.copy_(grad)
+        later = [i for i, step in enumerate(steps) if step != 1]
+        if later:
+            moving = [buffers[i] for i in later]
+            torch._foreach_mul_(moving, momentum)
+            torch._foreach_add_(moving, [grads[i] for i in later], alpha=keep)
+        grads = list(torch._foreach_add(grads, buffers, alpha=momentum)) if group["nesterov"] else buffers
+    torch._foreach_add_(params, grads, alpha=-lr)
+
+
+def _lion(
+    params: list[Tensor],
+    grads: list[Tensor],
+    states: States,
+    steps: list[float],  # noqa: ARG001
+    group: dict[str, Any],
+) -> None:
+    """The sign of a momentum that leans towards the newest gradient (Chen et al. 2023, arXiv:2302.06675)."""
+    beta1, beta2 = group["betas"]
+    lr = float(group["lr"])
+    grads = _signed(grads, group)
+    exp_avgs = states["exp_avg"]
+    if group["weight_decay"] != 0:
+        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+    directions = torch._foreach_mul(exp_avgs, beta1)
+    torch._foreach_add_(directions, grads, alpha=1 - beta1)
+    torch._foreach_sign_(directions)
+    torch._foreach_add_(params, directions, alpha=-lr)
+    torch._foreach_mul_(exp_avgs, beta2)
+    torch._foreach_add_(exp_avgs, grads, alpha=1 - beta2)
+
+
+def _signed(grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    return list(torch._foreach_neg(grads)) if group["maximize"] else grads
+
+
+def _with_decay(params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+    if group["weight_decay"] == 0:
+        return grads
+    return list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+
+
+ADAM = Rule("adam", ("exp_avg", "exp_avg_sq"), _adam)
+ADAMW = Rule("adamw", ("exp_avg", "exp_avg_sq"), _adamw)
+SGD = Rule("sgd", ("momentum_buffer",), _sgd)
+LION = Rule("lion", ("exp_avg",), _lion)

@@ -1,0 +1,110 @@
+"""What one pass over the gradients finds, and what it means for the step; nothing here waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Sums over the gradients as they are, scaled or not, in the order of the parameters that have one.
+
+    Args:
+        sums: Sum of squares of each gradient; float32. inf or NaN where the gradient holds one.
+        nonfinite: How many inf and NaN each gradient holds; int32.
+    """
+
+    sums: Tensor
+    nonfinite: Tensor
+
+    @property
+    def norms(self) -> Tensor:
+        """Norm of each gradient."""
+        return self.sums.sqrt()
+
+    @property
+    def norm(self) -> Tensor:
+        """Norm of all gradients together."""
+        return self.sums.sum().sqrt()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to a step: tensors without dimensions, on the device.
+
+    Args:
+        applied: Whether the step is made; bool.
+        factor: What gradients are multiplied by: clip coefficient / scale; float32. Without meaning where the
+            step is not made.
+        norm: Norm of all gradients, unscaled and before clipping; None where no survey was made.
+    """
+
+    applied: Tensor
+    factor: Tensor
+    norm: Tensor | None
+
+    def to(self, device: torch.device) -> Decision:
+        """The same decision on another device."""
+        norm = None if self.norm is None else self.norm.to(device, non_blocking=True)
+        return Decision(self.applied.to(device, non_blocking=True), self.factor.to(device, non_blocking=True), norm)
+
+
+def merge(surveys: list[Survey], order: list[int]) -> Survey:
+    """The surveys of several devices as one, on the first of them.
+
+    Args:
+        surveys: One for each device.
+        order: For each gradient, where it stands when the surveys are put one after the other.
+    """
+    home = surveys[0].sums.device
+    index = torch.tensor(order, device=home)
+    sums = torch.cat([survey.sums.to(home, non_blocking=True) for survey in surveys])
+    counts = torch.cat([survey.nonfinite.to(home, non_blocking=True) for survey in surveys])
+    return Survey(sums[index], counts[index])
+
+
+def decide(
+    survey: Survey | None,
+    *,
+    scale: float | Tensor | None = None,
+    clip_norm: float | Tensor | None = None,
+    skip: bool | Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> Decision:
+    """Turn a survey into a decision, without reading a number on the host.
+
+    Numerics:
+        norm = sqrt(sum of squares) / scale. The step is made where the norm is finite, no gradient holds inf or
+        NaN, and `skip` is false. Gradients are multiplied by min(1, clip_norm / (norm + 1e-6)) / scale: the
+        coefficient of torch.nn.utils.clip_grad_norm_. Checked by tests/optim/test_survey.py.
+
+    Args:
+        survey: What was found; None trusts `skip` alone, and cannot clip.
+        scale: What the loss was multiplied by.
+        clip_norm: Largest norm that is let through, in unscaled gradients.
+        skip: True: do not make the step, whatever was found.
+        device: Where the decision is made if there is no survey.
+    """
+    device = device if survey is None else survey.sums.device
+    scale = _scalar(1.0 if scale is None else scale, device)
+    applied = torch.ones((), dtype=torch.bool, device=device)
+    factor = scale.reciprocal()
+    norm = None
+    if survey is not None:
+        norm = survey.norm / scale
+        applied = norm.isfinite() & ~survey.nonfinite.any()
+        if clip_norm is not None:
+            factor = (_scalar(clip_norm, device) / (norm + 1e-6)).clamp(max=1.0) / scale
+    if skip is not None:
+        applied = applied & ~torch.as_tensor(skip, device=device).to(torch.bool).reshape(())
+    return Decision(applied, factor, norm)
+
+
+def _scalar(value: float | Tensor, device: torch.device | str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().to(device, torch.float32, non_blocking=True).reshape(())
+    # full, unlike as_tensor, copies nothing from the host.
+    return torch.full((), value, dtype=torch.float32, device=device)

@@ -1,0 +1,61 @@
+"""Two real processes on gloo: DDP and FSDP2 train as one process does, and decide together."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def found():
+    script = Path(__file__).with_name("two_processes.py")
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200)
+    assert run.returncode == 0, run.stderr[-4000:]
+    return json.loads(run.stdout)
+
+
+def both(found, key):
+    return [results[key] for results in found]
+
+
+@pytest.mark.parametrize("kind", ["exact", "stochastic", "bf16 states"])
+def test_shards_of_fsdp2_end_with_the_bits_of_one_process(found, kind):
+    assert both(found, f"{kind}: shards equal one process") == [True, True]
+
+
+def test_the_norm_is_taken_over_the_mesh(found):
+    for results in found:
+        assert results["norm on two"] == pytest.approx(results["norm on one process"], rel=1e-6)
+        assert results["norms of tensors differ by"] < 1e-5
+
+
+def test_the_norm_of_a_shard_alone_would_be_wrong(found):
+    for results in found:
+        assert results["norm without the mesh"] < 0.95 * results["norm on one process"]
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_training_with_clipping_ends_where_one_process_does(found, kind):
+    # The mean over two half batches is summed in another order: a rounding of the gradients, of their dtype.
+    for results in found:
+        assert results[f"float32: {kind} differs by"] < 1e-6
+        assert results[f"bfloat16: {kind} differs by"] < 1e-3
+        assert results["float32: moved by"] > 0.05
+        assert results["float32: norms differ by"] < 1e-5
+
+
+def test_a_nan_on_one_rank_skips_on_every_rank(found):
+    assert both(found, "NaN on one rank: applied") == [False, False]
+    assert both(found, "NaN on one rank: unchanged") == [True, True]
+    assert both(found, "NaN on one rank: counted") == [1, 1]
+
+
+@pytest.mark.parametrize("states", ["fp32", "int8"])
+def test_a_full_checkpoint_of_shards_resumes_bit_for_bit(found, states):
+    assert both(found, f"{states}: resumed differs by") == [0.0, 0.0]
+
+
+def test_float32_weights_load_into_shards(found):
+    assert both(found, "master file on shards") == [True, True]

@@ -1,0 +1,52 @@
+"""The fast split gives the bits of the plain one."""
+
+import pytest
+import torch
+from tests.optim.steps import HALVES
+
+from floatline.numerics.split import join_master, split_master
+from floatline.optim.halves import join_many, split_many
+
+
+def numbers(limit):
+    """Every exponent with random mantissas, every float16 tie with both neighbours, zeros."""
+    generator = torch.Generator().manual_seed(0)
+    mantissas = torch.randint(0, 1 << 23, (255, 200), generator=generator)
+    every = ((torch.arange(255).unsqueeze(1) << 23) | mantissas).to(torch.int32).view(torch.float32).flatten()
+    halves = torch.arange(0x7C00).to(torch.int16).view(torch.float16).float()
+    ties = (halves[:-1] + halves[1:]) / 2
+    below, above = torch.nextafter(ties, torch.tensor(0.0)), torch.nextafter(ties, torch.tensor(torch.inf))
+    found = torch.cat([every, halves, ties, below, above, torch.zeros(1)])
+    found = found[found < limit]
+    return torch.cat([found, -found])
+
+
+def assert_same(master, dtype):
+    plain, fast = split_master(master, dtype), split_many(master, dtype)
+    assert torch.equal(plain[0].view(torch.int16), fast[0].view(torch.int16))
+    assert torch.equal(plain[1], fast[1])
+    assert torch.equal(join_master(*plain).view(torch.int32), join_many(*fast).view(torch.int32))
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 65520.0), (torch.bfloat16, torch.inf)])
+def test_finite_numbers_split_as_in_numerics(dtype, limit):
+    assert_same(numbers(limit), dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("special", [torch.inf, -torch.inf, 65520.0, -1e30, 3.4e38])
+def test_special_numbers_split_as_in_numerics(dtype, special):
+    assert_same(torch.tensor([1.5, special, -0.0, 1e-8]), dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_nan_stays_nan(dtype):
+    weight, remainder = split_many(torch.tensor([1.0, torch.nan]), dtype)
+    assert weight.isnan().tolist() == [False, True]
+    assert join_many(weight, remainder).isnan().tolist() == [False, True]
+
+
+def test_nothing_is_split_into_nothing():
+    for dtype in HALVES:
+        weight, remainder = split_many(torch.zeros(0), dtype)
+        assert weight.shape == remainder.shape == (0,)

@@ -1,0 +1,78 @@
+"""What cannot be trained is refused in one line that says what to do."""
+
+import pytest
+import torch
+from tests.optim.steps import make_params
+
+from floatline import optim
+from floatline.errors import FloatlineError, OptimizerError
+
+
+def weight(dtype=torch.float16, **options):
+    return torch.nn.Parameter(torch.ones(2, 3, dtype=dtype), **options)
+
+
+CASES = {
+    "update": (lambda: optim.AdamW([weight()], update="exakt"), r"'exakt' is not known\. Did you mean 'exact'"),
+    "states": (lambda: optim.AdamW([weight()], states="int4"), r"'int4' are not known\. Did you mean 'int8'\?"),
+    "seed": (lambda: optim.AdamW([weight()], seed=-1), r"Seed -1 .* Use 0 to"),
+    "nan lr": (lambda: optim.AdamW([weight()], lr=float("nan")), r"lr is nan\. Use a finite number from 0 up"),
+    "negative lr": (lambda: optim.SGD([weight()], lr=-1e-3), r"lr is -0\.001\."),
+    "infinite lr": (lambda: optim.Lion([weight()], lr=float("inf")), r"lr is inf\."),
+    "tensor lr": (lambda: optim.AdamW([weight()], lr=torch.ones(2)), r"lr is a tensor of shape \(2,\)\. Use one"),
+    "group lr": (lambda: optim.AdamW([{"params": [weight()], "lr": -1.0}]), r"lr is -1\.0"),
+    "eps": (lambda: optim.AdamW([weight()], eps=-1e-8), r"eps is -1e-08"),
+    "decay": (lambda: optim.AdamW([weight()], weight_decay=float("nan")), r"weight_decay is nan"),
+    "betas": (lambda: optim.Adam([weight()], betas=(0.9, 1.0)), r"betas are \(0\.9, 1\.0\)"),
+    "momentum": (lambda: optim.SGD([weight()], momentum=-0.9), r"momentum is -0\.9"),
+    "nesterov": (lambda: optim.SGD([weight()], nesterov=True), r"nesterov=True with momentum 0\.0"),
+    "amsgrad": (lambda: optim.AdamW([weight()], amsgrad=True), r"amsgrad=True is not supported\. Use amsgrad=False"),
+    "integer": (
+        lambda: optim.SGD([torch.ones(2, dtype=torch.int64)]),
+        r"shape \(2,\) is torch\.int64\. Use float32, float16 or bfloat16",
+    ),
+    "float64": (lambda: optim.SGD([weight(torch.float64)]), r"is torch\.float64\. Use float32"),
+    "complex": (lambda: optim.SGD([weight(torch.complex64)]), r"torch\.complex64\. Train torch\.view_as_real"),
+    "not a leaf": (lambda: optim.SGD([weight() * 2]), r"is computed from others\. Pass the tensors"),
+    "named": (lambda: optim.SGD([("head", weight(torch.float64))]), r"Parameter 'head' is torch\.float64"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_setting_is_refused(case):
+    make, message = CASES[case]
+    with pytest.raises(OptimizerError, match=message) as caught:
+        make()
+    assert isinstance(caught.value, FloatlineError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_group_leaves_the_optimizer_as_it_was():
+    optimizer = optim.AdamW([weight()])
+    with pytest.raises(OptimizerError):
+        optimizer.add_param_group({"params": [weight()], "lr": -1.0})
+    assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("flag", ["capturable", "differentiable", "foreach", "fused"])
+def test_torch_flags_are_not_taken(flag):
+    with pytest.raises(TypeError, match=flag):
+        optim.AdamW([weight()], **{flag: True})
+
+
+def test_sparse_gradients_are_refused_before_anything_changes():
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    other = weight(torch.float32)
+    optimizer = optim.AdamW([other, table.weight])
+    (table(torch.tensor([1, 2])).sum() + other.sum()).backward()
+    before = other.detach().clone()
+    with pytest.raises(OptimizerError, match=r"shape \(10, 4\) is sparse\. Use a dense one"):
+        optimizer.step()
+    assert torch.equal(before, other)
+
+
+def test_good_settings_are_taken():
+    for kind in (optim.AdamW, optim.Adam, optim.SGD, optim.Lion):
+        for update in ("exact", "stochastic", "kahan"):
+            for states in ("fp32", "bf16", "int8"):
+                kind(make_params(torch.float16), lr=0.0, update=update, states=states, seed=2**64 - 1)
