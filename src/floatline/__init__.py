@@ -1,0 +1,97 @@
+"""floatline takes PyTorch training from FP32 to 16 bits and keeps FP32's results."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from floatline import optim
+    from floatline.causes import CAUSES, Cause, find_cause, match_message
+    from floatline.choose import choose_plan
+    from floatline.errors import FloatlineError
+    from floatline.findings import Finding
+    from floatline.formats import FORMATS, Format, find_format
+    from floatline.guard.ledger import Ledger
+    from floatline.guard.scaler import LossScaler
+    from floatline.numerics.cuda_autocast import cuda_autocast_lists
+    from floatline.numerics.half_on_cpu import HalfOnCPU
+    from floatline.numerics.ranges import Ranges, measure_ranges
+    from floatline.numerics.rounding import round_nearest, round_stochastic
+    from floatline.numerics.split import join_master, split_master
+    from floatline.plan import Plan
+    from floatline.report.chart import draw_ranges
+    from floatline.workload import Workload
+
+__version__ = "0.1.0"
+
+# Loaded on first use, so that `import floatline` and the command line's help need no torch.
+_HOMES = {
+    "CAUSES": "causes",
+    "Cause": "causes",
+    "FORMATS": "formats",
+    "Finding": "findings",
+    "FloatlineError": "errors",
+    "Format": "formats",
+    "LossScaler": "guard.scaler",
+    "Ledger": "guard.ledger",
+    "Plan": "plan",
+    "Ranges": "numerics.ranges",
+    "Workload": "workload",
+    "choose_plan": "choose",
+    "cuda_autocast_lists": "numerics.cuda_autocast",
+    "draw_ranges": "report.chart",
+    "find_cause": "causes",
+    "find_format": "formats",
+    "HalfOnCPU": "numerics.half_on_cpu",
+    "join_master": "numerics.split",
+    "match_message": "causes",
+    "measure_ranges": "numerics.ranges",
+    "optim": "optim",
+    "round_nearest": "numerics.rounding",
+    "round_stochastic": "numerics.rounding",
+    "split_master": "numerics.split",
+}
+
+__all__ = [
+    "CAUSES",
+    "FORMATS",
+    "Cause",
+    "Finding",
+    "FloatlineError",
+    "Format",
+    "HalfOnCPU",
+    "Ledger",
+    "LossScaler",
+    "Plan",
+    "Ranges",
+    "Workload",
+    "__version__",
+    "choose_plan",
+    "cuda_autocast_lists",
+    "draw_ranges",
+    "find_cause",
+    "find_format",
+    "join_master",
+    "match_message",
+    "measure_ranges",
+    "optim",
+    "round_nearest",
+    "round_stochastic",
+    "split_master",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its home."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'floatline' has no attribute {name!r}")
+    home = importlib.import_module(f"floatline.{_HOMES[name]}")
+    value = home if name == _HOMES[name] else getattr(home, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Public names, loaded or not."""
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""What keeps a 16-bit run alive: the loss scale, and agreement between processes."""

@@ -1,0 +1,224 @@
+"""One line of the ledger: its fields, and how it goes to JSON and back exactly."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+SCHEMA = 1
+MAX_LINE = 4 << 20  # bytes; room for the norms of 40,000 layers
+
+REASONS = ("overflow", "forward-nonfinite", "outlier", "requested")
+"""Why a step was not applied. A reason that is read late is its place here, counted from 1; 0 is 'applied'."""
+
+EVENTS = {
+    "rollback": True,
+    "escalation": True,
+    "stop": True,
+    "lr-cut": True,
+    "regime-change": True,
+    "scale-change": False,
+    "note": False,
+}
+"""What can happen besides steps, and whether its line is synced to the disk at once."""
+
+COUNTS = {
+    "epoch": "epoch, as the caller counts it",
+    "batch": "batch within the epoch, as the caller counts it",
+    "micro_batches": "batches whose gradients were summed into this step",
+}
+NUMBERS = {
+    "loss": "unscaled loss as it was: never masked, NaN stays NaN",
+    "scale": "loss scale this step used",
+    "grad_norm": "global norm of the unscaled gradients, before clipping",
+    "lost_share": "share of gradient elements that rounded to zero, 0 to 1",
+    "lr": "learning rate of the first parameter group",
+    "loss_score": "outlier score of the loss",
+    "norm_score": "outlier score of the gradient norm",
+}
+# JSON has no such numbers. As strings every parser reads them.
+_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One attempted step."""
+
+    attempt: int
+    time: float
+    applied: bool
+    reason: str | None = None
+    cause: str | None = None
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    numbers: dict[str, float] = field(default_factory=dict[str, float])
+    layer_norms: dict[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened besides a step; `attempt` is the last step before it."""
+
+    event: str
+    attempt: int
+    time: float
+    message: str = ""
+    epoch: int | None = None
+    batch: int | None = None
+    values: dict[str, float] = field(default_factory=dict[str, float])
+
+    def __str__(self) -> str:
+        """One line, safe for a terminal whatever the message holds."""
+        place = [
+            f"{name} {value}" for name, value in (("epoch", self.epoch), ("batch", self.batch)) if value is not None
+        ]
+        values = [f"{name} {value:g}" for name, value in self.values.items()]
+        text = f"{self.event} after step {self.attempt:,}"
+        text += f" ({', '.join(place)})" if place else ""
+        text += f": {self.message}" if self.message else ""
+        text += f" [{', '.join(values)}]" if values else ""
+        return "".join(letter if letter.isprintable() else " " for letter in text[:300])
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where writing ended in order ('end'), or began again ('resume') after `dropped_bytes` of a torn line."""
+
+    kind: str
+    time: float
+    dropped_bytes: int = 0
+
+
+Record = Step | Event | Mark
+
+
+def encode_number(value: float) -> float | str:
+    """A float as JSON can hold it.
+
+    Numerics:
+        Exact: finite values go through Python's shortest repr, -0.0 keeps its sign, NaN and the infinities become
+        "NaN", "Infinity" and "-Infinity". Payload and sign of a NaN are not kept.
+    """
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def decode_number(value: Any) -> float:
+    """The float that `encode_number` was given; ValueError for anything that it never writes."""
+    if isinstance(value, str) and value in _SPECIAL:
+        return _SPECIAL[value]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{value!r:.40} is not a number")
+    return float(value)
+
+
+def encode_line(fields: dict[str, Any]) -> bytes:
+    """One JSON line, newline included; ValueError where it would be too long to read back."""
+    line = _ENCODER.encode(fields).encode() + b"\n"
+    if len(line) > MAX_LINE:
+        raise ValueError(f"its line would have {len(line):,} bytes, and {MAX_LINE:,} is the limit")
+    return line
+
+
+def decode_line(line: bytes) -> dict[str, Any]:
+    """The fields of one line; ValueError where it is not a JSON object."""
+    try:
+        fields = json.loads(line, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(fields, dict):
+        raise ValueError("not a JSON object")
+    return cast("dict[str, Any]", fields)
+
+
+def encode_record(record: Record) -> dict[str, Any]:
+    """The fields of a line; what is not known has no field."""
+    if isinstance(record, Mark):
+        fields: dict[str, Any] = {"kind": record.kind, "time": record.time}
+        return fields if record.kind == "end" else {**fields, "dropped_bytes": record.dropped_bytes}
+    if isinstance(record, Event):
+        fields = {"kind": "event", "event": record.event, "attempt": record.attempt, "time": record.time}
+        optional = {"message": record.message or None, "epoch": record.epoch, "batch": record.batch}
+        fields |= {name: value for name, value in optional.items() if value is not None}
+        return {**fields, "values": _encode_numbers(record.values)} if record.values else fields
+    fields = {"kind": "step", "attempt": record.attempt, "time": record.time, "applied": record.applied}
+    fields |= {name: text for name, text in (("reason", record.reason), ("cause", record.cause)) if text is not None}
+    fields |= record.counts
+    fields |= _encode_numbers(record.numbers)
+    return fields if record.layer_norms is None else {**fields, "layer_norms": _encode_numbers(record.layer_norms)}
+
+
+def decode_record(fields: dict[str, Any]) -> Record:
+    """What `encode_record` was given; ValueError for a line that it never writes."""
+    left = dict(fields)
+    kind = left.pop("kind", None)
+    time = decode_number(left.pop("time", None))
+    if kind == "step":
+        record = _decode_step(left, time)
+    elif kind == "event":
+        record = _decode_event(left, time)
+    elif kind == "resume":
+        record = Mark(kind, time, take_count(left, "dropped_bytes"))
+    elif kind == "end":
+        record = Mark(kind, time)
+    else:
+        raise ValueError(f"the kind of the line is {kind!r:.40}, not step, event, resume or end")
+    if left:
+        raise ValueError(f"unknown field {next(iter(left))!r:.40}")
+    return record
+
+
+def take_count(fields: dict[str, Any], name: str) -> int:
+    """Remove and return a whole number; ValueError where it is none."""
+    value = fields.pop(name, None)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} is {value!r:.40}, not a whole number")
+    return value
+
+
+def take_numbers(fields: dict[str, Any], name: str) -> dict[str, float]:
+    """Remove and return an object of numbers; ValueError where it is none."""
+    values = fields.pop(name)
+    if not isinstance(values, dict):
+        raise ValueError(f"{name} is not an object")
+    return {key: decode_number(value) for key, value in cast("dict[str, Any]", values).items()}
+
+
+def _decode_step(left: dict[str, Any], time: float) -> Step:
+    """A step line; the fields that it knows are removed from `left`."""
+    attempt = take_count(left, "attempt")
+    applied, reason, cause = left.pop("applied", None), left.pop("reason", None), left.pop("cause", None)
+    if not isinstance(applied, bool) or (reason not in REASONS if not applied else reason is not None):
+        raise ValueError(f"applied is {applied!r:.40} and the reason {reason!r:.40}, which do not fit")
+    if cause is not None and not isinstance(cause, str):
+        raise ValueError(f"the cause is {cause!r:.40}, not a text")
+    counts = {name: take_count(left, name) for name in COUNTS if name in left}
+    numbers = {name: decode_number(left.pop(name)) for name in NUMBERS if name in left}
+    layer_norms = take_numbers(left, "layer_norms") if "layer_norms" in left else None
+    return Step(attempt, time, applied, reason, cause, counts, numbers, layer_norms)
+
+
+def _decode_event(left: dict[str, Any], time: float) -> Event:
+    """An event line; the fields that it knows are removed from `left`."""
+    event, message = left.pop("event", None), left.pop("message", "")
+    if not isinstance(event, str) or event not in EVENTS:
+        raise ValueError(f"unknown event {event!r:.40}")
+    if not isinstance(message, str):
+        raise ValueError(f"the message is {message!r:.40}, not a text")
+    attempt = take_count(left, "attempt")
+    epoch, batch = (take_count(left, name) if name in left else None for name in ("epoch", "batch"))
+    values = take_numbers(left, "values") if "values" in left else {}
+    return Event(event, attempt, time, message, epoch, batch, values)
+
+
+def _encode_numbers(values: dict[str, float]) -> dict[str, float | str]:
+    return {name: encode_number(value) for name, value in values.items()}
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
