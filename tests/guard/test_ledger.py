@@ -105,11 +105,16 @@ def test_any_record_comes_back_exactly_and_in_order(tmp_path_factory, given_reco
         assert norms == expected or all(same(norms[name], expected[name]) for name in expected)
 
 
-def test_a_tensor_changed_after_append_does_not_change_the_line(tmp_path):
+def test_a_tensor_changed_after_append_does_not_change_the_line(tmp_path, monkeypatch):
     loss, norms = torch.tensor(2.5, requires_grad=True), torch.tensor([1.0, 2.0])
+    gate = threading.Event()
+    take = ledger_writer.LedgerWriter._take
+    monkeypatch.setattr(ledger_writer.LedgerWriter, "_take", lambda self, item: (gate.wait(), take(self, item)))
     with Ledger.create(tmp_path) as ledger:
-        ledger.append(loss=loss * 1, scale=torch.tensor(2.0**16), layer_norms=(("a", "b"), norms))
+        ledger.append(loss=loss, scale=torch.tensor(2.0**16), layer_norms=(("a", "b"), norms))
+        loss.detach().zero_()
         norms.zero_()
+        gate.set()  # only now does the thread read anything
     history = Ledger.read(tmp_path)
     assert history.loss == [2.5]
     assert history.scale == [65536.0]

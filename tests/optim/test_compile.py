@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,8 +32,9 @@ print(len(compiled.asm["cubin"]))
 """
 
 
-def compile_step(*arguments: str) -> subprocess.CompletedProcess:
+def compile_step(*arguments: str, cache: Path) -> subprocess.CompletedProcess:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(cache)  # not the user's: every run compiles, and nothing is left behind
     script = [sys.executable, "-c", SCRIPT, *arguments]
     return subprocess.run(script, capture_output=True, text=True, timeout=200, env=env)
 
@@ -47,11 +49,11 @@ def compile_step(*arguments: str) -> subprocess.CompletedProcess:
     ],
     ids=" ".join,
 )
-def test_the_step_compiles_for_the_gpu(arguments):
-    run = compile_step(*arguments)
+def test_the_step_compiles_for_the_gpu(arguments, tmp_path):
+    run = compile_step(*arguments, cache=tmp_path)
     assert run.returncode == 0, run.stderr[-2000:]
     assert int(run.stdout) > 1000
 
 
-def test_a_kernel_that_does_not_compile_would_be_found():
-    assert compile_step("exact", "fp32", "float64", "90").returncode != 0
+def test_a_kernel_that_does_not_compile_would_be_found(tmp_path):
+    assert compile_step("exact", "fp32", "float64", "90", cache=tmp_path).returncode != 0

@@ -67,8 +67,11 @@ def _take(name: str, value: Any, size: int | None, devices: set[Any]) -> Any:
     value = value.detach()
     if value.device.type != "cuda":
         return value.item() if size is None else value.to("cpu", copy=True)
+    import torch
+
     devices.add(value.device)
-    return value.to("cpu", non_blocking=True)  # torch puts the result of such a copy into pinned memory
+    host = torch.empty(shape, dtype=value.dtype, pin_memory=True)  # a copy to other memory would wait
+    return host.copy_(value, non_blocking=True)
 
 
 def _record_event(device: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from floatline.numerics.fast_split import join_many, split_many
 from floatline.optim.entries import BLOCK
-from floatline.optim.halves import join_many, split_many
 
 UpdateName = Literal["exact", "stochastic", "kahan", "nearest"]
 StatesName = Literal["fp32", "bf16", "int8"]

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from tests.optim.steps import HALVES
 
+from floatline.numerics.fast_split import join_many, split_many
+from floatline.numerics.split import SPLIT_DTYPES as HALVES
 from floatline.numerics.split import join_master, split_master
-from floatline.optim.halves import join_many, split_many
 
 
 def numbers(limit):

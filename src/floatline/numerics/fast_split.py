@@ -15,7 +15,7 @@ def split_many(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """`split_master`, bit for bit; without its selections where no number needs them.
 
     Numerics:
-        The same weight and remainder as `split_master` for every float32. Checked by tests/optim/test_halves.py
+        The same weight and remainder as `split_master` for every float32. Checked by tests/numerics/test_fast_split.py
         over every exponent, every float16 tie and special values.
 
     Args:
