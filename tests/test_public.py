@@ -74,6 +74,12 @@ def test_the_checks_above_can_fail():
     assert "torch" in modules_after("import floatline\nfloatline.measure_ranges")
 
 
+def test_a_name_that_needs_torch_says_so_where_there_is_none():
+    code = "import sys; sys.modules['torch'] = None; import floatline; floatline.measure_ranges"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "ImportError: floatline.measure_ranges needs torch. Install it with: pip install" in run.stderr
+
+
 def test_every_module_opens_with_a_line_that_says_what_it_holds():
     root = importlib.import_module("pathlib").Path(floatline.__file__).parent
     for path in root.rglob("*.py"):

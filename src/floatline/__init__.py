@@ -86,7 +86,12 @@ def __getattr__(name: str) -> Any:
     """Load a public name from its home."""
     if name not in _HOMES:
         raise AttributeError(f"module 'floatline' has no attribute {name!r}")
-    home = importlib.import_module(f"floatline.{_HOMES[name]}")
+    try:
+        home = importlib.import_module(f"floatline.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError(f"floatline.{name} needs torch. Install it with: pip install 'floatline[torch]'.") from None
     value = home if name == _HOMES[name] else getattr(home, name)
     globals()[name] = value
     return value

@@ -39,6 +39,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
             r"Input type \(\S+\) and (?:bias|weight) type \(\S+\) should be the same",
             r"Input dtypes must be the same",
             r"Input and parameter tensors are not the same dtype",
+            r"input must have the type torch\.\w+, got type torch\.\w+",  # recurrent layers, torch 2.6
             r"input dtype \(\S+\) does not match weight dtype",
             r"mixed dtype \(CPU\): expect parameter to have scalar type",
         ),
