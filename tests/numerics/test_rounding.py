@@ -184,3 +184,13 @@ def test_empty_and_strided_tensors_round():
     x = torch.randn(8, 6)[::2, 1::2]
     assert torch.equal(round_nearest(x, FP16), x.half().float())
     assert round_stochastic(x.T, FP16, seed=1).shape == (3, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=str)
+def test_a_gpu_rounds_to_the_same_bits(fmt):
+    x = torch.cat([hard_cases(fmt) if fmt.bits <= 16 else random_floats(1000), random_floats(50_000)])
+    assert same(round_nearest(x.cuda(), fmt).cpu(), round_nearest(x, fmt))
+    options = {"seed": 2**63 + 5, "step": 7, "stream": 3, "start": 1}
+    assert same(round_stochastic(x.cuda(), fmt, **options).cpu(), round_stochastic(x, fmt, **options))
