@@ -27,7 +27,8 @@ pointers = dict(table="*i64", tensors="*i32", offsets="*i64", derived="*fp32", a
 signature = {name: pointers.get(name, "constexpr") for name in step_kernel.arg_names}
 places = {(step_kernel.arg_names.index(name),): value for name, value in constants.items()}
 source = ASTSource(fn=step_kernel, signature=signature, constexprs=places)
-compiled = triton.compile(source, target=GPUTarget("cuda", int(capability), 32), options={"num_warps": 1, "enable_fp_fusion": False})
+options = {"num_warps": 1, "enable_fp_fusion": False}
+compiled = triton.compile(source, target=GPUTarget("cuda", int(capability), 32), options=options)
 print(len(compiled.asm["cubin"]))
 """
 
