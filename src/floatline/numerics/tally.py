@@ -64,7 +64,7 @@ def _count_patterns(x: Tensor, formats: tuple[Format, ...]) -> Tally:
     seen = (occurrences > 0) & values.isfinite() & (values > 0)
     counts = torch.zeros(3 + NUM_EXPONENTS, dtype=torch.int64, device=x.device)
     counts.index_add_(0, slots, occurrences)
-    by_format = (classes.to(torch.int64) * occurrences).sum(dim=-1)
+    by_format = (classes * occurrences).sum(dim=-1)
     return Tally(
         torch.cat([counts, by_format]),
         torch.stack([values.where(seen, 0.0).max(), values.where(seen, math.inf).min()]),
@@ -96,7 +96,7 @@ def _pattern_facts(
     values = patterns.view(dtype).to(torch.float64).abs()
     slots, classes, errors = _classify(values, formats)
     narrow = torch.float32 if device.type == "mps" else torch.float64
-    return values.to(device, narrow), classes.to(device), errors.to(device, narrow), slots.to(device)
+    return values.to(device, narrow), classes.to(device, torch.int64), errors.to(device, narrow), slots.to(device)
 
 
 def _classify(magnitudes: Tensor, formats: tuple[Format, ...]) -> tuple[Tensor, Tensor, Tensor]:
