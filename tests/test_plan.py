@@ -216,7 +216,7 @@ def test_yaml_numbers_with_an_exponent_are_numbers(tmp_path: Path):
         ("weights: fp32\ncompute: fp16\nreasons: {clpi: x}\n", ["'clpi' is not known", "'clip'"]),
         ("weights: fp32\n", ["'compute' is missing", "fp32, fp16 or bf16"]),
         ("weights: fp32\ncompute: fp61\n", ["'fp61' is not a known format", "'fp16'"]),
-        ("weights: fp32\ncompute: fp8\n", ["'fp8' is not a known format"]),
+        ("weights: fp32\ncompute: fp8\n", ["'fp8' is not a training dtype", "Use fp32, fp16 or bf16"]),
         ("weights: fp32\ncompute: e5m2\n", ["'e5m2' is not a training dtype", "Use fp32, fp16 or bf16"]),
         ("weights: fp32\ncompute:\n", ["'None' is not a known format"]),
         ("weights: fp16\ncompute: bf16\n", ["weights fp16 with compute bf16", "compute fp16"]),

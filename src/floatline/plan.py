@@ -32,7 +32,9 @@ def _read_dtype(value: object) -> str:
         raise _WrongTypeError
     try:
         name = find_format(value).name
-    except FormatError:
+    except FormatError as error:
+        if "ambiguous" in str(error):  # several formats have that name, and none is one to train in
+            raise PlanError(f"'{value}' is not a training dtype. Use fp32, fp16 or bf16.") from None
         raise PlanError(f"'{value}' is not a known format. {suggest(str(value), _DTYPES)}") from None
     if name not in _DTYPES:
         raise PlanError(f"'{value}' is not a training dtype. Use fp32, fp16 or bf16.")

@@ -76,3 +76,23 @@ def test_good_settings_are_taken():
         for update in ("exact", "stochastic", "kahan"):
             for states in ("fp32", "bf16", "int8"):
                 kind(make_params(torch.float16), lr=0.0, update=update, states=states, seed=2**64 - 1)
+
+
+@pytest.mark.parametrize("option", ["scale", "clip_norm"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_a_scale_or_clip_norm_that_cannot_be_meant_is_refused_before_anything_changes(option, value):
+    param = weight(torch.float32)
+    param.grad = torch.ones_like(param)
+    optimizer = optim.AdamW([param], lr=0.1)
+    with pytest.raises(OptimizerError, match=f"{option} is .*above 0"):
+        optimizer.step(**{option: value})
+    assert (param == 1).all()
+
+
+def test_an_infinite_clip_norm_only_measures():
+    param = weight(torch.float32)
+    param.grad = torch.ones_like(param)
+    optimizer = optim.SGD([param], lr=1.0)
+    optimizer.step(clip_norm=float("inf"))
+    assert optimizer.decision.norm.item() == pytest.approx(6**0.5)
+    assert (param == 0).all()

@@ -117,6 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         Returns:
             What the closure returned.
         """
+        hyperparameters.check_options(scale=scale, clip_norm=clip_norm)
         loss = None
         if closure is not None:
             with torch.enable_grad():
