@@ -145,6 +145,24 @@ def test_only_zeros_and_only_nans():
     assert "no finite value but 0" in str(ranges)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float8_e5m2], ids=str)
+@pytest.mark.parametrize(
+    ("values", "largest", "smallest"),
+    [
+        ([0.0, -0.0], 0.0, math.inf),
+        ([math.inf, -math.inf], 0.0, math.inf),
+        ([0.0, math.nan], 0.0, math.inf),
+        ([0.0, math.inf, math.nan, -0.5], 0.5, 0.5),
+        ([-2.0, 0.25, math.nan], 2.0, 0.25),
+    ],
+    ids=["zeros", "infs", "zero and NaN", "one number among them", "two numbers"],
+)
+def test_magnitudes_are_those_of_finite_numbers_alone(values, largest, smallest, dtype, device):
+    ranges = measure_ranges(torch.tensor(values, device=device).to(dtype))
+    assert (ranges.largest, ranges.smallest) == (largest, smallest)
+
+
 def test_ranges_of_two_tensors_add_up():
     a, b = torch.randn(1000) * 1e-8, torch.randn(500) * 1e5
     both = measure_ranges(a, FP16, BF16) + measure_ranges(b, FP16, BF16)

@@ -58,18 +58,19 @@ def count(x: Tensor, formats: tuple[Format, ...]) -> Tally:
 
 
 def _count_patterns(x: Tensor, formats: tuple[Format, ...]) -> Tally:
-    """Every figure of a narrow tensor follows from how often each magnitude occurs."""
-    values, classes, errors, slots = _pattern_facts(x.dtype, formats, x.device)
-    occurrences = _pattern_counts(x)
-    seen = (occurrences > 0) & values.isfinite() & (values > 0)
-    counts = torch.zeros(3 + NUM_EXPONENTS, dtype=torch.int64, device=x.device)
-    counts.index_add_(0, slots, occurrences)
-    by_format = (classes * occurrences).sum(dim=-1)
-    return Tally(
-        torch.cat([counts, by_format]),
-        torch.stack([values.where(seen, 0.0).max(), values.where(seen, math.inf).min()]),
-        (errors * occurrences.to(errors.dtype)).sum(dim=-1),
-    )
+    """Every figure of a narrow tensor follows from how often each magnitude occurs.
+
+    With the magnitudes in order every class is a stretch of them: two running counts give its size, in a third of the
+    time it takes to add every class up.
+    """
+    order, ends, stretches, errors = _pattern_facts(x.dtype, formats, x.device)
+    occurrences = _pattern_counts(x)[order]
+    below = torch.cat([occurrences.new_zeros(1), occurrences.cumsum(0)])
+    counts = below[stretches[1]] - below[stretches[0]]
+    zeros, finite = counts[0], below[-1] - counts[1] - counts[2]
+    # The place where the running count reaches all finite values, and where it first exceeds the zeros.
+    magnitudes = ends[torch.searchsorted(below, torch.stack([finite, zeros + 1]))]
+    return Tally(counts, magnitudes, errors @ occurrences.to(errors.dtype))
 
 
 def _pattern_counts(x: Tensor) -> Tensor:
@@ -88,15 +89,24 @@ def _pattern_counts(x: Tensor) -> Tensor:
 def _pattern_facts(
     dtype: torch.dtype, formats: tuple[Format, ...], device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For each pattern its magnitude, its class and relative error in each format, and its slot in the counts."""
+    """The patterns in order of magnitude, what follows from that order, and relative errors for each format.
+
+    Returns:
+        The order, NaN last; the magnitude at each running count (0 before the first, inf past the finite ones); first
+        and end of each stretch, in the order of `Tally.counts`; the errors.
+    """
     if dtype.itemsize == 2:
         patterns = torch.arange(0x8000, dtype=torch.int16)
     else:
         patterns = torch.arange(0x100, dtype=torch.int32).to(torch.uint8)
-    values = patterns.view(dtype).to(torch.float64).abs()
+    values, order = patterns.view(dtype).to(torch.float64).abs().sort(stable=True)
     slots, classes, errors = _classify(values, formats)
-    narrow = torch.float32 if device.type == "mps" else torch.float64
-    return values.to(device, narrow), classes.to(device, torch.int64), errors.to(device, narrow), slots.to(device)
+    kinds = torch.cat([slots == torch.arange(3 + NUM_EXPONENTS).unsqueeze(1), classes])
+    first = kinds.to(torch.int8).argmax(dim=1)
+    stretches = torch.stack([first, first + kinds.sum(dim=1)])
+    ends = torch.cat([torch.zeros(1), values.nan_to_num(nan=math.inf, posinf=math.inf), torch.full((1,), math.inf)])
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    return order.to(device), ends.to(device, wide), stretches.to(device), errors.to(device, wide)
 
 
 def _classify(magnitudes: Tensor, formats: tuple[Format, ...]) -> tuple[Tensor, Tensor, Tensor]:
