@@ -61,10 +61,12 @@ def floatline_phase(shapes: list[tuple[int, ...]], dtype: torch.dtype, **options
     optimizer = fl.optim.AdamW(params, lr=LR, weight_decay=DECAY, **options)
     scale = torch.full((), 65536.0, device="cuda")
     tracker = torch.zeros((), dtype=torch.int32, device="cuda")
+    skipped = torch.zeros((), device="cuda")
 
     def phase() -> None:
         optimizer.step(scale=scale, clip_norm=CLIP)
-        torch._amp_update_scale_(scale, tracker, (~optimizer.decision.applied).float(), 2.0, 0.5, 1000)
+        torch.logical_not(optimizer.decision.applied, out=skipped)
+        torch._amp_update_scale_(scale, tracker, skipped, 2.0, 0.5, 1000)
 
     phase.optimizer = optimizer
     return phase
@@ -85,18 +87,23 @@ def other_libraries(shapes: list[tuple[int, ...]]) -> dict[str, Callable[[], obj
     return found
 
 
-def wall(run: Callable[[], object], *, rounds: int = 30) -> float:
-    """Median seconds from an idle device to an idle device: what the phase adds to a step, host work included."""
-    for _ in range(5):
-        run()
-    times: list[float] = []
-    for _ in range(rounds):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        run()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+def wall(phases: dict[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
+    """Median seconds from an idle device to an idle device: what a phase adds to a step, host work included.
+
+    The phases take turns in every round: a host that slows down or speeds up does so for all of them. Each runs
+    twice and the second time counts: the first after another phase finds the host's caches full of that one.
+    """
+    times: dict[str, list[float]] = {label: [] for label in phases}
+    for i in range(rounds + 5):
+        for label, run in phases.items():
+            run()
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            if i >= 5:
+                times[label].append(time.perf_counter() - start)
+    return {label: statistics.median(taken) for label, taken in times.items()}
 
 
 def device_time(run: Callable[[], object], *, rounds: int = 30) -> float:
@@ -144,31 +151,35 @@ def on_gpu() -> None:
         "fp16 exact, bf16 states": (torch.float16, {"states": "bf16"}, 20),
         "fp16 exact, int8 states": (torch.float16, {"states": "int8"}, 16),
     }
-    for name, shapes in (("369M", gpt_shapes()), ("290 small tensors", small_shapes())):
+    for name, shapes, rounds in (("369M", gpt_shapes(), 40), ("290 small tensors", small_shapes(), 100)):
         count = sum(torch.Size(shape).numel() for shape in shapes)
-        base = wall(torch_amp(shapes))
-        print(f"\n{name}: {count / 1e6:.1f}M weights; torch AMP {base * 1e3:.3f} ms")
-        header = f"  {'':<34}{'ms':>8}{'of AMP':>8}{'device ms':>11}{'of floor':>10}{'bytes/weight':>14}{'first s':>9}"
-        print(header)
-        for kind, (dtype, options, traffic) in kinds.items():
-            torch.cuda.empty_cache()
-            phase = floatline_phase(shapes, dtype, **options)
+        phases: dict[str, Callable[[], object]] = {"torch AMP": torch_amp(shapes)}
+        first: dict[str, float] = {}
+        for kind, (dtype, options, _) in kinds.items():
+            phases[kind] = floatline_phase(shapes, dtype, **options)
             start = time.perf_counter()
-            phase()
+            phases[kind]()
             torch.cuda.synchronize()
-            first = time.perf_counter() - start
-            taken, alone = wall(phase), device_time(phase)
-            floor = traffic * count / bandwidth
-            held = phase.optimizer.memory()
+            first[kind] = time.perf_counter() - start
+        for dtype in (torch.float16, torch.bfloat16):
+            phases[f"torch fused, bare {str(dtype)[6:]}"] = bare_step(shapes, dtype)
+        phases |= other_libraries(shapes)
+        taken = wall(phases, rounds=rounds)
+        base = taken["torch AMP"]
+        print(f"\n{name}: {count / 1e6:.1f}M weights, {rounds} rounds in turn; torch AMP {base * 1e3:.3f} ms")
+        print(f"  {'':<34}{'ms':>8}{'of AMP':>8}{'device ms':>11}{'of floor':>10}{'bytes/weight':>14}{'first s':>9}")
+        for kind, (_, _, traffic) in kinds.items():
+            alone = device_time(phases[kind])
+            held = phases[kind].optimizer.memory()
             print(
-                f"  {'floatline ' + kind:<34}{taken * 1e3:>8.3f}{taken / base:>8.3f}{alone * 1e3:>11.3f}"
-                f"{alone / floor:>10.2f}{held.total / held.num_parameters:>14.2f}{first:>9.1f}"
+                f"  {'floatline ' + kind:<34}{taken[kind] * 1e3:>8.3f}{taken[kind] / base:>8.3f}{alone * 1e3:>11.3f}"
+                f"{alone / (traffic * count / bandwidth):>10.2f}{held.total / held.num_parameters:>14.2f}"
+                f"{first[kind]:>9.1f}"
             )
-            del phase
-        others = {f"torch fused, bare {str(d)[6:]}": bare_step(shapes, d) for d in (torch.float16, torch.bfloat16)}
-        for label, step in {**others, **other_libraries(shapes)}.items():
-            taken = wall(step)
-            print(f"  {label:<34}{taken * 1e3:>8.3f}{taken / base:>8.3f}")
+        for label in [label for label in phases if label not in kinds and label != "torch AMP"]:
+            print(f"  {label:<34}{taken[label] * 1e3:>8.3f}{taken[label] / base:>8.3f}")
+        del phases
+        torch.cuda.empty_cache()
 
 
 def on_cpu() -> None:

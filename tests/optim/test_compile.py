@@ -19,8 +19,9 @@ from floatline.optim.kernels.triton_kernels import step_kernel
 
 update, states, dtype, capability = sys.argv[1:]
 constants = dict(
-    BLOCK=256, RULE="adamw", DECIDED=True, UPDATE=update, STATES=states, MOMENTUM=False, NESTEROV=False,
-    WEIGHT_TYPE=getattr(tl, dtype), GRAD_TYPE=getattr(tl, dtype),
+    BLOCK=256, PIECE=256 if states == "int8" else 32, RULE="adamw",
+    DECIDED=True, UPDATE=update, STATES=states, MOMENTUM=False, NESTEROV=False,
+    WEIGHT_TYPE=getattr(tl, dtype), GRAD_TYPE=getattr(tl, dtype), WHOLE=True,
 )
 pointers = dict(table="*i64", tensors="*i32", offsets="*i64", derived="*fp32", applied="*i1", streams="*i64",
                 starts="*i64", counters="*i64", seed="i64", num_tensors="i32")

@@ -7,6 +7,7 @@ from tests.optim.steps import HALVES
 from floatline.numerics.philox import random_words
 from floatline.numerics.rounding import round_stochastic
 from floatline.optim import storage
+from floatline.optim.kernels.waves import half_of
 
 
 def spread(count, *, seed=0, low=-10.0, high=0.0):
@@ -87,7 +88,7 @@ def test_stochastic_rounding_of_states_is_unbiased(dtype):
     x = x.abs() if dtype == torch.uint8 else x
     count = 4000
     many = x.repeat(count)
-    mean = quantized(many, dtype, random_words(many.numel(), seed=1)).view(count, 256).double().mean(0)
+    mean = quantized(many, dtype, half_of(random_words(many.numel(), seed=1), 1)).view(count, 256).double().mean(0)
     down = quantized(x, dtype, torch.full((256,), 2**32 - 1))
     up = quantized(x, dtype, torch.zeros(256, dtype=torch.int64))
     # One rounding picks one of two numbers: the mean of n is off by half their distance / sqrt(n). Five of these.
@@ -131,3 +132,15 @@ def test_a_nan_in_a_block_is_not_hidden():
     found = quantized(x, torch.int8)
     assert found[:256].isnan().all()
     assert torch.equal(found[256:], x[256:])
+
+
+def test_one_word_serves_two_states_with_different_bits():
+    words = random_words(4000, seed=3)
+    upper, lower = half_of(words, 0), half_of(words, 1)
+    assert torch.equal(upper >> 16, words >> 16)
+    assert torch.equal(lower >> 16, words & 0xFFFF)
+    for half in (upper, lower):
+        assert torch.equal(half & 0xFFFF, torch.full_like(words, 0x8000))
+    together = torch.corrcoef(torch.stack([upper, lower]).double())[0, 1]
+    assert abs(float(together)) < 5 / 4000**0.5
+    assert float(torch.corrcoef(torch.stack([upper, upper]).double())[0, 1]) > 0.99

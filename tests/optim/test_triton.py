@@ -16,7 +16,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.gpu if ON_GPU else []
 RULES = {rule.name: rule for rule in (ADAM, ADAMW, LION, SGD)}
-SIZES = (3, 512, 1300)  # below a block, one block, ragged
+SIZES = (3, 256, 600)  # below a block, one block, ragged
 
 
 def settings(rule, **changes):
@@ -25,7 +25,7 @@ def settings(rule, **changes):
     return {**common, **own, **changes}
 
 
-def make_entries(rule, dtype, *, update="exact", states="fp32", group=None, sizes=SIZES):
+def make_entries(rule, dtype, *, update="exact", states="fp32", group=None, sizes=SIZES, shift=7):
     generator = torch.Generator().manual_seed(0)
     group = group or settings(rule)
     entries = []
@@ -35,7 +35,7 @@ def make_entries(rule, dtype, *, update="exact", states="fp32", group=None, size
         for name in rule.states_for(group):
             state |= storage.new_state(weight, name, states)
         state |= storage.new_extra(weight, update)
-        entries.append(Entry(weight, torch.zeros_like(weight), state, group, i, 7 * i))
+        entries.append(Entry(weight, torch.zeros_like(weight), state, group, i, shift * i))
     return entries
 
 
@@ -63,8 +63,9 @@ def same(before, entries):
     return all(torch.equal(old[n], new[n]) for old, new in zip(before, parts(entries), strict=True) for n in old)
 
 
-def run_both(rule, dtype, *, steps=3, grad_dtype=None, decision=None, update="exact", states="fp32", group=None):
-    ours, theirs = (make_entries(rule, dtype, update=update, states=states, group=group) for _ in range(2))
+def run_both(rule, dtype, *, steps=3, grad_dtype=None, decision=None, shift=7, **settings):
+    ours, theirs = (make_entries(rule, dtype, shift=shift, **settings) for _ in range(2))
+    update, states = settings.get("update", "exact"), settings.get("states", "fp32")
     for step in range(steps):
         for entries, backend in ((ours, triton_backend), (theirs, torch_backend)):
             set_grads(entries, step, grad_dtype)
@@ -90,8 +91,9 @@ def test_the_forms_of_sgd_agree(group):
 
 @pytest.mark.parametrize("update", ["stochastic", "kahan", "nearest"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_other_updates_agree_but_for_a_rare_neighbour(dtype, update):
-    for ours, theirs in zip(*run_both(ADAMW, dtype, update=update), strict=True):
+@pytest.mark.parametrize("shift", [7, 512], ids=["shards that begin anywhere", "shards that begin with a counter"])
+def test_other_updates_agree_but_for_a_rare_neighbour(dtype, update, shift):
+    for ours, theirs in zip(*run_both(ADAMW, dtype, update=update, shift=shift), strict=True):
         differ = ours.weight != theirs.weight
         # The float32 results may differ in their last bit; where a rounding decision sits on that bit, so does it.
         assert differ.float().mean() < 0.01
@@ -100,9 +102,13 @@ def test_other_updates_agree_but_for_a_rare_neighbour(dtype, update):
 
 
 @pytest.mark.parametrize("states", ["bf16", "int8"])
-@pytest.mark.parametrize("rule", [ADAMW, LION, SGD], ids=["adamw", "lion", "sgd"])
-def test_narrow_states_agree_but_for_a_rare_neighbour(rule, states):
-    for ours, theirs in zip(*run_both(rule, torch.float16, states=states, steps=2), strict=True):
+@pytest.mark.parametrize(
+    ("rule", "shift"),
+    [(ADAMW, 7), (ADAMW, 512), (LION, 7), (SGD, 512)],
+    ids=["adamw 7", "adamw 512", "lion 7", "sgd 512"],
+)
+def test_narrow_states_agree_but_for_a_rare_neighbour(rule, states, shift):
+    for ours, theirs in zip(*run_both(rule, torch.float16, states=states, steps=2, shift=shift), strict=True):
         for name in rule.state_names:
             a, b = ours.state[name], theirs.state[name]
             if states == "int8":
@@ -171,7 +177,7 @@ def test_a_step_with_a_non_finite_gradient_changes_no_bit(poison):
     guarded(entries)
     before = snapshot(entries)
     set_grads(entries, 1)
-    entries[2].grad[1299] = poison
+    entries[2].grad[599] = poison
     assert not bool(guarded(entries).applied)
     assert same(before, entries)
 
@@ -226,6 +232,42 @@ def test_weights_in_channels_last_and_weights_with_gaps_are_taken():
             backend.apply(ADAMW, [entry], decision=None, update="exact", states="fp32", seed=0)
             results.append(weight.clone())
         torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_a_gradient_that_is_suddenly_laid_out_another_way_is_read_right():
+    results = []
+    for backend in (triton_backend, torch_backend):
+        entries = Entries(make_entries(ADAMW, torch.float16, sizes=((8, 8),)))
+        for turned in (False, True):
+            grad = torch.arange(64.0).view(8, 8).half().to(DEVICE)
+            grad = grad.t() if turned else grad
+            entries.take([grad], [grad.data_ptr()])
+            backend.apply(ADAMW, entries, decision=None, update="exact", states="fp32", seed=0)
+        results.append(entries[0].weight)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_sizes_and_counts_of_a_survey_follow_the_tensors_not_the_dtypes():
+    entries = make_entries(ADAMW, torch.float32, sizes=(40_000, 0, 5, 20_000))
+    set_grads(entries, 0)
+    for i in (0, 3):
+        entries[i].grad = entries[i].grad.half()
+    entries[3].grad[-3:] = float("inf")
+    found = triton_backend.survey(entries)
+    assert found.nonfinite.tolist() == [0, 0, 0, 3]
+    for i in (0, 1, 2):
+        expected = entries[i].grad.double().square().sum().item()
+        assert found.sums[i].item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_finite_gradients_whose_squares_overflow_are_not_counted_but_skipped():
+    entries = make_entries(ADAMW, torch.float32)
+    set_grads(entries, 0)
+    entries[2].grad[5] = 1e30
+    found = triton_backend.survey(entries)
+    assert found.nonfinite.tolist() == [0, 0, 0]
+    assert found.sums[2].item() == float("inf")
+    assert not bool(guarded(entries).applied)
 
 
 @pytest.mark.skipif(not ON_GPU, reason="no NVIDIA GPU here")

@@ -37,14 +37,20 @@ class Entry:
     start: int
 
 
-def state_stream(stream: int, index: int) -> int:
-    """The random stream of a parameter's state: apart from the weight's own, and from every other's.
+def state_stream(stream: int) -> int:
+    """The random stream of a parameter's states: apart from the weight's own, and from every other parameter's.
 
     Args:
         stream: The parameter's number, below 2**28.
-        index: Position of the state in `Rule.state_names`.
     """
-    return stream + ((index + 1) << 28)
+    return stream + (1 << 28)
+
+
+def fill(entries: list[Entry]) -> None:
+    """Give the entries their gradients, where the list holds these apart."""
+    own = getattr(entries, "fill", None)
+    if own is not None:
+        own()
 
 
 def by_device(entries: list[Entry]) -> dict[torch.device, list[Entry]]:
@@ -52,6 +58,7 @@ def by_device(entries: list[Entry]) -> dict[torch.device, list[Entry]]:
     places = {entry.weight.device for entry in entries}
     if len(places) == 1:
         return {places.pop(): entries}
+    fill(entries)
     found: dict[torch.device, list[Entry]] = {}
     for entry in entries:
         found.setdefault(entry.weight.device, []).append(entry)

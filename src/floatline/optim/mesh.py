@@ -23,6 +23,23 @@ def local_part(tensor: Tensor) -> Tensor:
     return cast(Any, tensor).to_local() if is_distributed(tensor) else tensor
 
 
+def num_parts(tensor: Tensor) -> int:
+    """How many parts a tensor is cut into; 1 where every process holds all of it."""
+    if not is_distributed(tensor):
+        return 1
+    own = cast(Any, tensor)
+    return math.prod(own.device_mesh.size(i) for i, placement in enumerate(own.placements) if placement.is_shard())
+
+
+def groups_of(tensor: Tensor) -> tuple[Any, ...]:
+    """The groups of processes over which a tensor is cut, one for each mesh dimension that cuts it."""
+    if not is_distributed(tensor):
+        return ()
+    own = cast(Any, tensor)
+    cuts = [dim for dim, placement in enumerate(own.placements) if placement.is_shard()]
+    return tuple(own.device_mesh.get_group(dim) for dim in cuts)
+
+
 def local_grad(param: Tensor, grad: Tensor) -> Tensor:
     """The part of a gradient that belongs to the parameter's part on this process."""
     if not is_distributed(grad):
@@ -119,12 +136,8 @@ def agree(survey: Survey, params: list[Tensor]) -> Survey:
     """
     by_group: dict[Any, list[int]] = {}
     for i, param in enumerate(params):
-        if not is_distributed(param):
-            continue
-        own = cast(Any, param)
-        for dim, placement in enumerate(own.placements):
-            if placement.is_shard():
-                by_group.setdefault(own.device_mesh.get_group(dim), []).append(i)
+        for group in groups_of(param):
+            by_group.setdefault(group, []).append(i)
     if not by_group:
         return survey
     # float64 holds the counts exactly, and sums that float32 would round once per process.

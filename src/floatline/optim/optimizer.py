@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from floatline.errors import OptimizerError
 from floatline.optim import checkpoint, hyperparameters, mesh, resuming
 from floatline.optim.entries import Entry, by_device
 from floatline.optim.footprint import Footprint
@@ -72,6 +75,21 @@ class Optimizer(torch.optim.Optimizer):
         self._roster: Roster | None = None
         super().__init__(params, defaults)
 
+    @staticmethod
+    def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
+        """torch.optim's wrapper around `step`, left out where nobody listens: it costs as much as two launches."""
+        wrapped = torch.optim.Optimizer.profile_hook_step(func)
+
+        @functools.wraps(func)
+        def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
+            shared = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+            if own or shared or torch.autograd._profiler_enabled():
+                return wrapped(self, *args, **kwargs)
+            return func(self, *args, **kwargs)
+
+        return step
+
     def __getstate__(self) -> dict[str, Any]:
         own = {name: getattr(self, name) for name in ("rule", "update", "states", "seed")}
         return {**super().__getstate__(), **own, "decision": None, "_roster": None}
@@ -99,6 +117,7 @@ class Optimizer(torch.optim.Optimizer):
         scale: float | Tensor | None = None,
         clip_norm: float | Tensor | None = None,
         skip: bool | Tensor | None = None,
+        decide: Callable[[Survey], Decision] | None = None,
     ) -> Any:
         """Make one step; with any of the options, survey the gradients first and make it wholly or not at all.
 
@@ -113,16 +132,23 @@ class Optimizer(torch.optim.Optimizer):
             scale: What the loss was multiplied by; gradients are divided by it.
             clip_norm: Largest global norm of the unscaled gradients; larger ones are scaled down to it.
             skip: True: leave everything as it is.
+            decide: Makes the decision from the survey, in place of the other options. It is called in every step,
+                with an empty survey where no parameter has a gradient: it may talk to other processes.
 
         Returns:
             What the closure returned.
         """
         hyperparameters.check_options(scale=scale, clip_norm=clip_norm)
+        if decide is not None and not (scale is None and clip_norm is None and skip is None):
+            raise OptimizerError("decide is given with scale, clip_norm or skip. Let decide look at them itself.")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step(scale, clip_norm, skip)
+        if decide is None:
+            self._step(scale, clip_norm, skip)
+        else:
+            self._step_decided(decide)
         return loss
 
     @torch._disable_dynamo
@@ -131,6 +157,17 @@ class Optimizer(torch.optim.Optimizer):
         params, entries = self._collect()
         try:
             self._step_entries(params, entries, scale, clip_norm, skip)
+        finally:
+            if self._roster is not None:
+                self._roster.release()
+
+    @torch._disable_dynamo
+    @torch.no_grad()
+    def _step_decided(self, decide: Callable[[Survey], Decision]) -> None:
+        params, entries = self._collect()
+        try:
+            self.decision = decide(self._survey(params, entries))
+            self._apply(entries)
         finally:
             if self._roster is not None:
                 self._roster.release()
@@ -172,6 +209,11 @@ class Optimizer(torch.optim.Optimizer):
                 return
             survey = self._survey(params, entries)
             self.decision = decide(survey, scale=scale, clip_norm=clip_norm, skip=skip)
+        self._apply(entries)
+
+    def _apply(self, entries: list[Entry]) -> None:
+        if not entries:
+            return
         for place, own_entries in by_device(entries).items():
             decision = self.decision
             if decision is not None and place != decision.applied.device:

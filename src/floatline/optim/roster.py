@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from operator import attrgetter, is_
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,18 +15,54 @@ from floatline.optim.rules import Rule
 
 _PLAIN = (nn.Parameter, Tensor)
 _NOTHING = torch.empty(0)
+# Mapped over lists: the interpreter's own share of a pass over hundreds of tensors is what it would cost otherwise.
+_grad, _dtype, _address = attrgetter("grad"), attrgetter("dtype"), Tensor.data_ptr
 
 
 class Entries(list[Entry]):
-    """Entries that stay the same from step to step; a backend may keep what it has built for them here."""
+    """Entries that stay the same from step to step; a backend may keep what it has built for them here.
+
+    Attributes:
+        grads: The gradients of this step, in order. The entries' own are set where `fill` is called.
+        addresses: Where these lie.
+        laid_out: Whether each is known to lie in memory as its weight does.
+        workspace: What a backend keeps.
+    """
 
     def __init__(self, entries: list[Entry]) -> None:
         super().__init__(entries)
+        self.grads: list[Tensor] = [entry.grad for entry in entries]
+        self.addresses = list(map(_address, self.grads))
         self.workspace: dict[Any, Any] = {}
+        self.laid_out = False
+        self._filled = True  # whether the entries have these gradients, ...
+        self._held = True  # ... or any
+
+    def fill(self) -> None:
+        """Give each entry its gradient, for a backend that looks at entries one by one."""
+        if self._filled:
+            return
+        for entry, grad in zip(self, self.grads, strict=True):
+            entry.grad = grad
+        self._filled = self._held = True
+
+    def take(self, grads: list[Tensor], addresses: list[int]) -> None:
+        """Hold the gradients of a new step, or the same ones laid out anew."""
+        self.grads, self.addresses = grads, addresses
+        self._filled = self.laid_out = False
+
+    def release(self) -> None:
+        """Let go of the gradients."""
+        self.grads = []
+        self._filled = False
+        if self._held:
+            for entry in self:
+                entry.grad = _NOTHING
+            self._held = False
 
 
 class Roster:
-    """Who takes part in a step. Asking again costs a few comparisons for each parameter instead of a new list.
+    """Who takes part in a step. Asking again costs a few passes in C over the parameters instead of a new list.
 
     Gradients are held during a step only: kept longer, they would take memory while the next ones are computed.
 
@@ -42,34 +79,42 @@ class Roster:
         self.params = params
         self.entries = Entries(entries)
         self._idle = idle
-        self._dtypes = [entry.grad.dtype for entry in entries]
-        self._layouts = [entry.grad.layout for entry in entries]
-        self._addresses = [param.data_ptr() for param in params]
-        self._members = _members(groups)
+        self._dtypes = list(map(_dtype, self.entries.grads))
+        self._addresses = list(map(_address, params))
+        self._members = [(group, group.get("momentum") == 0, list(group["params"])) for group in groups]
 
     def refresh(self, groups: list[dict[str, Any]], state: Mapping[Tensor, Any]) -> bool:
         """Take the new gradients; False if anything else has changed, and a new roster is needed."""
-        if self._members != _members(groups):
+        if not self._has_members(groups):
             return False
         if self.params and state.get(self.params[0]) is not self.entries[0].state:
             return False
-        grads = [param.grad for param in self.params]
+        grads = list(map(_grad, self.params))
         try:
-            same = [g.dtype for g in grads] == self._dtypes and [g.layout for g in grads] == self._layouts  # pyright: ignore[reportOptionalMemberAccess]
-        except AttributeError:  # one of them is None: asking for that first would cost as much as the rest
+            addresses = list(map(_address, grads))
+        except (TypeError, RuntimeError):  # a gradient is None, or sparse: asking first would cost as much as the rest
             return False
-        if not same:
+        if list(map(_dtype, grads)) != self._dtypes or list(map(_address, self.params)) != self._addresses:
             return False
-        for entry, grad in zip(self.entries, cast("list[Tensor]", grads), strict=True):
-            entry.grad = grad
         if any(param.grad is not None for param in self._idle):
             return False
-        return [param.data_ptr() for param in self.params] == self._addresses
+        self.entries.take(grads, addresses)
+        return True
+
+    def _has_members(self, groups: list[dict[str, Any]]) -> bool:
+        """Whether the same parameters are in the same groups, and the same groups need states."""
+        if len(groups) != len(self._members):
+            return False
+        for group, (known, stateless, params) in zip(groups, self._members, strict=True):
+            if group is not known or (group.get("momentum") == 0) != stateless or len(group["params"]) != len(params):
+                return False
+            if not all(map(is_, group["params"], params)):
+                return False
+        return True
 
     def release(self) -> None:
         """Let go of the gradients."""
-        for entry in self.entries:
-            entry.grad = _NOTHING
+        self.entries.release()
 
 
 def collect(
@@ -131,8 +176,3 @@ def _complete(state: dict[str, Tensor], param: Tensor, names: tuple[str, ...], *
     for key, tensor in new.items():
         if key not in state:
             state[key] = mesh.like_param(param, key, tensor)
-
-
-def _members(groups: list[dict[str, Any]]) -> list[Any]:
-    """Which parameters are in which group, and which groups need states."""
-    return [(id(group), group.get("momentum") == 0, *map(id, group["params"])) for group in groups]

@@ -26,9 +26,14 @@ class Survey:
         return self.sums.sqrt()
 
     @property
+    def total(self) -> Tensor:
+        """Sum of squares of all gradients together; inf or NaN where one holds inf or NaN, or where it overflows."""
+        return self.sums.sum()
+
+    @property
     def norm(self) -> Tensor:
         """Norm of all gradients together."""
-        return self.sums.sum().sqrt()
+        return self.total.sqrt()
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,30 @@ import torch
 from torch import Tensor
 
 from floatline.optim.entries import Entry
+from floatline.optim.kernels.launches import Launches
 from floatline.optim.kernels.triton_kernels import NUM_DERIVED, NUM_HYPER, NUM_ROWS
 
-SURVEY_BLOCK = 4096
+SURVEY_SPAN = 16384  # elements that one program surveys
 _GRAD_ROW = 1
 _MOST_SCALARS = 16
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The work of one launch: block i is `BLOCK` elements of tensor `tensors[i]` from `offsets[i]` on."""
+    """The work of one launch: program i takes elements of tensor `tensors[i]` from `offsets[i]` on."""
 
     tensors: Tensor  # int32
     offsets: Tensor  # int64
     count: int
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The survey of the gradients of one dtype, and where it writes what it finds."""
+
+    blocks: Blocks
+    sums: Tensor  # float32
+    bad: Tensor  # int32
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,7 @@ class Bucket:
     grad_dtype: torch.dtype
     momentum: bool
     nesterov: bool
+    whole_counters: bool  # whether the random words of the first element begin a counter of four
 
 
 class PointerTable:
@@ -40,6 +51,8 @@ class PointerTable:
 
     def __init__(self, entries: Sequence[Entry], state_names: tuple[str, ...], *, step_block: int) -> None:
         self.step_block = step_block
+        self.state_names = state_names
+        self.launch = Launches()
         self.device = entries[0].weight.device
         self.num_tensors = len(entries)
         self._groups: list[dict[str, object]] = []
@@ -58,6 +71,7 @@ class PointerTable:
         self.nothing = torch.zeros((), dtype=torch.bool, device=self.device)
         self.hyper = torch.empty(len(self._groups) * NUM_HYPER, dtype=torch.float64, device=self.device)
         self._grads = [row[_GRAD_ROW] for row in rows]
+        self._grad_row = self.table[_GRAD_ROW * self.num_tensors : (_GRAD_ROW + 1) * self.num_tensors]
         self._settings: list[float] = []
         self._scalars: dict[float, Tensor] = {}
         sizes = [entry.weight.numel() for entry in entries]
@@ -66,21 +80,30 @@ class PointerTable:
         for bucket in dict.fromkeys(buckets):
             members = [i for i, b in enumerate(buckets) if b == bucket]
             self.steps[bucket] = self._blocks(members, sizes, step_block)
-        self.surveys: dict[torch.dtype, Blocks] = {}
+        cut: dict[torch.dtype, Blocks] = {}
         for dtype in dict.fromkeys(b.grad_dtype for b in buckets):
             members = [i for i, b in enumerate(buckets) if b.grad_dtype == dtype]
-            self.surveys[dtype] = self._blocks(members, sizes, SURVEY_BLOCK)
-        self.num_survey_blocks = sum(blocks.count for blocks in self.surveys.values())
-        self.sums = torch.zeros(self.num_survey_blocks, dtype=torch.float32, device=self.device)
-        self.bad = torch.zeros(self.num_survey_blocks, dtype=torch.int32, device=self.device)
+            cut[dtype] = self._blocks(members, sizes, SURVEY_SPAN)
+        self.num_spans = sum(blocks.count for blocks in cut.values())
+        self.sums = torch.zeros(self.num_spans, dtype=torch.float32, device=self.device)
+        self.bad = torch.zeros(self.num_spans, dtype=torch.int32, device=self.device)
+        self.surveys: dict[torch.dtype, Spans] = {}
+        self.num_spans_of = torch.zeros(self.num_tensors, dtype=torch.int32, device=self.device)
+        self.first_span_of = torch.zeros(self.num_tensors, dtype=torch.int32, device=self.device)
+        first = 0
+        for dtype, blocks in cut.items():
+            own = slice(first, first + blocks.count)
+            self.surveys[dtype] = Spans(blocks, self.sums[own], self.bad[own])
+            counts = torch.bincount(blocks.tensors, minlength=self.num_tensors).to(torch.int32)
+            self.num_spans_of += counts
+            self.first_span_of += torch.where(counts > 0, first + counts.cumsum(0) - counts, 0).to(torch.int32)
+            first += blocks.count
 
-    def refresh(self, grads: Sequence[Tensor]) -> None:
+    def refresh(self, addresses: list[int]) -> None:
         """Note where the gradients are now, and what the groups say now; copies only what changed."""
-        addresses = [grad.data_ptr() for grad in grads]
         if addresses != self._grads:
             self._grads = addresses
-            row = self.table[_GRAD_ROW * self.num_tensors : (_GRAD_ROW + 1) * self.num_tensors]
-            row.copy_(_pinned(addresses, torch.int64, self.device), non_blocking=True)
+            self._grad_row.copy_(_pinned(addresses, torch.int64, self.device), non_blocking=True)
         settings: list[float] = []
         on_device: dict[int, Tensor] = {}
         for i, group in enumerate(self._groups):
@@ -133,7 +156,8 @@ def _addresses(entry: Entry, state_names: tuple[str, ...]) -> list[int]:
 
 def _bucket(entry: Entry) -> Bucket:
     momentum = float(entry.group.get("momentum", 0.0)) != 0.0
-    return Bucket(entry.weight.dtype, entry.grad.dtype, momentum, bool(entry.group.get("nesterov", False)))
+    nesterov = bool(entry.group.get("nesterov", False))
+    return Bucket(entry.weight.dtype, entry.grad.dtype, momentum, nesterov, entry.start % 4 == 0)
 
 
 def _settings(group: dict[str, object]) -> list[object]:

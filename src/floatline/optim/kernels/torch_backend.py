@@ -11,14 +11,15 @@ from torch import Tensor
 
 from floatline.errors import OptimizerError
 from floatline.optim import storage
-from floatline.optim.entries import Entry, state_stream
-from floatline.optim.kernels.waves import Part, Wave, cut_into_waves
+from floatline.optim.entries import Entry, fill, state_stream
+from floatline.optim.kernels.waves import Part, Wave, cut_into_waves, half_of
 from floatline.optim.rules import Rule
 from floatline.optim.survey import Decision, Survey
 
 
 def survey(entries: list[Entry]) -> Survey:
     """Sum of squares and number of non-finite values of each gradient, in the entries' order."""
+    fill(entries)
     grads = [entry.grad for entry in entries]
     norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
     sums = torch.stack(norms).square_()
@@ -41,6 +42,7 @@ def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update
         if not bool(decision.applied):
             return
         factor = float(decision.factor)
+    fill(entries)
     counters = [entry.state["step"] for entry in entries]
     torch._foreach_add_(counters, torch.ones((), device=counters[0].device))
     steps = cast("list[float]", torch.stack(counters).tolist())
@@ -101,12 +103,12 @@ def _update_wave(rule: Rule, wave: Wave, *, factor: float, update: str, seed: in
         wave.scatter("weight", weight)
         if extra is not None and rest is not None:
             wave.scatter(extra, rest)
-    for index, name in enumerate(names):
-        flat = kept[name]
-        if flat is None:
-            continue
-        words = wave.random_words(seed, [state_stream(s.part.entry.stream, index) for s in wave.slices])
-        stored, scale = storage.store_state(flat, first.flat[name].dtype, words)
+    narrow = {name: flat for name, flat in kept.items() if flat is not None}
+    if not narrow:
+        return
+    words = wave.random_words(seed, [state_stream(s.part.entry.stream) for s in wave.slices])
+    for index, (name, flat) in enumerate(narrow.items()):
+        stored, scale = storage.store_state(flat, first.flat[name].dtype, half_of(words, index))
         wave.scatter(name, stored)
         if scale is not None:
             wave.scatter_scales(name, scale)

@@ -8,19 +8,24 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from floatline.optim.entries import Entry
+from floatline.optim.entries import Entry, fill
 from floatline.optim.kernels import torch_backend, triton_kernels
-from floatline.optim.kernels.pointer_table import SURVEY_BLOCK, PointerTable
+from floatline.optim.kernels.launches import kind_of
+from floatline.optim.kernels.pointer_table import SURVEY_SPAN, PointerTable
+from floatline.optim.roster import Entries
 from floatline.optim.rules import Rule
 from floatline.optim.storage import flat_view
 from floatline.optim.survey import Decision, Survey
 
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _KERNELS = cast("Any", triton_kernels)  # Triton's decorator leaves no signature that a type checker could follow
-_CHUNK = 1024
-# Elements that one program updates, and its warps: the fastest on an NVIDIA H200. An 8-bit state's block is 256.
-_BLOCKS = {"fp32": 512, "bf16": 512, "int8": 256}
-_WARPS = {"fp32": 2, "bf16": 4, "int8": 1}
+_SURVEY_BLOCK = 2048
+_CHUNK = 4096  # sums that `decide` adds at a time
+_TENSORS = 512  # tensors that it derives settings for at a time
+# Elements that one program updates, and its warps: the fastest on an NVIDIA H200. An 8-bit state's block is 256, and
+# within one warp nothing waits at a barrier.
+_BLOCK = 256
+_WARPS = 1
 
 
 def takes(entries: list[Entry]) -> bool:
@@ -37,16 +42,18 @@ def survey(entries: list[Entry]) -> Survey:
     """Sum of squares and non-finite count of each gradient, in one launch for each gradient dtype."""
     if not takes(entries):
         return torch_backend.survey(entries)
-    table = _table(_aligned(entries), (), "fp32")
+    table = _table(entries, None)
     _launch_survey(table)
-    sums = torch.zeros(len(entries), dtype=torch.float32, device=table.device)
-    bad = torch.zeros(len(entries), dtype=torch.int32, device=table.device)
-    first = 0
-    for blocks in table.surveys.values():
-        tensors = blocks.tensors.to(torch.int64)
-        sums.index_add_(0, tensors, table.sums[first : first + blocks.count])
-        bad.index_add_(0, tensors, table.bad[first : first + blocks.count])
-        first += blocks.count
+    sums = torch.empty(len(entries), dtype=torch.float32, device=table.device)
+    bad = torch.empty(len(entries), dtype=torch.int32, device=table.device)
+    table.launch(
+        _KERNELS.gather_kernel,
+        table.num_tensors,
+        (table.sums, table.bad, table.first_span_of, table.num_spans_of, sums, bad),
+        {"CHUNK": 256},
+        key="gather",
+        num_warps=1,
+    )
     return Survey(sums, bad)
 
 
@@ -55,13 +62,14 @@ def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update
 
     Numerics:
         The arithmetic of the torch backend, in float32 with fused multiply-adds: an AdamW step differs from it
-        by at most 3 units in the last place of the master. Random choices use the same words.
+        by at most 3 units in the last place of the master. Random choices use the same words. With states of 8 or
+        16 bits, root and quotient are the GPU's fast ones, right to a few units in their last place.
         Checked by tests/optim/test_triton.py.
     """
     if not takes(entries):
         torch_backend.apply(rule, entries, decision=decision, update=update, states=states, seed=seed)
         return
-    table = _table(_aligned(entries), rule.state_names, states)
+    table = _table(entries, rule.state_names)
     applied = None
     if decision is None:
         _launch_decide(table, rule, mode="always")
@@ -83,7 +91,7 @@ def survey_and_apply(
     seed: int,
 ) -> Decision:
     """Survey, decide and step in three launches: what `survey`, `decide` and `apply` do one after the other."""
-    table = _table(_aligned(entries), rule.state_names, states)
+    table = _table(entries, rule.state_names)
     _launch_survey(table)
     applied = torch.empty((), dtype=torch.bool, device=table.device)
     factor, norm = torch.empty(2, dtype=torch.float32, device=table.device).unbind()
@@ -107,41 +115,55 @@ def _workspace(entries: list[Entry]) -> dict[Any, Any]:
     return getattr(entries, "workspace", {})
 
 
-def _aligned(entries: list[Entry]) -> list[Entry]:
-    """Lay a gradient out in memory as its weight is: the kernels walk both with one index."""
-    workspace = _workspace(entries)
+def _addresses(entries: list[Entry]) -> list[int]:
+    """Where the gradients lie, each laid out in memory as its weight is: the kernels walk both with one index."""
+    if not isinstance(entries, Entries):
+        for entry in entries:
+            entry.grad = _laid_out(entry.grad, entry.weight)
+        return [entry.grad.data_ptr() for entry in entries]
+    if entries.laid_out:
+        return entries.addresses
+    workspace = entries.workspace
     if "contiguous" not in workspace:
         workspace["contiguous"] = all(entry.weight.is_contiguous() for entry in entries)
-    if workspace["contiguous"]:
-        for entry in entries:
-            if not entry.grad.is_contiguous():
-                entry.grad = entry.grad.contiguous()
-        return entries
-    for entry in entries:
-        if entry.grad.stride() != entry.weight.stride():
-            entry.grad = torch.empty_like(entry.weight, dtype=entry.grad.dtype).copy_(entry.grad)
-    return entries
+    if not (workspace["contiguous"] and all(map(Tensor.is_contiguous, entries.grads))):
+        grads = [_laid_out(grad, entry.weight) for grad, entry in zip(entries.grads, entries, strict=True)]
+        entries.take(grads, [grad.data_ptr() for grad in grads])
+    entries.laid_out = True
+    return entries.addresses
 
 
-def _table(entries: list[Entry], state_names: tuple[str, ...], states: str) -> PointerTable:
-    """The table of these entries: made once where they stay the same, and refreshed."""
+def _laid_out(grad: Tensor, weight: Tensor) -> Tensor:
+    if weight.is_contiguous():
+        return grad.contiguous()
+    if grad.stride() == weight.stride():
+        return grad
+    return torch.empty_like(weight, dtype=grad.dtype).copy_(grad)
+
+
+def _table(entries: list[Entry], state_names: tuple[str, ...] | None) -> PointerTable:
+    """The table of these entries, with their states unless that is None: made once where they stay the same."""
+    addresses = _addresses(entries)
     workspace = _workspace(entries)
-    table = workspace.get(state_names)
-    if table is None:
-        table = workspace[state_names] = PointerTable(entries, state_names, step_block=_BLOCKS[states])
-    table.refresh([entry.grad for entry in entries])
+    table = workspace.get("table")
+    if table is None or (state_names is not None and table.state_names != state_names):
+        fill(entries)
+        table = workspace["table"] = PointerTable(entries, state_names or (), step_block=_BLOCK)
+    table.refresh(addresses)
     return table
 
 
 def _launch_survey(table: PointerTable) -> None:
-    first = 0
-    for dtype, blocks in table.surveys.items():
-        if blocks.count:
-            _KERNELS.survey_kernel[(blocks.count,)](
-                table.table, blocks.tensors, blocks.offsets, table.sums[first:], table.bad[first:], table.num_tensors,
-                BLOCK=SURVEY_BLOCK, GRAD_TYPE=_TYPES[dtype], num_warps=4,
-            )  # fmt: skip
-        first += blocks.count
+    for dtype, spans in table.surveys.items():
+        if spans.blocks.count:
+            table.launch(
+                _KERNELS.survey_kernel,
+                spans.blocks.count,
+                (table.table, spans.blocks.tensors, spans.blocks.offsets, spans.sums, spans.bad, table.num_tensors),
+                {"SPAN": SURVEY_SPAN, "BLOCK": _SURVEY_BLOCK, "GRAD_TYPE": _TYPES[dtype]},
+                key=dtype,
+                num_warps=4,
+            )
 
 
 def _launch_decide(
@@ -157,28 +179,61 @@ def _launch_decide(
     norm: Tensor | None = None,
 ) -> None:
     unused = table.derived  # any address will do where the mode does not read it
-    _KERNELS.decide_kernel[(1,)](
-        table.sums, table.bad, table.num_survey_blocks,
-        unused if scale is None else scale, unused if clip_norm is None else clip_norm,
+    given = (
+        unused if scale is None else scale,
+        unused if clip_norm is None else clip_norm,
         table.nothing if skip is None else skip,
-        table.nothing if applied is None else applied, unused if factor is None else factor,
+        table.nothing if applied is None else applied,
+        unused if factor is None else factor,
         unused if norm is None else norm,
-        table.groups, table.hyper, table.counters, table.derived, table.num_tensors,
-        RULE=rule.name, MODE=mode, HAS_CLIP=clip_norm is not None, CHUNK=_CHUNK, num_warps=8,
-    )  # fmt: skip
+    )
+    constants = {"RULE": rule.name, "MODE": mode, "HAS_CLIP": clip_norm is not None, "CHUNK": _CHUNK}
+    table.launch(
+        _KERNELS.decide_kernel,
+        1,
+        (
+            table.sums,
+            table.num_spans,
+            *given,
+            table.groups,
+            table.hyper,
+            table.counters,
+            table.derived,
+            table.num_tensors,
+        ),
+        {**constants, "TENSORS": _TENSORS},
+        key=(rule.name, mode, clip_norm is None, *map(kind_of, given)),
+        num_warps=8,
+    )
 
 
 def _launch_step(
     table: PointerTable, rule: Rule, *, applied: Tensor | None, update: str, states: str, seed: int
 ) -> None:
+    flag = table.nothing if applied is None else applied
     for bucket, blocks in table.steps.items():
         if not blocks.count:
             continue
-        _KERNELS.step_kernel[(blocks.count,)](
-            table.table, blocks.tensors, blocks.offsets, table.derived,
-            table.nothing if applied is None else applied, table.streams, table.starts, table.counters, seed,
-            table.num_tensors, BLOCK=table.step_block, RULE=rule.name, DECIDED=applied is not None, UPDATE=update,
-            STATES=states, MOMENTUM=bucket.momentum, NESTEROV=bucket.nesterov,
-            WEIGHT_TYPE=_TYPES[bucket.weight_dtype], GRAD_TYPE=_TYPES[bucket.grad_dtype],
-            num_warps=_WARPS[states], enable_fp_fusion=False,
+        constants = {
+            "BLOCK": table.step_block,
+            "PIECE": table.step_block if states == "int8" else 32 * _WARPS,
+            "RULE": rule.name,
+            "DECIDED": applied is not None,
+            "UPDATE": update,
+            "STATES": states,
+            "MOMENTUM": bucket.momentum,
+            "NESTEROV": bucket.nesterov,
+            "WEIGHT_TYPE": _TYPES[bucket.weight_dtype],
+            "GRAD_TYPE": _TYPES[bucket.grad_dtype],
+            "WHOLE": bucket.whole_counters,
+        }
+        table.launch(
+            _KERNELS.step_kernel,
+            blocks.count,
+            (table.table, blocks.tensors, blocks.offsets, table.derived, flag, table.streams, table.starts,
+             table.counters, seed, table.num_tensors),
+            constants,
+            key=(bucket, rule.name, applied is None, update, states, seed, kind_of(flag)),
+            num_warps=_WARPS,
+            enable_fp_fusion=False,
         )  # fmt: skip

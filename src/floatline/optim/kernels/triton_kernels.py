@@ -3,7 +3,14 @@
 import triton
 import triton.language as tl
 
-from floatline.optim.kernels.triton_storage import load_block, load_state, load_weight, store_state, store_weight
+from floatline.optim.kernels.triton_storage import (
+    load_block,
+    load_state,
+    load_weight,
+    random_words,
+    store_state,
+    store_weight,
+)
 
 # Rows of the address table, each with one entry per tensor.
 WEIGHT, GRAD, STATE1, STATE2, EXTRA, SCALE1, SCALE2, NUMEL = (tl.constexpr(i) for i in range(8))
@@ -14,57 +21,77 @@ NUM_DERIVED = 8
 
 
 @triton.jit
-def survey_kernel(table, tensors, offsets, sums, bad, num_tensors, BLOCK: tl.constexpr, GRAD_TYPE: tl.constexpr):
-    """Sum of squares and number of non-finite gradients of each block of one tensor."""
-    block = tl.program_id(0)
-    tensor = tl.load(tensors + block)
-    start = tl.load(offsets + block)
+def survey_kernel(
+    table, tensors, offsets, sums, bad, num_tensors, SPAN: tl.constexpr, BLOCK: tl.constexpr, GRAD_TYPE: tl.constexpr
+):
+    """Sum of squares and number of non-finite gradients of each span of one tensor."""
+    span = tl.program_id(0)
+    tensor = tl.load(tensors + span)
+    start = tl.multiple_of(tl.load(offsets + span), BLOCK)
     numel = tl.load(table + NUMEL * num_tensors + tensor)
-    grad = tl.load(table + GRAD * num_tensors + tensor).to(tl.pointer_type(GRAD_TYPE))
-    total = 0.0
-    count = 0
-    if (start + BLOCK <= numel) & (grad.to(tl.int64) % 16 == 0):
-        index = tl.multiple_of(start, 16) + tl.arange(0, BLOCK)
-        g = tl.load(tl.multiple_of(grad, 16) + index).to(tl.float32)
-        total = tl.sum(g * g)
-        count = tl.sum((tl.abs(g) < float("inf")).to(tl.int32) ^ 1)
+    grad = tl.load(table + GRAD * num_tensors + tensor)
+    lane = tl.arange(0, BLOCK)
+    squares = tl.zeros([BLOCK], tl.float32)
+    if (start + SPAN <= numel) & (grad % 16 == 0):
+        for first in tl.static_range(0, SPAN, BLOCK):
+            g = load_block(grad, start + first + lane, None, GRAD_TYPE, False).to(tl.float32)
+            squares += g * g
     else:
-        index = start + tl.arange(0, BLOCK)
-        g = tl.load(grad + index, mask=index < numel, other=0.0).to(tl.float32)
-        total = tl.sum(g * g)
-        count = tl.sum((tl.abs(g) < float("inf")).to(tl.int32) ^ 1)
-    tl.store(sums + block, total)
-    tl.store(bad + block, count)
+        for first in range(start, tl.minimum(start + SPAN, numel), BLOCK):
+            g = load_block(grad, first + lane, first + lane < numel, GRAD_TYPE, True).to(tl.float32)
+            squares += g * g
+    total = tl.sum(squares)
+    tl.store(sums + span, total)
+    # Finite squares have a finite sum, but for overflow: only where it is not are they counted, in a second look.
+    count = 0
+    if (total < float("inf")) == 0:
+        for first in range(start, tl.minimum(start + SPAN, numel), BLOCK):
+            g = load_block(grad, first + lane, first + lane < numel, GRAD_TYPE, True).to(tl.float32)
+            count += tl.sum((tl.abs(g) < float("inf")).to(tl.int32) ^ 1)
+    tl.store(bad + span, count)
+
+
+@triton.jit
+def gather_kernel(sums, bad, firsts, counts, tensor_sums, tensor_bad, CHUNK: tl.constexpr):
+    """Add up what was found in the spans of each tensor."""
+    tensor = tl.program_id(0)
+    first = tl.load(firsts + tensor)
+    last = first + tl.load(counts + tensor)
+    lane = tl.arange(0, CHUNK)
+    total = tl.zeros([CHUNK], tl.float64)
+    count = tl.zeros([CHUNK], tl.int32)
+    for start in range(first, last, CHUNK):
+        total += tl.load(sums + start + lane, mask=start + lane < last, other=0.0).to(tl.float64)
+        count += tl.load(bad + start + lane, mask=start + lane < last, other=0)
+    tl.store(tensor_sums + tensor, tl.sum(total).to(tl.float32))
+    tl.store(tensor_bad + tensor, tl.sum(count))
 
 
 @triton.jit
 def decide_kernel(
-    sums, bad, num_blocks, scale, clip_norm, skip, applied, factor, norm,
+    sums, num_spans, scale, clip_norm, skip, applied, factor, norm,
     groups, hyper, counters, derived, num_tensors,
-    RULE: tl.constexpr, MODE: tl.constexpr, HAS_CLIP: tl.constexpr, CHUNK: tl.constexpr,
+    RULE: tl.constexpr, MODE: tl.constexpr, HAS_CLIP: tl.constexpr, CHUNK: tl.constexpr, TENSORS: tl.constexpr,
 ):  # fmt: skip
     """Decide whether and with which factor to step, count the step, and derive what the update multiplies by.
 
     One program, so that nothing waits for the host. MODE: "survey" decides from the survey's sums, "given" takes
     the decision as it stands, "always" applies.
     """
-    lane = tl.arange(0, CHUNK)
     counted = 1.0
     multiplier = 1.0
     if MODE == "survey":
+        # A gradient that is not finite has left a sum that is not: its spans need not be counted.
         total = tl.zeros([CHUNK], tl.float64)
-        count = tl.zeros([CHUNK], tl.int32)
-        for start in range(0, num_blocks, CHUNK):
-            mask = start + lane < num_blocks
-            total += tl.load(sums + start + lane, mask=mask, other=0.0).to(tl.float64)
-            count += tl.load(bad + start + lane, mask=mask, other=0)
+        lane = tl.arange(0, CHUNK)
+        for start in range(0, num_spans, CHUNK):
+            total += tl.load(sums + start + lane, mask=start + lane < num_spans, other=0.0).to(tl.float64)
         inverse = 1.0 / tl.load(scale).to(tl.float64)
         size = tl.sqrt(tl.sum(total)) * inverse
         wide = inverse
         if HAS_CLIP:
             wide = inverse * tl.minimum(tl.load(clip_norm).to(tl.float64) / (size + 1e-6), 1.0)
-        finite = (tl.sum(count) == 0) & (size.to(tl.float32) < float("inf"))
-        go = finite & (tl.load(skip) == 0)
+        go = (size.to(tl.float32) < float("inf")) & (tl.load(skip) == 0)
         counted = go.to(tl.float32)
         multiplier = wide.to(tl.float32)
         tl.store(applied, go)
@@ -73,8 +100,8 @@ def decide_kernel(
     elif MODE == "given":
         counted = (tl.load(applied) != 0).to(tl.float32)
         multiplier = tl.load(factor)
-    for start in range(0, num_tensors, CHUNK):
-        _derive(start + lane, counted, multiplier, groups, hyper, counters, derived, num_tensors, RULE)
+    for start in range(0, num_tensors, TENSORS):
+        _derive(start + tl.arange(0, TENSORS), counted, multiplier, groups, hyper, counters, derived, num_tensors, RULE)
 
 
 @triton.jit
@@ -136,6 +163,7 @@ def step_kernel(
     seed,
     num_tensors,
     BLOCK: tl.constexpr,
+    PIECE: tl.constexpr,
     RULE: tl.constexpr,
     DECIDED: tl.constexpr,
     UPDATE: tl.constexpr,
@@ -144,14 +172,12 @@ def step_kernel(
     NESTEROV: tl.constexpr,
     WEIGHT_TYPE: tl.constexpr,
     GRAD_TYPE: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):
     """Unscale, clip, update and round one block of one tensor; nothing is touched where the step is skipped."""
-    if DECIDED:
-        if tl.load(applied) == 0:
-            return
     block = tl.program_id(0)
     tensor = tl.load(tensors + block)
-    start = tl.load(offsets + block)
+    start = tl.multiple_of(tl.load(offsets + block), BLOCK)
     numel = tl.load(table + NUMEL * num_tensors + tensor)
     weight = tl.load(table + WEIGHT * num_tensors + tensor)
     grad = tl.load(table + GRAD * num_tensors + tensor)
@@ -160,29 +186,41 @@ def step_kernel(
     extra = tl.load(table + EXTRA * num_tensors + tensor)
     scale1 = tl.load(table + SCALE1 * num_tensors + tensor)
     scale2 = tl.load(table + SCALE2 * num_tensors + tensor)
-    # Addresses from a table have lost their alignment: say it again where it holds, or every load is split up.
+    if DECIDED:  # asked for last, so that nothing above waits for the answer
+        if tl.load(applied) == 0:
+            return
+    # Addresses from a table have lost their alignment: it is said again where it holds.
     if (start + BLOCK <= numel) & ((weight | grad | state1 | state2 | extra) % 16 == 0):
-        _step_block(
-            tl.multiple_of(weight, 16), tl.multiple_of(grad, 16), tl.multiple_of(state1, 16),
-            tl.multiple_of(state2, 16), tl.multiple_of(extra, 16), scale1, scale2, tl.multiple_of(start, 16), numel,
-            derived + tensor * 8, tl.load(streams + tensor), tl.load(starts + tensor),
-            tl.load(counters + tensor), seed,
-            BLOCK, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, False,
-        )  # fmt: skip
-    else:
         _step_block(
             weight, grad, state1, state2, extra, scale1, scale2, start, numel,
             derived + tensor * 8, tl.load(streams + tensor), tl.load(starts + tensor),
             tl.load(counters + tensor), seed,
-            BLOCK, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, True,
+            BLOCK, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, False,
         )  # fmt: skip
+    elif PIECE == BLOCK:
+        _step_block(
+            weight, grad, state1, state2, extra, scale1, scale2, start, numel,
+            derived + tensor * 8, tl.load(streams + tensor), tl.load(starts + tensor),
+            tl.load(counters + tensor), seed,
+            BLOCK, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, True,
+        )  # fmt: skip
+    else:
+        # In small pieces: all at once, addresses and masks of single elements would take every register there is.
+        for piece in range(start, tl.minimum(start + BLOCK, numel), PIECE):
+            _step_block(
+                weight, grad, state1, state2, extra, scale1, scale2, piece, numel,
+                derived + tensor * 8, tl.load(streams + tensor), tl.load(starts + tensor),
+                tl.load(counters + tensor), seed,
+                PIECE, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, True,
+            )  # fmt: skip
 
 
 @triton.jit
 def _step_block(
     weight, grad, state1, state2, extra, scale1, scale2, start, numel, derived, stream, first, counter, seed,
     BLOCK: tl.constexpr, RULE: tl.constexpr, UPDATE: tl.constexpr, STATES: tl.constexpr, MOMENTUM: tl.constexpr,
-    NESTEROV: tl.constexpr, WEIGHT_TYPE: tl.constexpr, GRAD_TYPE: tl.constexpr, MASKED: tl.constexpr,
+    NESTEROV: tl.constexpr, WEIGHT_TYPE: tl.constexpr, GRAD_TYPE: tl.constexpr, WHOLE: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     index = start + tl.arange(0, BLOCK)
     mask = index < numel
@@ -191,11 +229,18 @@ def _step_block(
     step = 0
     if UPDATE == "stochastic" or STATES != "fp32":
         step = tl.load(counter.to(tl.pointer_type(tl.float32))).to(tl.int32)
+    first_half = 0
+    second_half = 0
+    if STATES != "fp32":
+        # 16 random bits are enough for a state: one word serves both.
+        words = random_words(start, index, first, seed, step, stream + (1 << 28), BLOCK, WHOLE)
+        first_half = words >> 16
+        second_half = words & 0xFFFF
     g = load_block(grad, index, mask, GRAD_TYPE, MASKED).to(tl.float32) * tl.load(derived + 7)
     w = load_weight(weight, extra, index, mask, UPDATE, WEIGHT_TYPE, MASKED)
     if RULE == "adamw" or RULE == "adam":
-        m = load_state(state1, scale1, index, mask, STATES, True, BLOCK, MASKED)
-        v = load_state(state2, scale2, index, mask, STATES, False, BLOCK, MASKED)
+        m = load_state(state1, scale1, start, index, mask, STATES, True, BLOCK, MASKED)
+        v = load_state(state2, scale2, start, index, mask, STATES, False, BLOCK, MASKED)
         if RULE == "adamw":
             w = w * tl.load(derived)
         else:
@@ -203,28 +248,35 @@ def _step_block(
         # Fused where torch's own CUDA kernels fuse, and nowhere else.
         m = tl.fma(g - m, tl.load(derived + 1), m)
         v = tl.fma(g * g, tl.load(derived + 3), v * tl.load(derived + 2))
-        denominator = tl.div_rn(tl.sqrt_rn(v), tl.load(derived + 5)) + tl.load(derived + 6)
-        w = tl.fma(tl.div_rn(m, denominator), tl.load(derived + 4), w)
-        store_state(state1, scale1, index, mask, m, seed, step, stream, first, 1, STATES, True, BLOCK, MASKED)
-        store_state(state2, scale2, index, mask, v, seed, step, stream, first, 2, STATES, False, BLOCK, MASKED)
+        if STATES == "fp32":
+            denominator = tl.div_rn(tl.sqrt_rn(v), tl.load(derived + 5)) + tl.load(derived + 6)
+            quotient = tl.div_rn(m, denominator)
+        else:  # moments that were rounded to 8 or 16 bits: the last bits of root and quotient say nothing
+            denominator = tl.sqrt(v) / tl.load(derived + 5) + tl.load(derived + 6)
+            quotient = m / denominator
+        w = tl.fma(quotient, tl.load(derived + 4), w)
+        store_state(state1, scale1, start, index, mask, m, first_half, STATES, True, BLOCK, MASKED)
+        store_state(state2, scale2, start, index, mask, v, second_half, STATES, False, BLOCK, MASKED)
     elif RULE == "lion":
-        m = load_state(state1, scale1, index, mask, STATES, True, BLOCK, MASKED)
+        m = load_state(state1, scale1, start, index, mask, STATES, True, BLOCK, MASKED)
         w = w * tl.load(derived)
         u = m * tl.load(derived + 2) + g * tl.load(derived + 1)
         direction = (u > 0).to(tl.float32) - (u < 0).to(tl.float32)
         w = w + tl.load(derived + 4) * tl.where(u == u, direction, u)
         m = m * tl.load(derived + 3) + g * tl.load(derived + 5)
-        store_state(state1, scale1, index, mask, m, seed, step, stream, first, 1, STATES, True, BLOCK, MASKED)
+        store_state(state1, scale1, start, index, mask, m, first_half, STATES, True, BLOCK, MASKED)
     else:
         g = g + w * tl.load(derived)
         if MOMENTUM:
-            m = load_state(state1, scale1, index, mask, STATES, True, BLOCK, MASKED)
+            m = load_state(state1, scale1, start, index, mask, STATES, True, BLOCK, MASKED)
             keep = tl.load(derived + 3)
             m = tl.where(keep == 0.0, g, m * tl.load(derived + 1) + g * tl.load(derived + 2))
-            store_state(state1, scale1, index, mask, m, seed, step, stream, first, 1, STATES, True, BLOCK, MASKED)
+            store_state(state1, scale1, start, index, mask, m, first_half, STATES, True, BLOCK, MASKED)
             if NESTEROV:
                 g = g + m * tl.load(derived + 1)
             else:
                 g = m
         w = w + tl.load(derived + 4) * g
-    store_weight(weight, extra, index, mask, w, seed, step, stream, first, UPDATE, WEIGHT_TYPE, BLOCK, MASKED)
+    store_weight(
+        weight, extra, start, index, mask, w, seed, step, stream, first, UPDATE, WEIGHT_TYPE, BLOCK, WHOLE, MASKED
+    )

@@ -6,84 +6,106 @@ import triton.language as tl
 
 @triton.jit
 def load_block(address, index, mask, TYPE: tl.constexpr, MASKED: tl.constexpr):
-    pointer = address.to(tl.pointer_type(TYPE)) + index
     if MASKED:
-        x = tl.load(pointer, mask=mask, other=0.0)
+        x = tl.load(address.to(tl.pointer_type(TYPE)) + index, mask=mask, other=0.0)
     else:
-        x = tl.load(pointer)
+        # Said of the pointer: said of the address, it is lost in the cast, and every load is split up.
+        x = tl.load(tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16) + index)
     return x
 
 
 @triton.jit
 def _store(address, index, mask, value, TYPE: tl.constexpr, MASKED: tl.constexpr):
-    pointer = address.to(tl.pointer_type(TYPE)) + index
     if MASKED:
-        tl.store(pointer, value, mask=mask)
+        tl.store(address.to(tl.pointer_type(TYPE)) + index, value, mask=mask)
     else:
-        tl.store(pointer, value)
+        tl.store(tl.multiple_of(address.to(tl.pointer_type(TYPE)), 16) + index, value)
 
 
 @triton.jit
 def load_state(
-    address, scale, index, mask, STATES: tl.constexpr, SIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
-):
+    address, scale, start, index, mask,
+    STATES: tl.constexpr, SIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
     """A state as float32; optim/storage.py says how the narrow forms keep it."""
     if STATES == "fp32":
         x = load_block(address, index, mask, tl.float32, MASKED)
     elif STATES == "bf16":
         x = load_block(address, index, mask, tl.bfloat16, MASKED).to(tl.float32)
     else:
-        x = tl.load(scale.to(tl.pointer_type(tl.float32)) + tl.min(index, axis=0) // BLOCK)
+        x = tl.load(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK)  # a program's block is a block of the scale
         if SIGNED:
-            code = load_block(address, index, mask, tl.int8, MASKED).to(tl.float32) / 127.0
+            code = _small_to_float(load_block(address, index, mask, tl.int8, MASKED)) * (1.0 / 127.0)
             x = x * code * tl.abs(code)
         else:
-            code = load_block(address, index, mask, tl.uint8, MASKED).to(tl.float32) / 255.0
+            code = _small_to_float(load_block(address, index, mask, tl.uint8, MASKED)) * (1.0 / 255.0)
             x = x * (code * code) * (code * code)
     return x
 
 
 @triton.jit
 def store_state(
-    address, scale, index, mask, x, seed, step, stream, first, NUMBER: tl.constexpr,
+    address, scale, start, index, mask, x, chance,
     STATES: tl.constexpr, SIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     if STATES == "fp32":
         _store(address, index, mask, x, tl.float32, MASKED)
     elif STATES == "bf16":
-        words = _random_words(index, first, seed, step, stream + (NUMBER << 28), BLOCK)
-        _store(address, index, mask, _round_stochastic(x, words, tl.bfloat16).to(tl.bfloat16), tl.bfloat16, MASKED)
+        _store(address, index, mask, _round_bfloat16(x, chance), tl.int16, MASKED)
     else:
-        words = _random_words(index, first, seed, step, stream + (NUMBER << 28), BLOCK)
-        _store_int8(address, scale, index, mask, x, words, SIGNED, BLOCK, MASKED)
+        _store_int8(address, scale, start, index, mask, x, chance, SIGNED, BLOCK, MASKED)
 
 
 @triton.jit
-def _store_int8(address, scale, index, mask, x, words, SIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr):
+def _store_int8(
+    address, scale, start, index, mask, x, chance, SIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
+):
+    """The code below or above; compared without a division, and turned to a whole number without a conversion."""
     if MASKED:
         x = tl.where(mask, x, 0.0)
-    largest = tl.max(tl.abs(x), axis=0)  # a program's block is a block of the scale
-    tl.store(scale.to(tl.pointer_type(tl.float32)) + tl.min(index, axis=0) // BLOCK, largest)
-    share = tl.div_rn(tl.abs(x), tl.where(largest > 0.0, largest, 1.0))
+    size = tl.abs(x)
+    largest = tl.max(size, axis=0)
+    # 1 / largest must be finite: a block whose largest is subnormal is kept against the smallest normal number.
+    largest = tl.where(largest > 0.0, tl.maximum(largest, 1.1754943508222875e-38), largest)
+    tl.store(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK, largest)
+    share = size * (1.0 / tl.where(largest == 0.0, 1.0, largest))
     if SIGNED:
         power = share * 16129.0  # 127 ** 2
-        below = tl.floor(tl.sqrt_rn(power))
-        gap = 2.0 * below + 1.0
+        below = _floor(tl.sqrt(power))
         low = below * below
+        gap = 2.0 * below + 1.0
     else:
         power = share * 4228250625.0  # 255 ** 4
-        below = tl.floor(tl.sqrt_rn(tl.sqrt_rn(power)))
+        below = _floor(tl.sqrt(tl.sqrt(power)))
         above = (below + 1.0) * (below + 1.0)
         low = (below * below) * (below * below)
         gap = above * above - low
-    chance = tl.maximum(tl.div_rn(power - low, gap), 0.0)
-    code = tl.where(_rounds_up(words, chance), below + 1.0, below)
+    draw = _small_to_float(chance) + 0.5
+    code = tl.where(draw * gap < (power - low) * 65536.0, below + 1.0, below)
     if SIGNED:
         code = tl.minimum(code, 127.0)
-        _store(address, index, mask, tl.where(x < 0, -code, code).to(tl.int8), tl.int8, MASKED)
+        _store(address, index, mask, _float_to_small(tl.where(x < 0, -code, code)).to(tl.int8), tl.int8, MASKED)
     else:
         code = tl.minimum(tl.maximum(code, (x > 0.0).to(tl.float32)), 255.0)
-        _store(address, index, mask, code.to(tl.int32).to(tl.uint8), tl.uint8, MASKED)
+        _store(address, index, mask, _float_to_small(code).to(tl.uint8), tl.uint8, MASKED)
+
+
+@triton.jit
+def _small_to_float(x):
+    """A whole number from -2**22 to 2**22, placed in the low bits of 1.5 * 2**23: conversions are slow on a GPU."""
+    return (x.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
+
+
+@triton.jit
+def _float_to_small(x):
+    """The nearest whole number of at most 22 bits, from the low bits of its sum with 1.5 * 2**23."""
+    return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+
+
+@triton.jit
+def _floor(x):
+    """The whole number below; a whole number may become the one before, from where it is always rounded up again."""
+    return (x - 0.5 + 12582912.0) - 12582912.0
 
 
 @triton.jit
@@ -125,8 +147,8 @@ def _half_remainder(wide, low):
 
 @triton.jit
 def store_weight(
-    weight, extra, index, mask, w, seed, step, stream, first,
-    UPDATE: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr,
+    weight, extra, start, index, mask, w, seed, step, stream, first,
+    UPDATE: tl.constexpr, TYPE: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     if TYPE == tl.float32:
         _store(weight, index, mask, w, TYPE, MASKED)
@@ -150,8 +172,11 @@ def store_weight(
             _store(weight, index, mask, low, TYPE, MASKED)
             _store(extra, index, mask, remainder.to(tl.int16), tl.int16, MASKED)
     elif UPDATE == "stochastic":
-        words = _random_words(index, first, seed, step, stream, BLOCK)
-        _store(weight, index, mask, _round_stochastic(w, words, TYPE).to(TYPE), TYPE, MASKED)
+        words = random_words(start, index, first, seed, step, stream, BLOCK, WHOLE)
+        if TYPE == tl.bfloat16:
+            _store(weight, index, mask, _round_bfloat16(w, words >> 16), tl.int16, MASKED)
+        else:
+            _store(weight, index, mask, _round_float16(w, words).to(tl.float16), tl.float16, MASKED)
     else:
         low = _round_nearest(w, TYPE)
         _store(weight, index, mask, low, TYPE, MASKED)
@@ -174,10 +199,10 @@ def _round_nearest(x, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _random_words(index, first, seed, step, stream, BLOCK: tl.constexpr):
+def random_words(start, index, first, seed, step, stream, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
     """The words of numerics/philox.py: word i is the (i mod 4)-th of counter i // 4."""
-    if first % 4 == 0:
-        words = _whole_counters((first + tl.min(index, axis=0)) // 4, seed, step, stream, BLOCK)
+    if WHOLE:
+        words = _whole_counters((first + start) // 4, seed, step, stream, BLOCK)
     else:
         words = _parts_of_counters(first + index, seed, step, stream)
     return words
@@ -207,27 +232,25 @@ def _philox(counter, seed, step, stream):
 
 
 @triton.jit
-def _rounds_up(words, chance):
-    """Whether a word is below 2**32 times the chance, which is at least 0 and below 1."""
-    return words < (chance * 4294967296.0).to(tl.uint32)
+def _round_bfloat16(x, chance):
+    """The bits of a bfloat16, up where 16 random bits are below the 16 that are cut off; NaN stays NaN."""
+    bits = x.to(tl.int32, bitcast=True)
+    # The sum carries into the upper half exactly where chance < low bits.
+    rounded = (bits + (chance.to(tl.int32) ^ 0xFFFF)) >> 16
+    return tl.where(x == x, rounded, 0x7FC0).to(tl.int16)
 
 
 @triton.jit
-def _round_stochastic(x, words, TYPE: tl.constexpr):
-    """Round float32 to the type's grid, up where the word is below the fraction; as numerics/rounding.py."""
+def _round_float16(x, words):
+    """Round float32 to float16's grid, up where the word is below the fraction; as numerics/rounding.py."""
     bits = x.to(tl.int32, bitcast=True)
     magnitude = bits & 0x7FFFFFFF
-    if TYPE == tl.bfloat16:
-        fraction = (magnitude << 16).to(tl.uint32, bitcast=True)
-        up = (words < fraction).to(tl.int32)
-        rounded = ((magnitude >> 16) + up) << 16
-    else:
-        field = tl.maximum(magnitude >> 23, 113)
-        quotient = magnitude.to(tl.float32, bitcast=True) * ((264 - field) << 23).to(tl.float32, bitcast=True)
-        below = tl.floor(quotient)
-        spacing = ((field - 10) << 23).to(tl.float32, bitcast=True)
-        value = tl.where(_rounds_up(words, quotient - below), below + 1.0, below) * spacing
-        value = tl.where(value > 65504.0, float("inf"), value)
-        rounded = value.to(tl.int32, bitcast=True)
-    signed = (rounded | (bits & (-2147483648))).to(tl.float32, bitcast=True)
+    field = tl.maximum(magnitude >> 23, 113)
+    quotient = magnitude.to(tl.float32, bitcast=True) * ((264 - field) << 23).to(tl.float32, bitcast=True)
+    below = tl.floor(quotient)
+    spacing = ((field - 10) << 23).to(tl.float32, bitcast=True)
+    up = words < ((quotient - below) * 4294967296.0).to(tl.uint32)
+    value = tl.where(up, below + 1.0, below) * spacing
+    value = tl.where(value > 65504.0, float("inf"), value)
+    signed = (value.to(tl.int32, bitcast=True) | (bits & (-2147483648))).to(tl.float32, bitcast=True)
     return tl.where(magnitude < 0x7F800000, signed, x)
