@@ -9,10 +9,12 @@ if TYPE_CHECKING:
     from floatline import optim
     from floatline.causes import CAUSES, Cause, find_cause, match_message
     from floatline.choose import choose_plan
-    from floatline.errors import FloatlineError
+    from floatline.errors import FloatlineError, GuardStop
     from floatline.findings import Finding
     from floatline.formats import FORMATS, Format, find_format
+    from floatline.guard.guard import Guard
     from floatline.guard.ledger import Ledger
+    from floatline.guard.policy import Policy
     from floatline.guard.scaler import LossScaler
     from floatline.numerics.cuda_autocast import cuda_autocast_lists
     from floatline.numerics.half_on_cpu import HalfOnCPU
@@ -33,9 +35,12 @@ _HOMES = {
     "Finding": "findings",
     "FloatlineError": "errors",
     "Format": "formats",
+    "Guard": "guard.guard",
+    "GuardStop": "errors",
     "LossScaler": "guard.scaler",
     "Ledger": "guard.ledger",
     "Plan": "plan",
+    "Policy": "guard.policy",
     "Ranges": "numerics.ranges",
     "Workload": "workload",
     "choose_plan": "choose",
@@ -60,10 +65,13 @@ __all__ = [
     "Finding",
     "FloatlineError",
     "Format",
+    "Guard",
+    "GuardStop",
     "HalfOnCPU",
     "Ledger",
     "LossScaler",
     "Plan",
+    "Policy",
     "Ranges",
     "Workload",
     "__version__",

@@ -8,6 +8,8 @@ FloatlineError
 ├── CauseError       a cause that is not in the catalogue
 ├── OptimizerError   an optimizer setting, parameter or checkpoint that cannot be used
 ├── ScalerError      a loss scaler's setting or state that cannot be used, or FP16 gradients it would lose
+├── GuardError       a guard's setting, closure or checkpoint that cannot be used
+├── GuardStop        a run that the guard has ended, with its finding
 ├── LedgerError      a ledger that cannot be written, read or locked, or a record it cannot hold
 └── TensorError      a tensor that cannot be measured or rounded
 
@@ -19,6 +21,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from floatline.findings import Finding
 
 
 class FloatlineError(Exception):
@@ -51,6 +57,23 @@ class OptimizerError(FloatlineError, ValueError):
 
 class ScalerError(FloatlineError, ValueError):
     """A loss scaler's setting or state that cannot be used, or FP16 gradients it would lose."""
+
+
+class GuardError(FloatlineError, ValueError):
+    """A guard's setting, closure or checkpoint that cannot be used."""
+
+
+class GuardStop(FloatlineError):  # noqa: N818 - it is an end, not an error of the caller
+    """A run that the guard has ended: the ledger and the last good state are on the disk.
+
+    Args:
+        message: What happened, where, and what to do.
+        finding: Cause, evidence and fix; None where the cause is not known.
+    """
+
+    def __init__(self, message: str, *, finding: Finding | None = None) -> None:
+        super().__init__(message)
+        self.finding = finding
 
 
 class LedgerError(FloatlineError, ValueError):

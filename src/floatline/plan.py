@@ -67,6 +67,7 @@ class Scaling(_Frozen):
         growth_interval: Good steps in a row before it grows.
         floor: It never falls below; a scale under 1 shrinks gradients.
         cap: It never grows above.
+        hysteresis: It falls from the N-th overflow in a row on; the steps are skipped all the same.
     """
 
     init_scale: Number = Field(default=2.0**16, gt=0, allow_inf_nan=False, description="a number above 0")
@@ -75,6 +76,7 @@ class Scaling(_Frozen):
     growth_interval: int = Field(default=1000, strict=True, ge=1, description="a whole number, 1 or more")
     floor: Number = Field(default=1.0, gt=0, allow_inf_nan=False, description="a number above 0")
     cap: Number = Field(default=2.0**24, gt=0, allow_inf_nan=False, description="a number above 0")
+    hysteresis: int = Field(default=1, strict=True, ge=1, description="a whole number, 1 or more")
 
     @model_validator(mode="after")
     def _ordered(self) -> Scaling:

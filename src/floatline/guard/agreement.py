@@ -6,12 +6,58 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from floatline.errors import GuardError
+
 
 def num_processes(group: dist.ProcessGroup | None) -> int:
     """How many processes take part; 1 where torch.distributed is absent, not started, or this process is outside."""
     if not dist.is_available() or not dist.is_initialized():
         return 1
     return max(1, dist.get_world_size(group))
+
+
+def agree_on_mean(value: float | Tensor, *, home: torch.device, group: dist.ProcessGroup | None) -> float | Tensor:
+    """The mean of a number over the processes; the number itself where there is one process.
+
+    Args:
+        value: This process's.
+        home: Where it is brought to.
+        group: The processes; None is the default group.
+    """
+    world = num_processes(group)
+    if world == 1:
+        return value
+    mean = torch.zeros((), device=home)
+    mean += value
+    dist.all_reduce(mean, group=group)
+    return mean / world
+
+
+def agree_that_all_can(
+    what: str, failure: Exception | None, *, home: torch.device, group: dist.ProcessGroup | None
+) -> None:
+    """Let every process fail where one has, instead of waiting for it; they meet here in any case.
+
+    Args:
+        what: What they were doing, for those that could.
+        failure: Why this process could not.
+        home: Where numbers of this process are.
+        group: The processes; None is the default group.
+
+    Raises:
+        GuardError: Some other process could not.
+    """
+    world = num_processes(group)
+    failed = torch.zeros(world, device=home)
+    if world > 1:
+        failed[dist.get_rank(group)] = failure is not None
+        dist.all_reduce(failed, group=group)
+    if failure is not None:
+        raise failure
+    others = [str(rank) for rank in range(world) if bool(failed[rank])]
+    if others:
+        names = ", ".join(others)
+        raise GuardError(f"Process {names} could not {what}. Its own message says why; look at its output.")
 
 
 def agree_on_overflow(

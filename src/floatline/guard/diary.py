@@ -1,0 +1,98 @@
+"""The diary of a run: every outcome added to the accounts, and to the ledger where there is a folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from floatline.errors import GuardError
+from floatline.guard.account import Accounts
+from floatline.guard.agreement import num_processes
+from floatline.guard.ledger import Ledger
+from floatline.guard.ledger_lines import Event, Step
+from floatline.guard.outcome import Outcome
+
+
+class Diary:
+    """Keeps the account of a run. Process 0 writes the ledger; the accounts are the same on every process.
+
+    Args:
+        folder: Run folder; None keeps the accounts in memory only.
+        resume: Go on with the ledger in the folder.
+        metadata: For the ledger's header.
+        group: Processes that train together; None is the default group.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None,
+        *,
+        resume: bool,
+        metadata: dict[str, Any],
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.accounts = Accounts()
+        self.folder = None if folder is None else Path(folder)
+        self.ledger: Ledger | None = None
+        self._attempt = 0
+        if self.folder is None and resume:
+            raise GuardError("resume=True without a folder. Give the run folder whose ledger goes on.")
+        if self.folder is not None and is_first_process(group):
+            self.ledger = Ledger.resume(self.folder) if resume else Ledger.create(self.folder, metadata=metadata)
+
+    def write(self, outcome: Outcome, *, lost: float | None = None) -> None:
+        """Add one outcome; waits for the device if it is not there yet."""
+        self._attempt = outcome.attempt
+        numbers = {name: value for name, value in outcome.numbers.items() if name != "reason"}
+        # A score that is not known has no field.
+        numbers = {n: v for n, v in numbers.items() if not (n.endswith("_score") and math.isnan(v))}
+        if outcome.lr is not None:
+            numbers["lr"] = outcome.lr
+        if lost is not None:
+            numbers["lost_share"] = lost
+        counts = {"epoch": outcome.epoch, "batch": outcome.batch, "micro_batches": outcome.micro_batches}
+        known = {name: value for name, value in counts.items() if value is not None}
+        norms = outcome.layer_norms
+        record = Step(outcome.attempt, time.time(), outcome.applied, outcome.reason, None, known, numbers, norms)
+        self.accounts.add(record)
+        if self.ledger is not None:
+            self.ledger.append(
+                applied=outcome.applied,
+                reason=outcome.reason,
+                epoch=outcome.epoch,
+                batch=outcome.batch,
+                micro_batches=outcome.micro_batches,
+                loss=numbers["loss"],
+                scale=numbers["scale"],
+                grad_norm=numbers["grad_norm"],
+                lost_share=numbers.get("lost_share"),
+                lr=numbers.get("lr"),
+                loss_score=numbers.get("loss_score"),
+                norm_score=numbers.get("norm_score"),
+                layer_norms=norms,
+            )
+
+    def note(self, event: str, message: str, **values: float) -> None:
+        """Add something that happened besides a step: a rollback, an escalation, a stop."""
+        self.accounts.add(Event(event, self._attempt, time.time(), message, values=dict(values)))
+        if self.ledger is not None:
+            self.ledger.event(event, message, values=values)
+
+    def flush(self) -> None:
+        """Wait until everything is on the disk."""
+        if self.ledger is not None:
+            self.ledger.flush()
+
+    def close(self) -> None:
+        """Write what is left, and let go of the folder."""
+        if self.ledger is not None:
+            self.ledger.close()
+
+
+def is_first_process(group: dist.ProcessGroup | None) -> bool:
+    """Whether this process writes what all processes of the group share."""
+    return num_processes(group) == 1 or dist.get_rank(group) == 0

@@ -1,0 +1,405 @@
+"""Guard: a training step that cannot damage the weights, says what happened, and waits for nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from floatline.errors import GuardError
+from floatline.guard import guard_state, rank_files
+from floatline.guard.averages import Average
+from floatline.guard.closures import Loss, Randomness, Sum, run_micro_batches, synced_at_the_end, take_loss
+from floatline.guard.diary import Diary
+from floatline.guard.islands import Islands
+from floatline.guard.judge import Judge, Verdict
+from floatline.guard.layers import Layers
+from floatline.guard.ledger import Ledger
+from floatline.guard.outcome import Outcome
+from floatline.guard.policy import Policy, resolve_policy
+from floatline.guard.recovery import Recovery
+from floatline.guard.rescue import Rescue
+from floatline.guard.run import DTYPES, Run
+from floatline.guard.schedules import Schedules, check_rates
+from floatline.guard.snapshots import SnapshotRing
+from floatline.guard.stepping import Stepper, check_clip, check_gradients, norm_of
+from floatline.guard.wrappers import drop_gradients, unwrap
+from floatline.optim.survey import Decision, Survey
+from floatline.plan import Plan
+from floatline.presets import resolve_plan
+
+
+class Guard:
+    """Puts a training step under guard: scaled, checked, clipped, applied wholly or not at all, and recorded.
+
+    Numerics:
+        What happens to a step is decided on the device (see `judge`), from the same numbers on every process. A
+        skipped step leaves weights, states and averages bit for bit. The loss is recorded as it was.
+        With floatline's optimizers and torch's fused ones no step reads a number on the host; what was decided is
+        read `policy.read_after` steps later.
+
+    Args:
+        model: The model; plain, compiled, or wrapped by DDP or FSDP2.
+        optimizer: Trains the model's parameters.
+        plan: Precision, scaling and clipping: a name, a YAML file or a Plan.
+        clip_norm: Largest norm of the unscaled gradients. None takes the plan's clipping, or 1.0; math.inf clips none.
+        clip_value: Largest magnitude of an element of the unscaled gradients, in place of a norm.
+        norm_type: Which norm `clip_norm` bounds; 2 costs nothing extra.
+        policy: When to skip, go back and stop: a Policy, a preset's name, or None for the plan's.
+        folder: Run folder of the ledger, and of the state that is saved before a stop. None keeps the account in
+            memory only.
+        resume: Go on with the ledger that the folder holds.
+        canary: Gives the loss of a fixed batch, to tell bad data from bad weights. None takes the first batch that
+            `step` sees.
+        due_every: Every N-th outcome is `due`.
+        record_layers_every: Record the gradient norm of each parameter every N steps; 0 never.
+        process_group: Processes that train together; None is the default group.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        plan: Plan | str | PathLike[str] = "fp16-mixed",
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        norm_type: float = 2.0,
+        policy: Policy | str | None = None,
+        folder: str | Path | None = None,
+        resume: bool = False,
+        canary: Callable[[], Loss] | None = None,
+        due_every: int = 50,
+        record_layers_every: int = 0,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        plan = resolve_plan(plan)
+        policy = resolve_policy(policy, plan_name=plan.name)
+        check_clip(clip_norm, clip_value, norm_type)
+        device = _check_parameters(model, optimizer)
+        _check_weights(optimizer, plan)
+        check_gradients(optimizer)
+        check_rates(optimizer)
+        kept = plan.check_modules(unwrap(model))
+        self.clip_norm, self.clip_value, self.norm_type = _clipping(plan, clip_norm, clip_value, norm_type)
+        self._late = policy.read_after if device.type == "cuda" else 0
+        self.run = Run(
+            model=model,
+            optimizer=optimizer,
+            device=device,
+            plan=plan,
+            policy=policy,
+            judge=Judge(device, scaling=plan.scaling, policy=policy, group=process_group),
+            schedules=Schedules(optimizer, late=self._late > 0),
+            islands=Islands(unwrap(model), kept),
+            diary=Diary(folder, resume=resume, metadata={"plan": plan.model_dump(mode="json")}, group=process_group),
+            recovery=Recovery(
+                policy,
+                floor=None if plan.scaling is None else plan.scaling.floor,
+                can_probe=canary is not None,
+                can_roll_back=policy.snapshot_gib > 0,
+            ),
+            ring=SnapshotRing(policy=policy, process_group=process_group),
+        )
+        self._stepper = Stepper(optimizer, clip_value=self.clip_value)
+        self._layers = Layers(
+            unwrap(model),
+            optimizer,
+            every=record_layers_every,
+            policy=policy,
+            plan=plan,
+            group=process_group,
+        )
+        self._rescue = Rescue(self.run, canary=canary)
+        self._due_every = max(1, due_every)
+        self._sum = Sum(group=process_group)
+        self._pending: deque[Outcome] = deque()
+
+    @property
+    def plan(self) -> Plan:
+        """The precision the run computes in now."""
+        return self.run.plan
+
+    @property
+    def attempts(self) -> int:
+        """Steps so far, applied or not."""
+        return self.run.attempts
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger, where there is a run folder and this process writes it."""
+        return self.run.diary.ledger
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of the forward pass: the plan's compute dtype, or nothing where weights have it already."""
+        return self.run.autocast()
+
+    def step(
+        self, compute_loss: Callable[[Any], Loss], *micro_batches: Any, skip: bool | Tensor | None = None
+    ) -> Outcome:
+        """One whole step: forward and backward of every micro-batch, decision, update.
+
+        Args:
+            compute_loss: Gives the loss of a batch, averaged over it: a tensor with one number; or (loss, weight),
+                where micro-batches hold different numbers of items. It may be called again, with the same random
+                numbers, so it must not count or consume anything itself.
+            micro_batches: What `compute_loss` is called with, one after the other.
+            skip: True: compute, record, and leave everything as it is.
+        """
+        if not micro_batches:
+            raise GuardError("step() was given no batch. Call guard.step(compute_loss, batch).")
+        if self._sum.num:
+            raise GuardError("step() was called between backward() and update(). Call update() first.")
+        self._rescue.remember(compute_loss, micro_batches[0])
+        for retries in range(self.run.policy.retry_overflow + 1):
+            before = Randomness(self.run.device) if self.run.policy.retry_overflow else None
+            total = self._run(compute_loss, micro_batches)
+            outcome = self._finish(total, skip, retries=retries)
+            if before is None or retries == self.run.policy.retry_overflow or outcome.reason != "overflow":
+                return outcome
+            before.restore()
+        raise AssertionError  # the loop always returns
+
+    def _run(self, compute_loss: Callable[[Any], Loss], batches: tuple[Any, ...]) -> Sum:
+        try:
+            return run_micro_batches(
+                compute_loss,
+                batches,
+                model=self.run.model,
+                autocast=self.autocast,
+                scale=self.run.judge.scale,
+                group=self.run.judge.group,
+            )
+        except BaseException:
+            # Half a gradient must not be added to the next step's.
+            self.run.optimizer.zero_grad(set_to_none=True)
+            drop_gradients(self.run.model)
+            raise
+
+    def backward(self, loss: Tensor, *, weight: float | Tensor | None = None, last: bool = True) -> None:
+        """Send a loss backward, scaled; call it once for each micro-batch, then `update`.
+
+        Args:
+            loss: The loss of a micro-batch, averaged over it.
+            weight: How many items it was averaged over, where micro-batches differ.
+            last: False: more micro-batches follow, and FSDP2 may wait with exchanging gradients. (For DDP, put
+                forward and backward of all but the last into `model.no_sync()`.)
+        """
+        loss, _ = take_loss(loss, "The loss")
+        sync = hasattr(self.run.model, "set_requires_gradient_sync")
+        with synced_at_the_end(self.run.model, last) if sync else contextlib.nullcontext():
+            (self._sum.add(loss, weight).to(torch.float32) * self.run.judge.scale.to(loss.device)).backward()
+
+    def update(self, *, skip: bool | Tensor | None = None) -> Outcome:
+        """Decide on the gradients of all `backward` calls since the last update; make the step or leave it.
+
+        Gradients are set to None afterwards.
+
+        Args:
+            skip: True: leave everything as it is.
+        """
+        total, self._sum = self._sum, Sum(group=self.run.judge.group)
+        return self._finish(total, skip)
+
+    def _finish(self, total: Sum, skip: bool | Tensor | None, *, retries: int = 0) -> Outcome:
+        check_rates(self.run.optimizer)
+        self.run.attempts += 1
+        if self.run.batch is not None and not retries:
+            self.run.batch += 1
+        loss = total.mean
+        divisor = total.weight
+        found: list[Verdict] = []
+        names = self._layers.due(self.attempts)
+        records: list[tuple[tuple[str, ...], Tensor]] = []
+        unit = self.run.judge.scale * divisor  # before the judge moves the scale
+
+        def judge(survey: Survey) -> Decision:
+            verdict = self.run.judge.judge(
+                loss,
+                survey,
+                clip_norm=self.clip_norm,
+                divisor=divisor,
+                norm=norm_of(self.run.optimizer, self.norm_type) if math.isfinite(self.clip_norm) else None,
+                skip=skip,
+            )
+            found.append(verdict)
+            if verdict.divisor is not None:
+                torch.mul(verdict.report[1], verdict.divisor, out=unit)  # what the processes agreed on
+            if names:
+                records.append(self._layers.record(survey, unit))
+            return verdict.decision
+
+        lr = self.run.optimizer.param_groups[0]["lr"]
+        self._layers.count(self.attempts)
+        decision = self._stepper.step(judge, unit)
+        self._stepper.drop_gradients()
+        if self.run.average is not None:
+            self.run.average.update(decision.applied)
+        self.run.schedules.attempt()
+        outcome = Outcome(
+            found[0].report,
+            attempt=self.attempts,
+            due=self.attempts % self._due_every == 0,
+            epoch=self.run.epoch,
+            batch=self.run.batch,
+            micro_batches=total.num,
+            lr=None if isinstance(lr, Tensor) else float(lr),
+            layers=records[0] if records else None,
+            retries=retries,
+        )
+        self._pending.append(outcome)
+        self._learn(self._late)
+        self._rescue.snapshot_if_due()
+        return outcome
+
+    def _learn(self, leave: int) -> None:
+        """Read what became of earlier steps, except the last `leave`, and act on it."""
+        while len(self._pending) > leave:
+            outcome = self._pending.popleft()
+            self.run.schedules.learn(applied=outcome.applied)
+            lost = self._layers.lost(outcome.attempt)
+            self.run.diary.write(outcome, lost=None if lost is None else lost.share)
+            self._rescue.act_on(outcome, lost=lost)
+
+    def drain(self) -> None:
+        """Read everything that is outstanding; waits for the device."""
+        self._learn(0)
+
+    def scheduler(self, scheduler: Any) -> Any:
+        """Let the guard advance this scheduler, on applied steps only; gives it back.
+
+        Args:
+            scheduler: One of torch.optim.lr_scheduler, made with the guard's optimizer. Do not call its step().
+        """
+        self.run.schedules.add(scheduler)
+        return scheduler
+
+    def averaged(self, decay: float) -> Average:
+        """Keep an exponential average of the weights in float32, moved by applied steps only.
+
+        Args:
+            decay: What the average keeps in each step, such as 0.999.
+        """
+        self.run.average = Average(unwrap(self.run.model), self.run.optimizer, decay)
+        return self.run.average
+
+    def begin_epoch(self, number: int) -> None:
+        """Count batches of this epoch from here on; records and stops name epoch and batch."""
+        self.run.epoch, self.run.batch = number, -1
+
+    def replay(self, compute_loss: Callable[[Any], Loss], batch: Any, *, precision: str | None = None) -> Tensor:
+        """The loss of a batch as it would be now, without a trace: weights, gradients and random numbers stay.
+
+        Args:
+            compute_loss: Gives the loss.
+            batch: What it is called with.
+            precision: "fp32" computes in float32; None as the plan says.
+        """
+        return self._rescue.replay(lambda: compute_loss(batch), precision=precision)
+
+    def summary(self) -> str:
+        """What happened, in five lines; waits for the device."""
+        self.drain()
+        return self.run.diary.accounts.summary()
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything needed to go on as if nothing had happened: tensors, and what JSON can hold."""
+        self.drain()
+        return guard_state.collect(self.run)
+
+    def load_state_dict(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` gave, with the same model, optimizer and schedulers."""
+        self._pending.clear()
+        self.run.optimizer.zero_grad(set_to_none=True)
+        guard_state.restore(self.run, tensors, state)
+
+    def save(self, folder: str | Path, *, extra: dict[str, Any] | None = None) -> Path:
+        """Write a checkpoint under the folder, atomically; every process of a run must call it.
+
+        Args:
+            folder: Where checkpoints of this run lie.
+            extra: What the caller needs to go on, such as the place in the data; JSON.
+        """
+        tensors, state = self.state_dict()
+        return rank_files.save(self.run, Path(folder), tensors, {**state, "extra": extra or {}})
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Go on from a checkpoint, or from the newest one under a folder; gives back `extra`.
+
+        Args:
+            path: A checkpoint, or the folder of several.
+        """
+        tensors, state = rank_files.load(self.run, Path(path))
+        self.load_state_dict(tensors, state)
+        return cast("dict[str, Any]", state.get("extra", {}))
+
+    def load_scaler(self, state: dict[str, Any]) -> None:
+        """Take the scale of a torch.amp.GradScaler, or of a LossScaler, from its state_dict."""
+        if self.plan.scaling is None:
+            raise GuardError(f"Plan '{self.plan.name}' does not scale the loss. Use a plan with fp16 compute.")
+        if "scale" not in state:
+            raise GuardError("The state has no 'scale'. Give the state_dict of an enabled torch.amp.GradScaler.")
+        self.run.judge.set_scale(float(state["scale"]))
+        self.run.judge.good_steps.fill_(float(state.get("_growth_tracker", 0)))
+
+    def close(self) -> None:
+        """Read what is outstanding, and close the ledger."""
+        try:
+            self.drain()
+        finally:
+            self.run.islands.remove()
+            self.run.diary.close()
+
+    def __enter__(self) -> Guard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.device:
+    """The device of the trained parameters; GuardError where the optimizer trains something else."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    device = None
+    for i, group in enumerate(optimizer.param_groups):
+        for param in group["params"]:
+            if id(param) not in names:
+                raise GuardError(
+                    f"Group {i} of the optimizer has a parameter of shape {tuple(param.shape)} that the model has not. "
+                    "Make the optimizer from model.parameters(), after moving, casting or wrapping the model."
+                )
+            device = device or param.device
+    if device is None:
+        raise GuardError("The optimizer has no parameters. Make it from model.parameters().")
+    return device
+
+
+def _check_weights(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    """The plan's weights dtype is that of the weights; GuardError where none of them has it."""
+    dtypes = {param.dtype for group in optimizer.param_groups for param in group["params"]}
+    if DTYPES[plan.weights] not in dtypes:
+        have = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise GuardError(
+            f"Plan '{plan.name}' trains {plan.weights} weights, and the optimizer has {have}. "
+            f"Use a plan for these weights, or cast the model before making the optimizer."
+        )
+
+
+def _clipping(
+    plan: Plan, clip_norm: float | None, clip_value: float | None, norm_type: float
+) -> tuple[float, float | None, float]:
+    """Norm, value and kind of norm to clip by: the caller's, the plan's, or a norm of 1."""
+    if clip_norm is None and clip_value is None and plan.clip is not None:
+        clip = plan.clip
+        return (math.inf if clip.max_norm is None else clip.max_norm), clip.max_value, clip.norm_type
+    if clip_value is not None:
+        return math.inf, clip_value, norm_type
+    return (1.0 if clip_norm is None else float(clip_norm)), None, norm_type

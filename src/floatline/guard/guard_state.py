@@ -1,0 +1,171 @@
+"""Everything a guarded run is made of, as named tensors and JSON; and how a run is brought back to it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from floatline.errors import GuardError
+from floatline.guard.account import Accounts
+from floatline.guard.run import Run
+from floatline.guard.wrappers import reshard, unwrap
+from floatline.optim import mesh
+from floatline.plan import Plan
+
+SCHEMA = 1
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part of a tensor."""
+    return mesh.local_part(tensor.detach())
+
+
+def live_tensors(run: Run) -> dict[str, Tensor]:
+    """The tensors that a step changes, by name, each once: weights, buffers, optimizer states, scale, average."""
+    found: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    model = unwrap(run.model)
+    reshard(model)
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            found[f"model.{name}"] = local(tensor)
+    for index, state in _optimizer_states(run).items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                found[f"optimizer.{index}.{key}"] = local(value)
+    found |= {f"judge.{name}": tensor for name, tensor in run.judge.state().items()}
+    if run.average is not None:
+        found |= {f"average.{name}": tensor for name, tensor in run.average.tensors.items()}
+    return found
+
+
+def may_be_nonfinite(run: Run) -> list[str]:
+    """Names of live tensors that may hold inf or NaN in a sound run: buffers such as masks, and unfilled windows."""
+    return ["judge.window", *buffer_names(run)]
+
+
+def buffer_names(run: Run) -> list[str]:
+    """Names of the model's buffers among the live tensors."""
+    return [f"model.{name}" for name, _ in unwrap(run.model).named_buffers()]
+
+
+def collect(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and JSON of a guarded run, random number generators included."""
+    tensors = live_tensors(run)
+    tensors["rng.host"] = torch.get_rng_state()
+    if run.device.type == "cuda":
+        tensors["rng.cuda"] = torch.cuda.get_rng_state(run.device)
+    version, words, gauss = random.getstate()
+    numbers = {
+        f"{index}.{key}": value
+        for index, state in _optimizer_states(run).items()
+        for key, value in state.items()
+        if isinstance(value, bool | int | float)
+    }
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in run.optimizer.param_groups]
+    state = {
+        "schema": SCHEMA,
+        "attempts": run.attempts,
+        "epoch": run.epoch,
+        "batch": run.batch,
+        "plan": run.plan.model_dump(mode="json"),
+        "islands": dict(run.islands.outputs),
+        "optimizer": {
+            "class": type(run.optimizer).__name__,
+            "groups": [_plain_group(group) for group in groups],
+            "numbers": numbers,
+        },
+        "schedules": run.schedules.state_dict(),
+        "recovery": run.recovery.state_dict(),
+        "snapshots": run.ring.state_dict(),
+        "accounts": run.diary.accounts.as_json(),
+        "average": None if run.average is None else run.average.decay,
+        "python_random": [version, list(words), gauss],
+    }
+    return tensors, state
+
+
+@torch.no_grad()
+def restore(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Bring a run to where `collect` was called. Nothing is changed where something does not fit."""
+    if state.get("schema") != SCHEMA:
+        raise GuardError(f"The state has schema {state.get('schema')!r}, and this version reads {SCHEMA}.")
+    name = type(run.optimizer).__name__
+    if state["optimizer"]["class"] != name:
+        raise GuardError(f"The state is that of a {state['optimizer']['class']}, and this run has a {name}.")
+    live = {name: tensor for name, tensor in live_tensors(run).items() if not name.startswith("optimizer.")}
+    for name, tensor in live.items():
+        if name not in tensors:
+            raise GuardError(f"The checkpoint has no {name!r}. Load it with the model that it was saved from.")
+        if tensors[name].shape != tensor.shape or tensors[name].dtype != tensor.dtype:
+            raise GuardError(
+                f"{name!r} is {tensors[name].dtype} {tuple(tensors[name].shape)} in the checkpoint and {tensor.dtype} "
+                f"{tuple(tensor.shape)} in the model. Load it with the model that it was saved from."
+            )
+    run.take_plan(Plan(**state["plan"]), state["islands"])
+    for name, tensor in live.items():
+        tensor.copy_(tensors[name])
+    _restore_optimizer(run, tensors, state["optimizer"])
+    run.schedules.load_state_dict(state["schedules"])
+    run.recovery.load_state_dict(state["recovery"])
+    run.diary.accounts = Accounts.from_json(state["accounts"])
+    run.attempts, run.epoch, run.batch = state["attempts"], state["epoch"], state["batch"]
+    version, words, gauss = state["python_random"]
+    random.setstate((version, tuple(words), gauss))
+    torch.set_rng_state(tensors["rng.host"])
+    if "rng.cuda" in tensors and run.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng.cuda"], run.device)
+
+
+def _optimizer_states(run: Run) -> dict[int, dict[str, Any]]:
+    """States by the parameter's place in the optimizer."""
+    params = [p for group in run.optimizer.param_groups for p in group["params"]]
+    state = cast("dict[Tensor, dict[str, Any]]", run.optimizer.state)
+    return {i: state[p] for i, p in enumerate(params) if p in state}
+
+
+def _restore_optimizer(run: Run, tensors: dict[str, Tensor], saved: dict[str, Any]) -> None:
+    params = [p for group in run.optimizer.param_groups for p in group["params"]]
+    state = cast("dict[Tensor, dict[str, Any]]", run.optimizer.state)
+    state.clear()
+    for name, tensor in tensors.items():
+        if not name.startswith("optimizer."):
+            continue
+        _, index, key = name.split(".", 2)
+        param = params[int(index)]
+        # torch keeps step counters on the host unless a kernel reads them.
+        on_host = key == "step" and not _counts_on_device(run)
+        value = tensor.to("cpu" if on_host else local(param).device, copy=True)
+        state[param][key] = mesh.like_param(param, key, value)
+    for place, value in saved["numbers"].items():
+        index, key = place.split(".", 1)
+        state[params[int(index)]][key] = value
+    for group, own in zip(run.optimizer.param_groups, saved["groups"], strict=True):
+        for key, value in own.items():
+            if key in group and not isinstance(group[key], Tensor):
+                group[key] = tuple(value) if isinstance(group[key], tuple) else value
+    if hasattr(run.optimizer, "_roster"):
+        cast(Any, run.optimizer)._roster = None
+
+
+def _counts_on_device(run: Run) -> bool:
+    groups = run.optimizer.param_groups
+    own = type(run.optimizer).__module__.startswith("floatline.")
+    return own or any(group.get("fused") or group.get("capturable") for group in groups)
+
+
+def _plain_group(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's settings as JSON can hold them."""
+    plain: dict[str, Any] = {}
+    for key, value in group.items():
+        if isinstance(value, tuple):
+            plain[key] = [float(v) if isinstance(v, Tensor) else v for v in cast("tuple[Any, ...]", value)]
+        elif isinstance(value, Tensor):
+            plain[key] = float(value)
+        elif value is None or isinstance(value, bool | int | float | str):
+            plain[key] = value
+    return plain

@@ -1,0 +1,259 @@
+"""Recovery: what to do about bad steps, decided on the host from numbers that every process shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from floatline.guard.actions import (
+    AcceptRegime,
+    Action,
+    AskCanary,
+    CheckWeights,
+    Escalate,
+    RaiseScale,
+    Rollback,
+    Stop,
+    Warn,
+    stop_at_bad_row,
+    stop_at_collapse,
+    stop_at_lost_weights,
+    stop_at_low_success,
+    stop_at_spent_rollbacks,
+)
+from floatline.guard.policy import Policy
+from floatline.guard.standing import Standing
+
+__all__ = [
+    "AcceptRegime",
+    "Action",
+    "AskCanary",
+    "CheckWeights",
+    "Escalate",
+    "RaiseScale",
+    "Recovery",
+    "Rollback",
+    "Seen",
+    "Stop",
+    "Warn",
+]
+
+RECHECK_EVERY = 10
+"""Non-finite losses between two looks at the weights, which may have been damaged meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one step came to.
+
+    Args:
+        attempt: Number of the step.
+        reason: Word of `ledger_lines.REASONS`; None where the step was applied.
+        loss: As it was.
+        grad_norm: Of the unscaled gradients.
+        scale: The one this step used.
+        loss_score: Outlier score of the loss; NaN where there is none.
+        norm_score: Outlier score of the norm; NaN where there is none.
+    """
+
+    attempt: int
+    reason: str | None
+    loss: float
+    grad_norm: float
+    scale: float
+    loss_score: float
+    norm_score: float
+
+
+class Recovery:
+    """The state machine of a run.
+
+    It gets one step after the other and answers with actions. The guard carries them out in order, and gives the
+    answers to CheckWeights and AskCanary back before the next step, until no action is left.
+
+    An applied step ends every streak. A step that was skipped for one reason neither ends nor lengthens the streak of
+    another, because damaged weights show as overflow, NaN and outliers by turns. There are two exceptions: a finite
+    gradient at the smallest scale ends a collapse, and an ordinary loss ends a row of loss outliers. Steps skipped on
+    request count nowhere.
+
+    Args:
+        policy: The numbers.
+        floor: The smallest loss scale; None where the loss is not scaled.
+        can_probe: There is a canary batch.
+        can_roll_back: There is room for snapshots.
+
+    Attributes:
+        floor, can_probe, can_roll_back: As given; the guard changes them where the run does.
+    """
+
+    def __init__(self, policy: Policy, *, floor: float | None, can_probe: bool, can_roll_back: bool) -> None:
+        self.floor = floor
+        self.can_probe = can_probe
+        self.can_roll_back = can_roll_back
+        self._policy = policy
+        self._now = Standing()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the last step that was seen was applied: only then is a snapshot worth taking."""
+        return not self._now.bad
+
+    def observe(self, seen: Seen) -> list[Action]:
+        """What is to be done about a step; attempts must come in order."""
+        if seen.reason == "requested":
+            return []
+        now = self._now
+        now.attempt = seen.attempt
+        now.scaled |= self.floor is not None and seen.scale > self.floor
+        applied = seen.reason is None
+        now.outcomes = (now.outcomes + str(int(applied)))[-self._policy.success_window :]
+        if seen.attempt <= now.undone:
+            return []
+        if applied:
+            now.end_streaks()
+            now.since_rollback += 1
+            if now.since_rollback >= self._policy.forget_rollbacks:
+                now.rollbacks = 0
+            return []
+        now.bad += 1
+        if now.bad == 1:
+            now.bad_since = seen.attempt
+        actions: list[Action] = []
+        if seen.reason == "overflow":
+            actions = self._on_overflow(seen)
+        elif seen.reason == "forward-nonfinite":
+            actions = self._on_nonfinite()
+        elif seen.reason == "outlier" and seen.attempt > now.accepted:
+            actions = self._on_outlier(seen)
+        return actions or self._check_limits()
+
+    def weights_checked(self, finite: bool) -> list[Action]:
+        """The answer to CheckWeights."""
+        now = self._now
+        if not finite:
+            now.question = "weights"
+            return self._roll_back(now.bad_since)
+        if now.question == "collapse":
+            return [stop_at_collapse(now.collapses, now.attempt, self.floor if now.scaled else None)]
+        if now.question == "nonfinite" and self.can_probe:
+            return [AskCanary(self._reach(now.bad_since))]
+        return self._check_limits()
+
+    def canary_answered(self, loss: float, reference: float | None) -> list[Action]:
+        """The answer to AskCanary.
+
+        Numerics:
+            Sound: loss <= canary_tolerance * reference; for a negative reference the same distance above it. A
+            non-finite loss is never sound. A reference that is None or not finite says nothing.
+
+        Args:
+            loss: Of the canary, now.
+            reference: Of the canary, with the snapshot's weights; None where there is no snapshot.
+        """
+        now = self._now
+        if now.question == "nonfinite":
+            if not math.isfinite(loss):
+                return [Escalate(f"the canary's loss is {loss} too, with finite weights")]
+            now.sound = True
+            return self._check_limits()
+        if reference is not None and math.isfinite(reference):
+            now.sound = _is_sound(loss, reference, tolerance=self._policy.canary_tolerance)
+            if not now.sound:
+                return self._roll_back(now.outlier_since)
+        return self._accept_regime() or self._check_limits()
+
+    def rolled_back(self, at_attempt: int) -> None:
+        """A snapshot was restored after this attempt: what steps up to it came to no longer matters."""
+        self._now.end_streaks()
+        self._now.undone = at_attempt
+        self._now.since_rollback = 0
+
+    def no_snapshot(self) -> list[Action]:
+        """There was no sound snapshot for a Rollback: stop if the weights are lost, else go on skipping."""
+        now = self._now
+        now.rollbacks -= 1
+        return [stop_at_lost_weights(now.bad_since)] if now.question == "weights" else self._check_limits()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands, for JSON."""
+        return self._now.as_json()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._now = Standing.from_json(state)
+
+    def _on_overflow(self, seen: Seen) -> list[Action]:
+        now = self._now
+        at_floor = self.floor is None or seen.scale <= self.floor
+        now.collapses = now.collapses + 1 if at_floor else 0
+        if now.collapses < self._policy.collapse_after:
+            return []
+        now.question = "collapse"
+        return [CheckWeights()]
+
+    def _on_nonfinite(self) -> list[Action]:
+        now = self._now
+        now.nonfinite += 1
+        if now.nonfinite > 1 and now.nonfinite % RECHECK_EVERY:
+            return []
+        now.question = "nonfinite"
+        return [CheckWeights()]
+
+    def _on_outlier(self, seen: Seen) -> list[Action]:
+        now, policy = self._now, self._policy
+        now.collapses = 0
+        now.outliers += 1
+        if now.outliers == 1:
+            now.outlier_since = seen.attempt
+        now.loss_outliers = now.loss_outliers + 1 if seen.loss_score > policy.outlier_score else 0
+        beyond = now.loss_outliers - policy.probe_after
+        due = beyond >= 0 and beyond % policy.probe_every == 0
+        if not (due or now.outliers >= policy.regime_after):
+            return []
+        if not (self.can_probe and self.can_roll_back):
+            return self._accept_regime()
+        now.question = "outlier"
+        return [AskCanary(self._reach(now.outlier_since))]
+
+    def _accept_regime(self) -> list[Action]:
+        now = self._now
+        if now.outliers < self._policy.regime_after:
+            return []
+        now.outliers = now.loss_outliers = 0
+        # Steps that are under way were judged by the old windows; the emptied ones find no outlier for a while.
+        now.accepted = now.attempt + self._policy.read_after
+        return [AcceptRegime()]
+
+    def _roll_back(self, onset: int) -> list[Action]:
+        now, policy = self._now, self._policy
+        if not self.can_roll_back:
+            return [stop_at_lost_weights(now.bad_since)] if now.question == "weights" else self._check_limits()
+        number = now.rollbacks
+        if number >= policy.most_rollbacks:
+            return [stop_at_spent_rollbacks(number, onset, lost=now.question == "weights")]
+        before = self._reach(onset)
+        now.rollbacks += 1
+        return [Rollback(before, number, number >= policy.lr_cut_from, number == policy.escalate_at)]
+
+    def _reach(self, onset: int) -> int:
+        """The attempt that a rollback goes back to, or beyond."""
+        return max(0, onset - self._policy.rollback_reach * 2**self._now.rollbacks)
+
+    def _check_limits(self) -> list[Action]:
+        """A stop where too many steps were skipped, in a row or of the last ones."""
+        now, policy = self._now, self._policy
+        if policy.most_bad is not None and now.bad >= policy.most_bad:
+            only_outliers = now.outliers == now.bad
+            return [stop_at_bad_row(now.bad, now.bad_since, sound=now.sound, only_outliers=only_outliers)]
+        applied, window = now.outcomes.count("1"), policy.success_window
+        if len(now.outcomes) == window and applied / window < policy.least_success:
+            return [stop_at_low_success(applied, window, policy.least_success)]
+        return []
+
+
+def _is_sound(loss: float, reference: float, *, tolerance: float) -> bool:
+    if reference < 0:
+        tolerance = 2 - tolerance
+    return math.isfinite(loss) and (loss <= reference or loss <= tolerance * reference)

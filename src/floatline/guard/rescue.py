@@ -1,0 +1,281 @@
+"""What the guard does when recovery asks for it: look at the weights, ask the canary, go back, escalate, stop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from floatline.causes import find_cause
+from floatline.errors import GuardStop
+from floatline.findings import Finding
+from floatline.guard import guard_state, rank_files
+from floatline.guard.actions import (
+    AcceptRegime,
+    Action,
+    AskCanary,
+    CheckWeights,
+    Escalate,
+    RaiseScale,
+    Rollback,
+    Stop,
+    Warn,
+)
+from floatline.guard.agreement import num_processes
+from floatline.guard.closures import Loss, Randomness, take_loss
+from floatline.guard.nonfinite import first_nonfinite
+from floatline.guard.outcome import Outcome
+from floatline.guard.recovery import Seen
+from floatline.guard.run import Run
+from floatline.guard.snapshots import Snapshot
+from floatline.guard.underflow import Lost
+from floatline.guard.wrappers import unwrap
+
+
+class Rescue:
+    """Carries out what `Recovery` decides.
+
+    Every decision rests on numbers that all processes share, so all of them come here in the same step.
+
+    Args:
+        run: What is guarded.
+        canary: Gives the loss of a fixed batch; None takes the first batch that is remembered.
+    """
+
+    def __init__(self, run: Run, *, canary: Callable[[], Loss] | None) -> None:
+        self._run = run
+        self._canary = canary
+
+    def remember(self, compute_loss: Callable[[Any], Loss], batch: Any) -> None:
+        """Keep the first batch as canary, where the run can go back at all."""
+        if self._canary is None and self._run.policy.snapshot_gib > 0:
+            self._canary = lambda: compute_loss(batch)
+            self._run.recovery.can_probe = True
+
+    def snapshot_if_due(self) -> None:
+        """Take a snapshot behind the step that was just sent off; its finiteness is looked at when it is needed."""
+        run = self._run
+        if not run.recovery.healthy or not run.optimizer.state or not run.ring.due(run.attempts):
+            return
+        canary = None if self._canary is None else self.replay(self._canary)
+        extra = run.schedules.state_dict()
+        run.ring.take(
+            run.attempts,
+            guard_state.live_tensors(run),
+            extra,
+            canary,
+            unchecked=guard_state.may_be_nonfinite(run),
+        )
+
+    def act_on(self, outcome: Outcome, *, lost: Lost | None = None) -> None:
+        """Let recovery see what a step came to, and do what it asks for until it asks for nothing.
+
+        Args:
+            outcome: The step.
+            lost: Gradients that FP16 lost in it, where they were counted.
+        """
+        numbers = outcome.numbers
+        seen = Seen(
+            attempt=outcome.attempt,
+            reason=outcome.reason,
+            loss=numbers["loss"],
+            grad_norm=numbers["grad_norm"],
+            scale=numbers["scale"],
+            loss_score=numbers["loss_score"],
+            norm_score=numbers["norm_score"],
+        )
+        todo = [*self._run.recovery.observe(seen), *self._act_on_lost(lost)]
+        while todo:
+            todo = [*self._do(todo[0], outcome), *todo[1:]]
+
+    def _act_on_lost(self, lost: Lost | None) -> list[Action]:
+        """Raise the scale where it can still grow; otherwise say that it cannot."""
+        policy, scaling = self._run.policy, self._run.plan.scaling
+        if lost is None or lost.share <= policy.underflow_warn:
+            return []
+        # The layers whose gradients are zero everywhere are not named: they may simply not be used.
+        names = tuple(name for name, _ in lost.layers[:3])
+        if scaling is not None and lost.share > policy.underflow_act and float(self._run.judge.scale) < scaling.cap:
+            return [RaiseScale(names)]
+        return [Warn(f"{lost.share:.1%} of gradient elements are lost to zero, most in {', '.join(names)}")]
+
+    def _do(self, action: Action, outcome: Outcome) -> list[Action]:
+        run = self._run
+        match action:
+            case CheckWeights():
+                return list(run.recovery.weights_checked(self.weights_are_finite()))
+            case AskCanary():
+                snapshot = run.ring.newest_before(action.before)
+                reference = None if snapshot is None else snapshot.canary
+                return list(run.recovery.canary_answered(self._ask_canary(), reference))
+            case Rollback():
+                return self._roll_back(action)
+            case AcceptRegime():
+                run.judge.forget()
+                run.diary.note("regime-change", "the new level is accepted as normal: the weights are sound")
+            case Escalate():
+                if (run.plan.compute == "fp32" or self._fails_in_fp32()) and run.ring.newest() is not None:
+                    # Weights that give NaN in FP32 where they gave a number before are as bad as NaN: a flipped bit.
+                    return list(run.recovery.weights_checked(False))
+                self._escalate(action.why)
+            case RaiseScale():
+                run.judge.set_scale(float(run.judge.scale) * 2)
+                message = f"raised: gradients are lost to zero in {', '.join(action.layers)}"
+                run.diary.note("scale-change", message, scale=float(run.judge.scale))
+            case Warn():
+                run.diary.note("note", action.message)
+            case Stop():
+                self._stop(action, outcome)
+        return []
+
+    @torch.no_grad()
+    def weights_are_finite(self) -> bool:
+        """Whether every trained weight, on every process, is finite; waits for the device."""
+        params = [p for group in self._run.optimizer.param_groups for p in group["params"]]
+        good = torch.stack([guard_state.local(p).isfinite().all() for p in params]).all()
+        return not self._any(~good)
+
+    def _any(self, flag: Tensor) -> bool:
+        """Whether the flag is set on any process."""
+        if num_processes(self._run.judge.group) > 1:
+            found = flag.to(torch.float32)
+            dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._run.judge.group)
+            return bool(found)
+        return bool(flag)
+
+    def _ask_canary(self) -> float:
+        """Mean of the canary's loss over the processes; NaN where there is no canary."""
+        if self._canary is None:
+            return math.nan
+        loss = self.replay(self._canary).clone()
+        world = num_processes(self._run.judge.group)
+        if world > 1:
+            dist.all_reduce(loss, group=self._run.judge.group)
+        return float(loss) / world
+
+    def replay(self, closure: Callable[[], Loss], *, precision: str | None = None) -> Tensor:
+        """The loss of a closure now, in evaluation mode, with random numbers and modes put back afterwards."""
+        run = self._run
+        modes = [(module, module.training) for module in run.model.modules()]
+        context = run.autocast() if precision is None else torch.autocast(run.device.type, enabled=False)
+        randomness = Randomness(run.device)
+        run.model.eval()
+        try:
+            # With gradients on, so that take_loss can tell a loss from a constant; nothing goes backward.
+            with context:
+                loss, _ = take_loss(closure(), "The value of the canary")
+            return loss.detach().to(torch.float32)
+        finally:
+            randomness.restore()
+            for module, training in modes:
+                module.training = training
+
+    def _roll_back(self, action: Rollback) -> list[Action]:
+        run = self._run
+        snapshot = run.ring.newest_before(action.before)
+        if snapshot is None:
+            return list(run.recovery.no_snapshot())
+        self._restore(snapshot)
+        run.recovery.rolled_back(run.attempts)
+        run.diary.note(
+            "rollback",
+            f"weights, optimizer and scale are those of step {snapshot.attempt:,}; data and random numbers go on",
+            to=snapshot.attempt,
+            number=action.number,
+        )
+        if action.cut_lr:
+            run.schedules.cut(run.policy.lr_cut, run.policy.lr_cut_steps)
+            run.diary.note(
+                "lr-cut", f"learning rates x {run.policy.lr_cut:g} for {run.policy.lr_cut_steps} applied steps"
+            )
+        if action.escalate:
+            self._escalate(f"rollback {action.number + 1}")
+        return []
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        run = self._run
+        run.ring.restore(snapshot, guard_state.live_tensors(run))
+        run.schedules.load_state_dict(snapshot.extra)
+        run.ring.discard_after(snapshot.attempt)
+
+    def _escalate(self, why: str) -> None:
+        """Raise precision: first the block that makes non-finite values, then the whole model."""
+        run = self._run
+        if run.plan.compute == "fp32" or "" in run.islands.names or self._fails_in_fp32():
+            self._stop(Stop("", f"{why}, in FP32 as well. Precision is not the cause: look at data and model."), None)
+            return
+        canary = self._canary
+        place = None if canary is None else first_nonfinite(unwrap(run.model), lambda: self.replay(canary))
+        names: list[str] = [name for name, _ in unwrap(run.model).named_modules()]  # pyright: ignore[reportUnknownVariableType]
+        own = names.index(place.module) if place is not None and place.origin == "module" else 0
+        # The processes may have found different ones, or none, which is 0: the last is taken by all.
+        words = "" if place is None else f" ({place})"
+        largest, words = self._largest(own * 2 + bool(place and place.is_output), words)
+        found, is_output = divmod(largest, 2)
+        if found and names[found] not in run.islands.names:
+            run.islands.add(names[found], outputs="fp32" if is_output else None)
+            run.diary.note("escalation", f"{why}: {names[found]} computes in FP32 from here on{words}")
+            return
+        self._raise_precision(why)
+
+    def _fails_in_fp32(self) -> bool:
+        """Whether the canary is non-finite on some process with FP32 computation, where that can be tried."""
+        run = self._run
+        if self._canary is None or run.plan.compute == run.plan.weights:
+            return False
+        return self._any(~self.replay(self._canary, precision="fp32").isfinite())
+
+    def _raise_precision(self, why: str) -> None:
+        """Compute in BF16 where it has FP16's speed, else in FP32; weights keep their dtypes."""
+        run = self._run
+        plan = run.plan
+        if plan.compute == plan.weights:
+            run.take_plan(plan, {"": None})
+            run.diary.note("escalation", f"{why}: the whole model computes in FP32 from here on")
+            return
+        native = run.device.type == "cuda" and torch.cuda.get_device_capability(run.device) >= (8, 0)
+        compute = "bf16" if plan.compute == "fp16" and native else "fp32"
+        reasons = {**plan.reasons, "compute": f"Raised from {plan.compute} during the run: {why}."}
+        changed = {"compute": compute, "scaling": None, "name": f"{plan.name}+{compute}", "reasons": reasons}
+        run.take_plan(plan.model_copy(update=changed), {})
+        run.diary.note("escalation", f"{why}: the model computes in {compute.upper()} from here on")
+
+    def _largest(self, number: int, words: str) -> tuple[int, str]:
+        """The largest number of all processes, with its words: their accounts stay the same."""
+        world = num_processes(self._run.judge.group)
+        if world == 1:
+            return number, words
+        found: list[Any] = [None] * world
+        dist.all_gather_object(found, (number, words), group=self._run.judge.group)
+        return max(found)
+
+    def _stop(self, action: Stop, outcome: Outcome | None) -> None:
+        """Save the last good state and the ledger, then end the run."""
+        run = self._run
+        place = f" at step {run.attempts if outcome is None else outcome.attempt:,}"
+        if outcome is not None and outcome.epoch is not None:
+            place += f" (epoch {outcome.epoch}, batch {outcome.batch})"
+        kept = ""
+        if not self.weights_are_finite():
+            snapshot = run.ring.newest()
+            if snapshot is not None:
+                self._restore(snapshot)
+                kept = f" Saved: the weights of step {snapshot.attempt:,}, the last sound ones."
+            else:
+                kept = " Nothing saved: the weights are not finite, and there is no snapshot."
+        if run.diary.folder is not None and not kept.startswith(" Nothing"):
+            tensors, state = guard_state.collect(run)
+            path = rank_files.save(run, run.diary.folder / "stopped", tensors, {**state, "extra": {}})
+            kept += f" State: {path}."
+        message = f"Stopped{place}: {action.message}{kept}"
+        run.diary.note("stop", message)
+        run.diary.flush()
+        finding = None
+        if action.cause_id:
+            cause = find_cause(action.cause_id)
+            finding = Finding(cause, seen=action.message, fix=next(iter(cause.remedies), ""))
+        raise GuardStop(message, finding=finding)

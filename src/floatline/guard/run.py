@@ -1,0 +1,84 @@
+"""Run: what a guarded run is made of, in one place; the guard drives it, rescue repairs it, checkpoints save it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from floatline.guard.averages import Average
+from floatline.guard.diary import Diary
+from floatline.guard.islands import Islands, Outputs
+from floatline.guard.judge import Judge
+from floatline.guard.policy import Policy
+from floatline.guard.recovery import Recovery
+from floatline.guard.schedules import Schedules
+from floatline.guard.snapshots import SnapshotRing
+from floatline.plan import Plan
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Run:
+    """The parts of a guarded run.
+
+    Args:
+        model: The model, wrapped or not.
+        optimizer: Its optimizer.
+        device: Where the trained parameters are.
+        plan: The precision it computes in now; escalation changes it.
+        policy: The numbers it is guarded by.
+        judge: Scale and windows.
+        schedules: Learning rates.
+        islands: Modules that compute in FP32.
+        diary: Accounts and ledger.
+        recovery: What trouble was seen, and what was done about it.
+        ring: Snapshots.
+        average: Average of the weights, where one is kept.
+        attempts: Steps so far.
+        epoch: Epoch, where the caller counts them.
+        batch: Batch within the epoch.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    plan: Plan
+    policy: Policy
+    judge: Judge
+    schedules: Schedules
+    islands: Islands
+    diary: Diary
+    recovery: Recovery
+    ring: SnapshotRing
+    average: Average | None = None
+    attempts: int = 0
+    epoch: int | None = None
+    batch: int | None = None
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context of the forward pass: the plan's compute dtype, or nothing where weights have it already."""
+        if self.plan.compute in ("fp32", self.plan.weights):
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=DTYPES[self.plan.compute])
+
+    def take_plan(self, plan: Plan, islands: Mapping[str, Outputs | None]) -> None:
+        """Compute as this plan says from here on, with these modules in FP32; weights keep their dtypes.
+
+        Args:
+            plan: Its compute dtype and scaling are taken.
+            islands: Modules that compute in FP32, and what becomes of their outputs; '' is the whole model.
+        """
+        self.plan = plan
+        self.judge.scaling = plan.scaling
+        self.recovery.floor = None if plan.scaling is None else plan.scaling.floor
+        if plan.scaling is None:
+            self.judge.scale.fill_(1.0)
+        for name, outputs in islands.items():
+            if name not in self.islands.names:
+                self.islands.add(name, outputs=outputs)

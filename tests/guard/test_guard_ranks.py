@@ -1,0 +1,282 @@
+"""Several processes: the guard decides the same on all, loses nothing between them, and does not wait for ever."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+import torch.distributed as dist
+
+SCRIPT = Path(__file__).with_name("guard_on_ranks.py")
+ROOT = SCRIPT.parents[2]
+WORLDS = [2, 4]
+KINDS = ["DDP", "FSDP2"]
+MAKES = ["floatline", "fused", "plain"]
+# Means over processes are summed in another order than in one process: a rounding of float32 for each of six to
+# eight steps, with weights of about 0.5.
+TOLERANCE = 1e-6
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"
+)
+each_world = pytest.mark.parametrize("world", WORLDS)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def launch(world, *words, timeout=200):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*command, str(SCRIPT), *words], capture_output=True, text=True, cwd=ROOT, timeout=timeout, env=env
+    )
+
+
+@cache
+def found_by_all():
+    """What each process found, for each number of processes, in the order of ranks."""
+    with TemporaryDirectory() as folder:
+        for world in WORLDS:
+            run = launch(world, folder)
+            assert run.returncode == 0, run.stderr[-6000:]
+        return {
+            world: [json.loads((Path(folder) / f"{world}-{rank}.json").read_text("utf-8")) for rank in range(world)]
+            for world in WORLDS
+        }
+
+
+def of(world, name):
+    if "FSDP2" in name and torch.__version__.startswith("2.6."):
+        pytest.skip("FSDP2 does not run on the CPU in torch 2.6")
+    return [rank[name] for rank in found_by_all()[world]]
+
+
+def assert_alike(found):
+    """The same weights, bit for bit, and the same account on every process."""
+    for rank in found:
+        assert rank["weights"] == found[0]["weights"]
+        assert rank["summary"] == found[0]["summary"]
+    assert all(map(math.isfinite, found[0]["weights"]))
+
+
+def distance(rank):
+    """How far the weights are from those of one process with all the rows."""
+    return max(abs(a - b) for a, b in zip(rank["weights"], rank["one"]["weights"], strict=True))
+
+
+@each_kind
+@pytest.mark.parametrize(("world", "make"), [*((2, make) for make in MAKES), (4, "floatline")])
+@pytest.mark.parametrize(
+    ("fault", "reason", "scale"),
+    [
+        ("NaN in the batch", "forward-nonfinite", 1024.0),  # says nothing about the scale
+        ("NaN in a gradient", "overflow", 512.0),
+        ("NaN after the sum", "overflow", 512.0),
+    ],
+)
+def test_a_nan_on_one_process_is_skipped_by_all(world, make, kind, fault, reason, scale):
+    found = of(world, f"{fault}: {kind}, {make}")
+    assert_alike(found)
+    for rank in found:
+        assert rank["reasons"] == [None, None, reason, None, None]
+        assert rank["scales"] == [1024.0] * 3 + [scale] * 2
+
+
+@each_world
+def test_processes_that_decide_alone_come_apart(world):
+    found = of(world, "each by itself: NaN after the sum")
+    assert found[0]["weights"] != found[1]["weights"]
+    assert found[0]["scales"] != found[1]["scales"]
+    first, *_, last = of(world, "each by itself: NaN in the batch")
+    assert [first["reasons"][2], last["reasons"][2]] == ["overflow", "forward-nonfinite"]
+    assert first["scales"] != last["scales"]
+
+
+@each_world
+@each_kind
+def test_a_loss_spike_on_one_process_is_caught_by_all(world, kind):
+    found = of(world, f"spike: {kind}")
+    assert_alike(found)
+    assert [rank["reasons"] for rank in found] == [[None] * 12 + ["outlier", None]] * world
+
+
+@each_world
+def test_the_first_process_alone_would_miss_the_spike_of_the_second(world):
+    found = of(world, "each by itself: spike")
+    assert found[0]["reasons"] == [None] * 14
+    assert found[1]["reasons"][12] == "outlier"
+    assert found[0]["weights"] != found[1]["weights"]
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("world", "name"),
+    [
+        *((world, name) for world in WORLDS for name in ("whole batch", "weighted micro-batches", "unequal ranks")),
+        *((2, name) for name in ("micro-batches", "clipped by 1-norm", "clipped by value")),
+        (4, "clipped by inf-norm"),  # where one process holds nothing of the smallest parameter
+    ],
+)
+def test_several_processes_end_where_one_does_with_all_the_rows(world, kind, name):
+    found = of(world, f"{name}: {kind}")
+    assert_alike(found)
+    for rank in found:
+        assert distance(rank) < TOLERANCE
+        assert rank["losses"] == pytest.approx(rank["one"]["losses"], rel=1e-6)
+        assert rank["norms"] == pytest.approx(rank["one"]["norms"], rel=1e-5)
+
+
+@each_world
+def test_without_weights_processes_with_fewer_rows_would_count_as_much(world):
+    found = of(world, "unequal ranks without weights")
+    assert_alike(found)
+    assert distance(found[0]) > 0.01
+
+
+@each_world
+def test_the_guard_adds_one_small_all_reduce_to_a_step_of_ddp(world):
+    for rank in of(world, "meetings: DDP"):
+        assert rank["sizes"] == [4 * world]
+        assert rank["weighted"] == [1, 4 * world]  # how many items there are is known before the backward pass
+
+
+@each_world
+def test_norms_over_the_shards_of_fsdp2_take_a_second_one(world):
+    for rank in of(world, "meetings: FSDP2"):
+        assert rank["sizes"] == [2 * 4, 4 * world]  # sum and count of four parameters
+
+
+@each_world
+def test_micro_batches_exchange_gradients_once(world):
+    assert [rank["exchanges"] for rank in of(world, "meetings: DDP")] == [1] * world
+    assert [rank["unsynced"] for rank in of(world, "meetings: FSDP2")] == [[True] * 3] * world
+
+
+@each_world
+@each_kind
+def test_half_a_step_leaves_nothing_behind(world, kind):
+    for rank in of(world, f"half a step: {kind}"):
+        assert rank == {"message": "RuntimeError: a bad file", "same": True}
+
+
+@each_world
+@each_kind
+def test_nan_in_the_weights_of_one_process_takes_all_back_to_the_same_step(world, kind):
+    found = of(world, f"damaged weights: {kind}")
+    assert_alike(found)
+    for rank in found:
+        assert rank["reasons"] == [None] * 9 + ["forward-nonfinite"] + [None] * 5
+        assert rank["event"] == found[0]["event"]
+        assert "are those of step 7" in rank["event"]
+
+
+@each_world
+@each_kind
+def test_the_module_that_overflows_on_one_process_is_raised_on_all(world, kind):
+    found = of(world, f"overflowing module: {kind}")
+    assert_alike(found)
+    for rank in found:
+        assert rank["islands"] == ["first", "head"]
+        assert rank["reasons"][-1] is None
+
+
+@each_world
+@each_kind
+def test_lost_gradients_raise_the_scale_on_all_processes_or_none(world, kind):
+    found = of(world, f"lost gradients: {kind}")
+    assert_alike(found)
+    assert [rank["scale"] for rank in found] == [2048.0] * world
+
+
+@each_world
+def test_the_shards_of_one_process_alone_would_not_have_raised_it(world):
+    assert of(world, "lost gradients: FSDP2")[-1]["own"] == 0.0
+
+
+@each_kind
+@pytest.mark.parametrize(("world", "make"), [*((2, make) for make in MAKES), (4, "floatline")])
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(world, make, kind):
+    for rank in of(world, f"resumed: {kind}, {make}"):
+        assert rank["same"]
+        assert rank["extra"] == {"place": 5}
+        assert rank["other numbers differ"]  # dropout is part of it
+
+
+@each_world
+def test_a_checkpoint_of_another_number_of_processes_is_refused_in_one_line(world):
+    cases = {
+        "one process's on several": (1, world),
+        "several's on one process": (world, 1),
+        "two's on four": (2, 4),
+        "four's on two": (4, 2),
+    }
+    words = {1: "one process", 2: "2 processes", 4: "4 processes"}
+    for rank in of(world, "wrong number"):
+        assert "holds no checkpoint" in rank["none"]
+        assert rank["beside an older run's"] == "no error"
+        for case, (have, want) in cases.items():
+            if case in rank:
+                assert "\n" not in rank[case]
+                assert f"is the checkpoint of {words[have]}, and this run has {words[want]}" in rank[case]
+    assert ("two's on four" in of(world, "wrong number")[0]) == (world == 4)
+    assert ("four's on two" in of(world, "wrong number")[0]) == (world == 4)
+
+
+@each_world
+def test_the_newest_checkpoint_that_all_have_is_taken(world):
+    assert [rank["attempts"] for rank in of(world, "torn checkpoints")] == [1] * world
+
+
+@each_world
+@pytest.mark.parametrize(
+    ("case", "own", "others"),
+    [
+        ("damaged on one", "does not match its checksum", "Process 1 could not read"),
+        ("not written on one", "cannot be written", "Process 1 could not write"),
+    ],
+)
+def test_a_checkpoint_that_one_process_cannot_handle_is_an_error_on_all(world, case, own, others):
+    for number, rank in enumerate(of(world, "torn checkpoints")):
+        assert rank[case].startswith("GuardError: ")
+        assert (own if number == 1 else others) in rank[case]
+
+
+@each_world
+@each_kind
+def test_a_stop_is_raised_on_all_processes_and_recorded_by_one(world, kind):
+    found = of(world, f"stopped: {kind}")
+    for rank in found:
+        assert rank["message"].startswith("GuardStop: Stopped at step 6: 3 steps in a row were skipped")
+        assert rank["message"] == found[0]["message"]
+        assert rank["summary"] == found[0]["summary"]
+        assert rank["recorded"] == rank["resumed at"] == rank["attempts"] == 6
+    assert [rank["writes"] for rank in found] == [True] + [False] * (world - 1)
+
+
+def test_names_are_those_of_the_model_itself():
+    for rank in of(2, "names"):
+        assert rank["islands"] == ["head"]
+        assert rank["layers"] == ["first.weight", "first.bias", "head.weight", "head.bias"]
+        assert rank["average"]
+
+
+@each_world
+def test_processes_left_alone_fail_when_the_timeout_of_their_group_ends(world):
+    *others, last = of(world, "left alone")
+    assert last["message"] == "RuntimeError: this process's data is gone"
+    # The first to give up closes its connections, and the others see that.
+    assert any("Timed out" in rank["message"] for rank in others)
+    for rank in others:
+        assert rank["message"].startswith("RuntimeError: ")
+        assert rank["no gradients left"]
+
+
+def test_a_process_that_raises_ends_the_whole_launch(tmp_path):
+    run = launch(2, str(tmp_path), "raises", timeout=60)
+    assert run.returncode != 0
+    assert "this process's data is gone" in run.stderr
