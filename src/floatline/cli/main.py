@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from floatline import __version__
-from floatline.cli import doctor, explain
+from floatline.cli import doctor, explain, train
 from floatline.errors import FloatlineError
 
 app = typer.Typer(
@@ -37,6 +37,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 
 app.command()(doctor.doctor)
 app.command()(explain.explain)
+app.command()(train.train)
 
 
 def main() -> None:

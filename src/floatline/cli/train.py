@@ -1,0 +1,185 @@
+"""`floatline train`: a target trained under the guard, with ledger, checkpoints and resume."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from floatline.guard.outcome import Outcome
+    from floatline.guard.run_result import RunResult
+    from floatline.guard.trainer import Trainer
+
+# 128 + SIGINT, as shells have it: the run is saved but not finished, so a script must not go on as after 0.
+INTERRUPTED = 130
+
+
+def train(
+    target: Annotated[str, typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")],
+    plan: Annotated[
+        str | None, typer.Option("--plan", metavar="PLAN", help="Precision: a name or a YAML file. [target's own]")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option("--policy", metavar="NAME", help="safe, balanced or ultra-conservative. [the plan's]"),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="Steps in all. [one pass or 200, whichever is longer]")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the target and of the training.")] = 0,
+    folder: Annotated[
+        str | None, typer.Option("--folder", metavar="FOLDER", help="Run folder. [runs/NAME of the target]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
+    save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between two checkpoints.")] = 500,
+    output: FormatOption = OutputFormat.text,
+) -> None:
+    """Train a target under the guard: no damaged weights, a ledger of every step, checkpoints.
+
+    Ctrl-C finishes the step, saves, and exits with 130; --resume goes on bit for bit. Exit code 1 means that the guard
+    ended the run, and says why.
+    """
+    import sys
+
+    from floatline.presets import resolve_plan
+    from floatline.workload import load_target
+
+    asked = resolve_plan(plan) if plan is not None else None
+    place = folder if folder is not None else f"runs/{_name(target)}"
+    # What the target prints is not the report.
+    with contextlib.redirect_stdout(sys.stderr):
+        workload = load_target(target).build(seed)
+        from floatline.guard.trainer import Trainer
+
+        with _blaming(target):
+            trainer = Trainer(
+                workload,
+                plan=asked,
+                policy=policy,
+                folder=place,
+                steps=steps,
+                save_every=save_every,
+                seed=seed,
+                resume=resume,
+            )
+        with _blaming(target, trainer), _Bar(trainer) as bar:
+            trainer.on_step = bar.show
+            result = trainer.run()
+    again = f"floatline train {target} --folder {place} --resume" + (f" --seed {seed}" if seed else "")
+    if output is OutputFormat.json:
+        print_json({"target": target, "plan": trainer.plan.name, "steps": trainer.steps, **result.as_json()})
+    else:
+        _write(result, trainer, place=place, again=again)
+    if result.stopped is not None:
+        raise typer.Exit(1)
+    if result.interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _name(target: str) -> str:
+    """A folder name for a target: 'examples/small_gpt.py' is 'small_gpt', 'a.b:tiny' is 'b-tiny'."""
+    import re
+    from pathlib import Path
+
+    place, _, function = target.rpartition(":")
+    stem = Path(place or function).name
+    stem = stem.removesuffix(".py") if stem.endswith(".py") else stem.rpartition(".")[2]
+    parts = [stem] if not place or function == "build" else [stem, function]
+    return re.sub(r"[^\w-]", "-", "-".join(parts))
+
+
+@contextlib.contextmanager
+def _blaming(target: str, trainer: Trainer | None = None) -> Generator[None]:
+    """Show where the target's own code failed, and end with one line that says it was the target's."""
+    import traceback
+
+    from floatline.errors import FloatlineError, TargetError
+
+    try:
+        yield
+    except FloatlineError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        what = "make_optimizer failed"
+        if trainer is not None:
+            done, total = trainer.steps_done, trainer.steps
+            what = f"step {done + 1:,} failed" if done < total else "its evaluation failed"
+        first_line = next(iter(str(error).splitlines()), "")
+        raise TargetError(
+            f"Target '{target}': {what}: {type(error).__name__}: {first_line}. "
+            "Mend it there" + ("." if trainer is None else "; --resume goes on from the last checkpoint.")
+        ) from error
+
+
+class _Bar:
+    """A progress bar on stderr with loss, scale and skips; nothing where stderr is not a terminal."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        from collections import deque
+
+        self._trainer = trainer
+        self._skips = 0
+        # Shown once the guard has read them: the bar waits for the device no more than the guard does.
+        self._outcomes: deque[Outcome] = deque()
+        self._progress, self._task = self._make(trainer)
+
+    @staticmethod
+    def _make(trainer: Trainer) -> tuple[Progress, Any]:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        fields = "loss {task.fields[loss]}  scale {task.fields[scale]}  skipped {task.fields[skips]}"
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn(fields), TimeRemainingColumn())
+        progress = Progress(*columns, console=console, disable=not console.is_terminal)
+        done, total = trainer.steps_done, trainer.steps
+        return progress, progress.add_task("train", total=total, completed=done, loss="-", scale="-", skips="0")
+
+    def show(self, outcome: Outcome) -> None:
+        """Move on by one step."""
+        self._outcomes.append(outcome)
+        if len(self._outcomes) <= self._trainer.guard.run.policy.read_after:
+            return
+        old = self._outcomes.popleft()
+        self._skips += not old.applied
+        self._progress.update(
+            self._task,
+            completed=self._trainer.steps_done,
+            loss=f"{old.loss:.4g}",
+            scale=f"{old.scale:g}",
+            skips=f"{self._skips:,}",
+        )
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+def _write(result: RunResult, trainer: Trainer, *, place: str, again: str) -> None:
+    """What happened, for people."""
+    from rich.text import Text
+
+    console = text_console()
+    lines = trainer.guard.run.diary.accounts.summary().splitlines()
+    if result.metric is not None:
+        lines.append(f"metric {result.metric:.6g} in FP32 after {trainer.steps_done:,} steps")
+    lines.append(f"plan {trainer.plan.name}, {result.seconds:.1f} s, ledger and checkpoints in {place}")
+    if result.stopped is not None:
+        lines.append(result.stopped)
+        if result.finding is not None:
+            lines.append(str(result.finding))
+    if result.interrupted:
+        lines.append(f"Interrupted after step {trainer.steps_done:,} of {trainer.steps:,}; the state is saved.")
+        lines.append(f"Go on with: {again}")
+    console.print(Text("\n".join(lines)), soft_wrap=True)

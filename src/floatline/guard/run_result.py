@@ -1,0 +1,49 @@
+"""RunResult: what a run came to, as a trainer gives it back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from floatline.findings import Finding
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to.
+
+    Args:
+        attempted: Steps tried, from the first to the last, over all resumes.
+        applied: Those that the optimizer took.
+        skipped: The others, by reason.
+        first_loss: Loss of the first step, as it was.
+        last_loss: Loss of the last one.
+        metric: The workload's metric, evaluated in FP32; None where the run did not reach its end.
+        seconds: Time of this call.
+        folder: The run folder.
+        checkpoint: What to go on from.
+        interrupted: Whether Ctrl-C ended it; its state is saved.
+        stopped: Why the guard ended it; None where it did not.
+        finding: The guard's finding, where the cause is known.
+    """
+
+    attempted: int
+    applied: int
+    skipped: dict[str, int]
+    first_loss: float | None
+    last_loss: float | None
+    metric: float | None
+    seconds: float
+    folder: Path
+    checkpoint: Path | None
+    interrupted: bool = False
+    stopped: str | None = None
+    finding: Finding | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields as JSON can hold them; the command line adds target and plan."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name in ("folder", "checkpoint"):
+            plain[name] = None if plain[name] is None else str(plain[name])
+        return {**plain, "finding": None if self.finding is None else self.finding.as_json()}

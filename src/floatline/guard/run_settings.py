@@ -1,0 +1,52 @@
+"""Plan and policy of a run, kept in its folder, so that it is resumed as it was begun."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict
+from os import PathLike
+from pathlib import Path
+
+from floatline.errors import GuardError
+from floatline.guard.plain_values import decode_state, encode_state
+from floatline.guard.policy import Policy, resolve_policy
+from floatline.plan import Plan
+from floatline.presets import resolve_plan
+
+_PLAN, _POLICY = "plan.yaml", "policy.json"
+AnyPlan = Plan | str | PathLike[str]
+
+
+def save_settings(folder: Path, plan: Plan, policy: Policy) -> None:
+    """Write both into the run folder."""
+    plan.save(folder / _PLAN)
+    draft = folder / f".{_POLICY}.{os.getpid()}.tmp"
+    try:
+        draft.write_text(json.dumps(encode_state(asdict(policy)), indent=2) + "\n", encoding="utf-8")
+        draft.replace(folder / _POLICY)
+    except OSError as error:
+        raise GuardError(f"{folder} cannot be written: {error.strerror}. Choose another folder.") from None
+
+
+def load_settings(folder: Path, plan: AnyPlan | None, policy: Policy | str | None) -> tuple[Plan, Policy]:
+    """What a run goes on with: its own plan, and its own policy unless another is given.
+
+    Args:
+        folder: The run folder.
+        plan: The plan that is asked for; it must be the run's.
+        policy: The policy that is asked for; None keeps the run's.
+    """
+    own = Plan.load(folder / _PLAN)
+    asked = own if plan is None else resolve_plan(plan)
+    if asked != own:
+        raise GuardError(
+            f"The run in {folder} has plan '{own.name}', which is not the '{asked.name}' given now. "
+            "Resume it without a plan, or start another run."
+        )
+    if policy is not None:
+        return own, resolve_policy(policy, plan_name=own.name)
+    try:
+        return own, Policy(**decode_state(json.loads((folder / _POLICY).read_text(encoding="utf-8"))))
+    except (OSError, ValueError, TypeError):
+        raise GuardError(f"{folder / _POLICY} cannot be read. Resume the run with a policy by name.") from None

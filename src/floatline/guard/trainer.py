@@ -1,0 +1,255 @@
+"""Trainer: the guard as a ready trainer for a workload, with ledger, checkpoints and resume."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from floatline import optim
+from floatline.errors import GuardError, GuardStop
+from floatline.guard.guard import Guard
+from floatline.guard.interrupt import Interrupt
+from floatline.guard.islands import cast_weights
+from floatline.guard.ledger_parts import list_parts
+from floatline.guard.numpy_random import numpy_state, restore_numpy, seed_numpy
+from floatline.guard.outcome import Outcome
+from floatline.guard.placement import check_optimizer, place
+from floatline.guard.policy import Policy, resolve_policy
+from floatline.guard.run import DTYPES
+from floatline.guard.run_files import newest_checkpoint, prune_checkpoints
+from floatline.guard.run_result import RunResult
+from floatline.guard.run_settings import AnyPlan, load_settings, save_settings
+from floatline.numerics.cuda_autocast import cuda_autocast_lists
+from floatline.numerics.half_on_cpu import HalfOnCPU
+from floatline.plan import Plan
+from floatline.presets import resolve_plan
+from floatline.workload import Workload
+
+
+class Trainer:
+    """Trains a workload under a guard, and can go on where it was ended.
+
+    The batches are cycled in their order, `plan.accumulate` of them a step. Model and batches are on CUDA where there
+    is a GPU. On a CPU, 16-bit products are computed as a GPU does, with CUDA's autocast lists.
+
+    Numerics:
+        A run that is resumed gives the bits of one that was never ended, on a CPU, and on a GPU whose kernels are
+        deterministic: weights, states, scale, windows, random numbers and the place in the data are saved. What a
+        policy with snapshots could go back to is not. Checked by tests/guard/test_trainer.py.
+
+    Args:
+        workload: What is trained.
+        plan: Precision: a name, a YAML file or a Plan. None takes that of the run that is resumed, else the workload's.
+        policy: When to skip, go back and stop: a Policy, a preset's name, or None for that of the run or the plan.
+        folder: Run folder: ledger, plan, policy and checkpoints; made where it is missing.
+        steps: Steps of the whole run. None is what a resumed run had, else one pass over the batches or 200, whichever
+            is longer.
+        save_every: Steps between two checkpoints; the first step and the end have one in any case.
+        keep: Checkpoints kept.
+        seed: Of the random numbers while training; `resume` wants the same.
+        resume: Go on from the newest checkpoint in the folder.
+        on_step: Called with the outcome of every step. Reading its numbers waits for the device; after
+            `policy.read_after` steps they are there.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        plan: AnyPlan | None = None,
+        policy: Policy | str | None = None,
+        folder: str | Path,
+        steps: int | None = None,
+        save_every: int = 500,
+        keep: int = 2,
+        seed: int = 0,
+        resume: bool = False,
+        on_step: Callable[[Outcome], None] | None = None,
+    ) -> None:
+        self.folder = Path(folder).absolute()  # the run may change its working directory
+        self._check_folder(resume)
+        if resume:
+            self.plan, policy = load_settings(self.folder, plan, policy)
+        else:
+            self.plan = resolve_plan(workload.precision if plan is None else plan)
+            policy = resolve_policy(policy, plan_name=self.plan.name)
+        self.steps = default_steps(len(workload.batches), self.plan) if steps is None else steps
+        for name, value in (("steps", self.steps), ("save_every", save_every), ("keep", keep)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise GuardError(f"{name} is {value!r}. Give a whole number from 1 up.")
+        self.workload = workload
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.steps_done = 0
+        self._saved: int | None = None  # steps of the newest checkpoint
+        self._save_every, self._keep, self._seed, self.on_step = save_every, keep, seed, on_step
+        workload.model.to(self.device)
+        cast_weights(workload.model, self.plan)
+        optimizer = check_optimizer(workload.make_optimizer(workload.model), self.plan)
+        self.guard = Guard(
+            workload.model,
+            optimizer,
+            plan=self.plan,
+            policy=policy,
+            folder=self.folder,
+            resume=resume,
+            # Always the same batch, also after a resume; only a run that can go back asks for it.
+            canary=(lambda: self._compute_loss(self._micro_batch(0))) if policy.snapshot_gib > 0 else None,
+        )
+        try:
+            self._seed_all()
+            if resume:
+                self._go_on(keep_steps=steps is None)
+            else:
+                save_settings(self.folder, self.plan, policy)
+                self._save()  # so that there is something to resume from, whenever the run ends
+        except BaseException:
+            self.guard.close()
+            raise
+
+    def run(self) -> RunResult:
+        """Train to the end, to Ctrl-C, or until the guard ends the run; the state is saved in all three cases."""
+        began = time.monotonic()
+        metric, stop, caught = None, None, Interrupt()
+        try:
+            with caught, self._arithmetic():
+                while self.steps_done < self.steps and not caught.asked:
+                    self._step()
+                    if self.steps_done % self._save_every == 0 and self.steps_done < self.steps:
+                        self._save()
+                self._save()  # waits for the last steps, and hears of a stop there too
+            if self.steps_done >= self.steps:
+                metric = self._measure()
+        except GuardStop as error:
+            stop = error
+        finally:
+            # Steps that are still under way after an error or a stop would only say the same again.
+            with contextlib.suppress(GuardStop):
+                self.guard.close()
+        account = self.guard.run.diary.accounts.run
+        stopped_at = newest_checkpoint(self.folder / "stopped") if stop is not None else None
+        return RunResult(
+            attempted=account.attempted,
+            applied=account.applied,
+            skipped=dict(account.skipped),
+            first_loss=account.first_loss,
+            last_loss=account.last_loss,
+            metric=metric,
+            seconds=time.monotonic() - began,
+            folder=self.folder,
+            checkpoint=stopped_at or newest_checkpoint(self.folder),
+            interrupted=caught.asked and stop is None and self.steps_done < self.steps,
+            stopped=None if stop is None else str(stop),
+            finding=None if stop is None else stop.finding,
+        )
+
+    def _check_folder(self, resume: bool) -> None:
+        holds = self.folder.is_dir() and bool(list_parts(self.folder))
+        if holds and newest_checkpoint(self.folder) is None:
+            raise GuardError(
+                f"The run in {self.folder} has no checkpoint to go on from. Delete the folder, or choose another."
+            )
+        if resume and not holds:
+            raise GuardError(
+                f"There is no run to resume in {self.folder}. Start one without resume, or give its folder."
+            )
+        if holds and not resume:
+            raise GuardError(f"{self.folder} already holds a run. Resume it (--resume), or choose another folder.")
+
+    def _seed_all(self) -> None:
+        random.seed(self._seed)
+        torch.manual_seed(self._seed)
+        seed_numpy(self._seed)
+
+    def _go_on(self, *, keep_steps: bool) -> None:
+        extra = self.guard.load(self.folder)
+        for name, value in self._settings().items():
+            if extra.get(name) != value:
+                raise GuardError(
+                    f"The run in {self.folder} has {name} {extra.get(name)!r}, which is not the {value!r} given now. "
+                    f"Resume it with the same {name}, or start another run."
+                )
+        self.steps_done = self._saved = extra["steps_done"]
+        self.steps = extra["steps"] if keep_steps else self.steps
+        restore_numpy(extra["numpy_random"])
+
+    def _settings(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the one that was ended."""
+        return {"seed": self._seed, "batches": len(self.workload.batches)}
+
+    def _save(self) -> None:
+        self.guard.drain()
+        if self._saved == self.steps_done:
+            return
+        extra = {**self._settings(), "steps": self.steps, "steps_done": self.steps_done}
+        extra["numpy_random"] = numpy_state()
+        self.guard.run.diary.flush()  # first: the ledger lacks no step that a checkpoint holds
+        self.guard.save(self.folder, extra=extra)
+        self._saved = self.steps_done
+        prune_checkpoints(self.folder, self._keep)
+
+    @contextlib.contextmanager
+    def _arithmetic(self) -> Generator[None]:
+        """On a CPU: 16-bit products as a GPU computes them. torch's own kernels are some hundred times slower."""
+        if self.device.type != "cpu" or self.plan.compute == "fp32":
+            yield
+            return
+        with HalfOnCPU(), cuda_autocast_lists():
+            yield
+
+    def _step(self) -> None:
+        first = self.steps_done * self.plan.accumulate
+        epoch = first // len(self.workload.batches)
+        if epoch != self.guard.run.epoch:
+            self.guard.begin_epoch(epoch)
+        micro_batches = [self._micro_batch(i) for i in range(first, first + self.plan.accumulate)]
+        outcome = self.guard.step(self._compute_loss, *micro_batches)
+        self.steps_done += 1
+        if self.on_step is not None:
+            self.on_step(outcome)
+
+    def _micro_batch(self, number: int) -> tuple[Any, Any]:
+        """A batch of the endless row, on the device."""
+        inputs, targets = self.workload.batches[number % len(self.workload.batches)]
+        # Without autocast nothing else brings inputs into the weights' format.
+        dtype = None if self.plan.weights == "fp32" else DTYPES[self.plan.weights]
+        return place(inputs, self.device, dtype), place(targets, self.device)
+
+    def _compute_loss(self, batch: tuple[Any, Any]) -> Tensor:
+        return self.workload.compute_loss(*batch)
+
+    @torch.no_grad()
+    def _measure(self) -> float:
+        """The metric of the trained model in FP32, in evaluation mode, without the guard's hooks."""
+        self.guard.run.islands.remove()
+        model, optimizer = self.workload.model, self.guard.run.optimizer
+        if any(param.dtype in (torch.float16, torch.bfloat16) for param in model.parameters()):
+            trained = model
+            model = copy.deepcopy(model).float()
+            if isinstance(optimizer, optim.Optimizer):
+                model.load_state_dict(optimizer.master_state_dict(trained))
+        modes = [(module, module.training) for module in model.modules()]
+        model.eval()
+        try:
+            if self.workload.evaluate is not None:
+                return float(self.workload.evaluate(model))
+            losses = [
+                self.workload.loss_fn(model(*place(inputs, self.device, torch.float32)), *place(targets, self.device))
+                for inputs, targets in self.workload.batches
+            ]
+            return float(torch.stack(losses).double().mean())
+        finally:
+            for module, training in modes:
+                module.training = training
+
+
+def default_steps(num_batches: int, plan: Plan) -> int:
+    """One pass over the batches or 200 steps, whichever is longer."""
+    return max(200, -(-num_batches // plan.accumulate))
