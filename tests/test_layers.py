@@ -12,10 +12,10 @@ ROOT = Path(floatline.__file__).parent
 FLOORS = [
     {"cli"},
     {"report"},
-    {"checkup"},
+    {"checkup", "training"},
     {"choose"},
     {"guard"},
-    {"optim"},
+    {"ledger", "optim"},
     {"hardware", "parameters", "workload"},
     {"numerics", "presets"},
     {"plan"},

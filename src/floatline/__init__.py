@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from floatline.findings import Finding
     from floatline.formats import FORMATS, Format, find_format
     from floatline.guard.guard import Guard
-    from floatline.guard.ledger import Ledger
     from floatline.guard.policy import Policy
     from floatline.guard.scaler import LossScaler
+    from floatline.ledger.ledger import Ledger
     from floatline.numerics.cuda_autocast import cuda_autocast_lists
     from floatline.numerics.half_on_cpu import HalfOnCPU
     from floatline.numerics.ranges import Ranges, measure_ranges
@@ -38,7 +38,7 @@ _HOMES = {
     "Guard": "guard.guard",
     "GuardStop": "errors",
     "LossScaler": "guard.scaler",
-    "Ledger": "guard.ledger",
+    "Ledger": "ledger.ledger",
     "Plan": "plan",
     "Policy": "guard.policy",
     "Ranges": "numerics.ranges",

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from floatline.guard.outcome import Outcome
-    from floatline.guard.run_result import RunResult
-    from floatline.guard.trainer import Trainer
+    from floatline.training.result import RunResult
+    from floatline.training.trainer import Trainer
 
 # 128 + SIGINT, as shells have it: the run is saved but not finished, so a script must not go on as after 0.
 INTERRUPTED = 130
@@ -56,7 +56,7 @@ def train(
     # What the target prints is not the report.
     with contextlib.redirect_stdout(sys.stderr):
         workload = load_target(target).build(seed)
-        from floatline.guard.trainer import Trainer
+        from floatline.training.trainer import Trainer
 
         with _blaming(target):
             trainer = Trainer(

@@ -10,11 +10,11 @@ from typing import Any
 import torch.distributed as dist
 
 from floatline.errors import GuardError
-from floatline.guard.account import Accounts
 from floatline.guard.agreement import num_processes
-from floatline.guard.ledger import Ledger
-from floatline.guard.ledger_lines import Event, Step
 from floatline.guard.outcome import Outcome
+from floatline.ledger.account import Accounts
+from floatline.ledger.ledger import Ledger
+from floatline.ledger.lines import Event, Step
 
 
 class Diary:

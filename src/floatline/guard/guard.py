@@ -22,7 +22,6 @@ from floatline.guard.diary import Diary
 from floatline.guard.islands import Islands
 from floatline.guard.judge import Judge, Verdict
 from floatline.guard.layers import Layers
-from floatline.guard.ledger import Ledger
 from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.guard.recovery import Recovery
@@ -32,6 +31,7 @@ from floatline.guard.schedules import Schedules, check_rates
 from floatline.guard.snapshots import SnapshotRing
 from floatline.guard.stepping import Stepper, check_clip, check_gradients, norm_of
 from floatline.guard.wrappers import drop_gradients, unwrap
+from floatline.ledger.ledger import Ledger
 from floatline.optim.survey import Decision, Survey
 from floatline.plan import Plan
 from floatline.presets import resolve_plan

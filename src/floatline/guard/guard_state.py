@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from floatline.errors import GuardError
-from floatline.guard.account import Accounts
 from floatline.guard.run import Run
 from floatline.guard.wrappers import reshard, unwrap
+from floatline.ledger.account import Accounts
 from floatline.optim import mesh
 from floatline.plan import Plan
 

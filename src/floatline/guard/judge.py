@@ -21,7 +21,7 @@ from floatline.plan import Scaling
 WINDOW = 128  # accepted steps whose spread is the measure of a step
 RECENT = 16  # accepted steps whose median is the level
 NAMES = ("loss", "scale", "grad_norm", "reason", "loss_score", "norm_score")
-# Places in ledger_lines.REASONS, counted from 1; 0 is 'applied'.
+# Places in ledger.lines.REASONS, counted from 1; 0 is 'applied'.
 OVERFLOW, FORWARD_NONFINITE, OUTLIER, REQUESTED = 1.0, 2.0, 3.0, 4.0
 ROBUST = 1.4826 / math.sqrt(2)
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from floatline.guard.agreement import num_processes
-from floatline.guard.late_values import LateValues
 from floatline.guard.policy import Policy
 from floatline.guard.underflow import SMALLEST_FP16, Lost, count_near_zero, report
+from floatline.ledger.late_values import LateValues
 from floatline.optim import mesh
 from floatline.optim.survey import Survey
 from floatline.plan import Plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from floatline.guard.judge import NAMES
-from floatline.guard.late_values import LateValues
-from floatline.guard.ledger_lines import REASONS
+from floatline.ledger.late_values import LateValues
+from floatline.ledger.lines import REASONS
 
 
 class Outcome:

@@ -50,7 +50,7 @@ class Seen:
 
     Args:
         attempt: Number of the step.
-        reason: Word of `ledger_lines.REASONS`; None where the step was applied.
+        reason: Word of `ledger.lines.REASONS`; None where the step was applied.
         loss: As it was.
         grad_norm: Of the unscaled gradients.
         scale: The one this step used.

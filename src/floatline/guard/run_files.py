@@ -19,9 +19,9 @@ from torch import Tensor
 
 from floatline import __version__
 from floatline.errors import GuardError
-from floatline.guard.folder_lock import _lock as lock_file  # pyright: ignore[reportPrivateUsage]
-from floatline.guard.ledger_parts import sync_folder
 from floatline.guard.plain_values import decode_state, encode_state, flatten_tensors, unflatten_tensors
+from floatline.ledger.folder_lock import lock_file as lock_file  # pyright: ignore[reportPrivateUsage]
+from floatline.ledger.parts import sync_folder
 
 SCHEMA = 1
 _TENSORS, _STATE = "tensors.safetensors", "state.json"

@@ -15,8 +15,8 @@ from torch import Tensor
 from floatline.errors import GuardError
 from floatline.guard.agreement import num_processes
 from floatline.guard.host_copies import Layout, Pieces
-from floatline.guard.late_values import LateValues
 from floatline.guard.policy import Policy
+from floatline.ledger.late_values import LateValues
 from floatline.optim.mesh import local_part
 
 

@@ -16,21 +16,21 @@ from torch import Tensor
 from floatline import optim
 from floatline.errors import GuardError, GuardStop
 from floatline.guard.guard import Guard
-from floatline.guard.interrupt import Interrupt
 from floatline.guard.islands import cast_weights
-from floatline.guard.ledger_parts import list_parts
-from floatline.guard.numpy_random import numpy_state, restore_numpy, seed_numpy
 from floatline.guard.outcome import Outcome
-from floatline.guard.placement import check_optimizer, place
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.guard.run import DTYPES
 from floatline.guard.run_files import newest_checkpoint, prune_checkpoints
-from floatline.guard.run_result import RunResult
-from floatline.guard.run_settings import AnyPlan, load_settings, save_settings
+from floatline.ledger.parts import list_parts
 from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plan import Plan
 from floatline.presets import resolve_plan
+from floatline.training.interrupt import Interrupt
+from floatline.training.numpy_random import numpy_state, restore_numpy, seed_numpy
+from floatline.training.placement import check_optimizer, place
+from floatline.training.result import RunResult
+from floatline.training.settings import AnyPlan, load_settings, save_settings
 from floatline.workload import Workload
 
 
@@ -43,7 +43,7 @@ class Trainer:
     Numerics:
         A run that is resumed gives the bits of one that was never ended, on a CPU, and on a GPU whose kernels are
         deterministic: weights, states, scale, windows, random numbers and the place in the data are saved. What a
-        policy with snapshots could go back to is not. Checked by tests/guard/test_trainer.py.
+        policy with snapshots could go back to is not. Checked by tests/training/test_trainer.py.
 
     Args:
         workload: What is trained.

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from floatline.guard.ledger_lines import (
+from floatline.ledger.lines import (
     REASONS,
     Event,
     Record,

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from floatline.errors import LedgerError, suggest
-from floatline.guard.account import Account, Accounts
-from floatline.guard.ledger_lines import COUNTS, NUMBERS, Event, Mark, Record, Step
-from floatline.guard.ledger_parts import Header, add_up, list_parts, read_part
+from floatline.ledger.account import Account, Accounts
+from floatline.ledger.lines import COUNTS, NUMBERS, Event, Mark, Record, Step
+from floatline.ledger.parts import Header, add_up, list_parts, read_part
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from floatline.errors import LedgerError
-from floatline.guard.account import Accounts
-from floatline.guard.late_values import LateValues
-from floatline.guard.ledger_lines import EVENTS, REASONS, Event, Mark, Record, Step, encode_line, encode_record
-from floatline.guard.ledger_parts import PartWriter
+from floatline.ledger.account import Accounts
+from floatline.ledger.late_values import LateValues
+from floatline.ledger.lines import EVENTS, REASONS, Event, Mark, Record, Step, encode_line, encode_record
+from floatline.ledger.parts import PartWriter
 
 
 @dataclass(frozen=True)

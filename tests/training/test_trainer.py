@@ -17,12 +17,12 @@ from torch import nn
 
 import floatline as fl
 from floatline.errors import GuardError, GuardStop, LedgerError, PlanError
-from floatline.guard.placement import place
 from floatline.guard.policy import POLICIES, Policy
 from floatline.guard.run_files import load_checkpoint, newest_checkpoint
-from floatline.guard.trainer import Trainer
 from floatline.plan import Clip, Plan, Scaling
 from floatline.presets import resolve_plan
+from floatline.training.placement import place
+from floatline.training.trainer import Trainer
 
 CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="expects the run on a CPU")
 
@@ -126,7 +126,7 @@ KILLED = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from test_trainer import make_workload
-from floatline.guard.trainer import Trainer
+from floatline.training.trainer import Trainer
 
 def kill(outcome):
     if outcome.attempt == 15:
@@ -229,7 +229,7 @@ def test_checkpoints_are_made_on_schedule_and_old_ones_deleted(tmp_path):
 @CPU
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16-mixed", "float16"), ("fp16-true", "float16")])
 def test_half_products_on_a_cpu_are_computed_in_float32(tmp_path, precision, dtype, monkeypatch):
-    from floatline.guard import trainer as module
+    from floatline.training import trainer as module
 
     modes = []
     original = module.HalfOnCPU

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from floatline.errors import LedgerError, suggest
-from floatline.guard.ledger_lines import NUMBERS, REASONS
+from floatline.ledger.lines import NUMBERS, REASONS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from floatline.guard.late_values import Number
+    from floatline.ledger.late_values import Number
 
 
 def take_outcome(

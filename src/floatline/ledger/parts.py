@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from floatline.errors import LedgerError
-from floatline.guard.account import Accounts
-from floatline.guard.ledger_lines import MAX_LINE, SCHEMA, Record, Step, decode_line, decode_record, encode_line
+from floatline.ledger.account import Accounts
+from floatline.ledger.lines import MAX_LINE, SCHEMA, Record, Step, decode_line, decode_record, encode_line
 
 
 @dataclass(frozen=True)

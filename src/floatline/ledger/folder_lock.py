@@ -25,7 +25,7 @@ class FolderLock:
         path = folder / "ledger.lock"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            _lock(self._file)
+            lock_file(self._file)
         except BlockingIOError:
             holder = os.read(self._file, 200).decode(errors="replace").split("\n")[0]
             os.close(self._file)
@@ -63,7 +63,7 @@ class FolderLock:
         os.register_at_fork(after_in_child=close_copy)
 
 
-def _lock(file: int) -> None:
+def lock_file(file: int) -> None:
     """Lock the file for this process, or raise BlockingIOError."""
     if sys.platform == "win32":
         import msvcrt

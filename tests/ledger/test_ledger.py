@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 import floatline
 from floatline.errors import CauseError, LedgerError
-from floatline.guard import ledger_writer
-from floatline.guard.account import MAX_EPOCHS
-from floatline.guard.history import COLUMNS
-from floatline.guard.ledger import Ledger
-from floatline.guard.ledger_lines import COUNTS, EVENTS, MAX_LINE, NUMBERS, REASONS
+from floatline.ledger import writer as ledger_writer
+from floatline.ledger.account import MAX_EPOCHS
+from floatline.ledger.history import COLUMNS
+from floatline.ledger.ledger import Ledger
+from floatline.ledger.lines import COUNTS, EVENTS, MAX_LINE, NUMBERS, REASONS
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "ledger.md"
 
@@ -168,7 +168,7 @@ def test_device_values_are_read_on_the_writer_thread_after_their_event(tmp_path,
     with Ledger.create(tmp_path) as ledger:
         values = ledger_writer.LateValues({"loss": 0.0})
         values._numbers["loss"], values._events = host, [event]
-        monkeypatch.setattr("floatline.guard.ledger.LateValues", lambda *_: values)
+        monkeypatch.setattr("floatline.ledger.ledger.LateValues", lambda *_: values)
         ledger.append()
     assert Ledger.read(tmp_path).loss == [7.0]
     assert event.thread == "floatline-ledger"
@@ -193,7 +193,7 @@ def test_append_does_not_wait_for_the_gpu_and_keeps_the_value_of_its_moment(tmp_
 
 
 def test_the_ledger_does_not_load_torch():
-    code = "import sys, floatline.guard.ledger as l; sys.exit('torch' in sys.modules)"
+    code = "import sys, floatline.ledger.ledger as l; sys.exit('torch' in sys.modules)"
     assert child(code).wait() == 0
 
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 from floatline import __version__
 from floatline.causes import find_cause
 from floatline.errors import LedgerError, suggest
-from floatline.guard.account import Accounts
-from floatline.guard.folder_lock import FolderLock
-from floatline.guard.history import History, read_history
-from floatline.guard.late_values import LateValues, Number, Vector
-from floatline.guard.ledger_lines import EVENTS, Mark
-from floatline.guard.ledger_parts import (
+from floatline.ledger.account import Accounts
+from floatline.ledger.folder_lock import FolderLock
+from floatline.ledger.history import History, read_history
+from floatline.ledger.late_values import LateValues, Number, Vector
+from floatline.ledger.lines import EVENTS, Mark
+from floatline.ledger.parts import (
     Header,
     PartWriter,
     add_up,
@@ -31,8 +31,8 @@ from floatline.guard.ledger_parts import (
     read_part,
     sync_folder,
 )
-from floatline.guard.ledger_writer import LedgerWriter, Pace, PendingEvent, PendingStep
-from floatline.guard.record_checks import check_packed, take_outcome, whole
+from floatline.ledger.record_checks import check_packed, take_outcome, whole
+from floatline.ledger.writer import LedgerWriter, Pace, PendingEvent, PendingStep
 
 if TYPE_CHECKING:
     from types import TracebackType

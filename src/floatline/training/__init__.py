@@ -1,0 +1,1 @@
+"""Training a workload under guard, from the first step to the last checkpoint."""
