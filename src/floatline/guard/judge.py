@@ -121,11 +121,10 @@ class Judge:
             norm: Scaled norm that is clipped by, where it is not the Euclidean one.
             skip: True: do not make the step, whatever was found.
         """
-        total = survey.total
         if num_processes(self.group) == 1 and norm is None:
-            seen = Seen(loss.detach().to(torch.float32).reshape(()), None, total, is_total=True)
+            seen = Seen(loss.detach().to(torch.float32).reshape(()), None, survey.whole.total, is_total=True)
         else:
-            seen = self._agree(loss.detach().to(torch.float32), total, norm, divisor, skip)
+            seen = self._agree(loss.detach().to(torch.float32), survey, norm, divisor, skip)
             skip = seen.skip
             divisor = divisor if seen.divisor is None else seen.divisor
         if self._fused is not None:
@@ -186,15 +185,16 @@ class Judge:
         self.good_steps.copy_(torch.where(grow, 0.0, good))
 
     def _agree(
-        self, loss: Tensor, total: Tensor, norm: Tensor | None, divisor: float | Tensor, skip: bool | Tensor | None
+        self, loss: Tensor, survey: Survey, norm: Tensor | None, divisor: float | Tensor, skip: bool | Tensor | None
     ) -> Seen:
-        """What all processes see together: one all-reduce, whatever their number."""
+        """What all processes see together: one all-reduce, whatever their number, and whether gradients are sharded."""
         loss = loss.reshape(()).to(self.device)
-        # A sum of squares that is not finite speaks, whatever the norm that is clipped by.
-        size = total.sqrt() if norm is None else norm.to(torch.float32)
-        size = torch.where(total.isfinite(), size, math.inf)
         world = num_processes(self.group)
+        total = self._share_of_total(survey, world)
+        # A sum of squares that is not finite speaks, whatever the norm that is clipped by.
+        size = total if norm is None else torch.where(total.isfinite(), norm.to(torch.float32), math.inf)
         if world == 1:
+            size = size.sqrt() if norm is None else size
             return Seen(loss, None, size / (self.scale * divisor), is_total=False, skip=skip)
         wanted = torch.as_tensor(False if skip is None else skip, device=self.device).to(torch.float32).reshape(())
         # A row for each process: summing rows of zeros hands every process all rows, inf and NaN included.
@@ -208,8 +208,16 @@ class Judge:
         # max would hide -inf.
         worst = torch.where(losses.isfinite().all(), losses.max(), math.nan)
         mean = (losses * divisors).mean() / divisor
-        size = rows[:, 1].max() / (self.scale * divisor)
+        size = rows[:, 1].sum().sqrt() if norm is None else rows[:, 1].max()
+        size = torch.where(size.isfinite(), size / (self.scale * divisor), math.inf)
         return Seen(mean, worst, size, is_total=False, skip=(rows[:, 2] > 0).any(), divisor=divisor)
+
+    def _share_of_total(self, survey: Survey, world: int) -> Tensor:
+        """What this process adds to the sum of squares: each gradient's part, or 1 / N of what all N processes hold."""
+        if survey.parts is not None and self.group is None:
+            return (survey.sums * survey.parts).sum() / world
+        # The processes of another group than the default one may hold different parts.
+        return survey.whole.total / world
 
     def forget(self) -> None:
         """Empty the windows: what comes now is a new normal."""

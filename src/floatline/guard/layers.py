@@ -58,7 +58,7 @@ class Layers:
     def record(self, survey: Survey, unit: Tensor) -> tuple[tuple[str, ...], Tensor]:
         """Names and unscaled norms of the parameters that have a gradient."""
         names = tuple(name for name, param in self._params if param.grad is not None)
-        return names, survey.norms / unit
+        return names, survey.whole.norms / unit
 
     def count(self, attempt: int) -> None:
         """Count the smallest gradients of this step, if it is time; the numbers are read later."""

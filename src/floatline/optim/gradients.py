@@ -28,7 +28,7 @@ class Gradients:
 
     @torch.no_grad()
     def survey(self) -> Survey:
-        """Norms and non-finite counts, for every parameter that has a gradient, in order."""
+        """Norms and non-finite counts, for every parameter that has a gradient, in order; of shards this process's."""
         params, entries = self._collect()
         if not entries:
             device = self._groups[0]["params"][0].device
@@ -44,7 +44,7 @@ class Gradients:
             found = merge([backend_for(place).survey(own) for place, own in places.items()], order)
         if self._roster is not None:
             self._roster.release()
-        return mesh.agree(found, params)
+        return mesh.own_share(found, params)
 
     def _collect(self) -> tuple[list[Tensor], list[Entry]]:
         if self._roster is not None and self._roster.refresh(self._groups, self._state):

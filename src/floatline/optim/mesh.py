@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -122,6 +123,19 @@ def start_of(param: Tensor) -> int:
     strides = [math.prod(param.shape[i + 1 :]) for i in range(len(shape))]
     first = sum(o * s for o, s in zip(offset, strides, strict=True))
     return param.numel() * (1 + first)
+
+
+def own_share(survey: Survey, params: list[Tensor]) -> Survey:
+    """The survey of this process with what it takes to add up all; the survey itself where nothing is sharded.
+
+    Args:
+        survey: What this process found, in the parameters' order.
+        params: The parameters.
+    """
+    if not any(map(is_distributed, params)):
+        return survey
+    parts = torch.tensor([float(num_parts(param)) for param in params], device=survey.sums.device)
+    return replace(survey, parts=parts, sum_up=lambda: agree(survey, params))
 
 
 def agree(survey: Survey, params: list[Tensor]) -> Survey:

@@ -133,7 +133,8 @@ class Optimizer(torch.optim.Optimizer):
             clip_norm: Largest global norm of the unscaled gradients; larger ones are scaled down to it.
             skip: True: leave everything as it is.
             decide: Makes the decision from the survey, in place of the other options. It is called in every step,
-                with an empty survey where no parameter has a gradient: it may talk to other processes.
+                with an empty survey where no parameter has a gradient: it may talk to other processes. Of sharded
+                gradients the survey holds what this process found; `survey.whole` what all have.
 
         Returns:
             What the closure returned.
@@ -166,7 +167,7 @@ class Optimizer(torch.optim.Optimizer):
     def _step_decided(self, decide: Callable[[Survey], Decision]) -> None:
         params, entries = self._collect()
         try:
-            self.decision = decide(self._survey(params, entries))
+            self.decision = decide(mesh.own_share(self._look(entries), params))
             self._apply(entries)
         finally:
             if self._roster is not None:
@@ -239,15 +240,16 @@ class Optimizer(torch.optim.Optimizer):
         return found
 
     def _survey(self, params: list[Tensor], entries: list[Entry]) -> Survey:
+        return mesh.agree(self._look(entries), params)
+
+    def _look(self, entries: list[Entry]) -> Survey:
         if not entries:
             nothing = torch.zeros(0, device=next(self._params()).device)
             return Survey(nothing, nothing.to(torch.int32))
         places = by_device(entries)
         if len(places) == 1:
-            found = backend_for(entries[0].weight.device).survey(entries)
-        else:
-            found = merge([backend_for(place).survey(own) for place, own in places.items()], _order(places, entries))
-        return mesh.agree(found, params)
+            return backend_for(entries[0].weight.device).survey(entries)
+        return merge([backend_for(place).survey(own) for place, own in places.items()], _order(places, entries))
 
     def _params(self) -> Iterator[Tensor]:
         for group in self.param_groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,20 @@ class Survey:
     Args:
         sums: Sum of squares of each gradient; float32. inf or NaN where the gradient holds one.
         nonfinite: How many inf and NaN each gradient holds; int32.
+        parts: Where some gradients are sharded and this is what one process found: into how many parts each is cut;
+            float32. None where it is what all processes found.
+        sum_up: Gives what all processes found; every process must call it. None where this is that.
     """
 
     sums: Tensor
     nonfinite: Tensor
+    parts: Tensor | None = None
+    sum_up: Callable[[], Survey] | None = None
+
+    @property
+    def whole(self) -> Survey:
+        """What all processes found; talks to them where that is not known yet."""
+        return self if self.sum_up is None else self.sum_up()
 
     @property
     def norms(self) -> Tensor:
