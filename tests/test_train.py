@@ -141,9 +141,7 @@ def test_save_every_is_the_distance_of_checkpoints(target, command, tmp_path):
 def test_a_stop_of_the_guard_exits_with_1_and_says_why(target, command):
     code, out, _ = command(f"{target}:poisoned", "--policy", "ultra-conservative", "--folder", "a")
     assert code == 1
-    assert re.search(
-        r"^Stopped at step \d+.*: .*State: .*stopped/checkpoint-\d+\.$", out, re.MULTILINE
-    )
+    assert re.search(r"^Stopped at step \d+.*: .*State: .*stopped/checkpoint-\d+\.$", out, re.MULTILINE)
     code, out, _ = command(f"{target}:poisoned", "--policy", "ultra-conservative", "--folder", "b", "--format", "json")
     assert code == 1
     assert json.loads(out)["stopped"].startswith("Stopped at step ")

@@ -550,3 +550,28 @@ def test_saving_and_resuming_on_a_gpu_is_not_stopping(kind, tmp_path):
         second.step(loss_with(second), batch)
     assert same(everything(straight), everything(second)) == []
     assert straight.summary() == second.summary()
+
+
+def lost_run(scale: float, used: bool = True):
+    """A run whose second layer's gradients FP16 loses as a whole at a scale of 1."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 2))
+    policy = fl.Policy(underflow_every=2)
+    guard = fl.Guard(model, fl.optim.AdamW(model.parameters(), lr=1e-3), plan="fp16-mixed", policy=policy)
+    guard.run.judge.set_scale(scale)
+    small = 1e-9 if used else 0.0
+    with fl.HalfOnCPU():
+        for x, y in batches(6):
+            guard.step(lambda b: F.mse_loss((model(b[0]).float() * small), b[1] * small), (x, y))
+    return guard
+
+
+def test_gradients_that_are_lost_as_a_whole_raise_a_low_scale():
+    guard = lost_run(1.0)
+    assert guard.run.judge.scale == 16.0**3
+    assert "lost to zero" in guard.summary()
+
+
+def test_gradients_that_are_zero_at_the_usual_scale_raise_nothing():
+    guard = lost_run(2.0**16, used=False)
+    assert guard.run.judge.scale == 2.0**16
+    assert guard.summary().endswith("no events")

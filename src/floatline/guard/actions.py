@@ -54,9 +54,15 @@ class Escalate:
 
 @dataclass(frozen=True, slots=True)
 class RaiseScale:
-    """Raise the loss scale: gradients of these layers are lost to zero."""
+    """Raise the loss scale: gradients of these layers are lost to zero.
+
+    Args:
+        layers: Those that lost most.
+        factor: What the scale is multiplied by.
+    """
 
     layers: tuple[str, ...]
+    factor: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,6 +223,10 @@ class Judge:
         """Empty the windows: what comes now is a new normal."""
         self.window.fill_(math.nan)
 
+    def forget_norms(self) -> None:
+        """Empty the window of the norms alone."""
+        self.window[1].fill_(math.nan)
+
     def set_scale(self, scale: float) -> None:
         """Take this scale, brought within floor and cap, and count good steps from 0."""
         if self.scaling is None:

@@ -35,6 +35,8 @@ from floatline.guard.snapshots import Snapshot
 from floatline.guard.underflow import Lost
 from floatline.guard.wrappers import unwrap
 
+USUAL_SCALE = 2.0**16
+
 
 class Rescue:
     """Carries out what `Recovery` decides.
@@ -93,15 +95,24 @@ class Rescue:
             todo = [*self._do(todo[0], outcome), *todo[1:]]
 
     def _act_on_lost(self, lost: Lost | None) -> list[Action]:
-        """Raise the scale where it can still grow; otherwise say that it cannot."""
+        """Raise the scale where it can still grow; otherwise say that it cannot.
+
+        A gradient that is zero everywhere is lost as a whole, or of no use. Below the scale that runs start with it is
+        taken for lost: raising the scale tells, and costs nothing. Above, it is not spoken of.
+        """
         policy, scaling = self._run.policy, self._run.plan.scaling
-        if lost is None or lost.share <= policy.underflow_warn:
+        if lost is None or scaling is None:
             return []
-        # The layers whose gradients are zero everywhere are not named: they may simply not be used.
-        names = tuple(name for name, _ in lost.layers[:3])
-        if scaling is not None and lost.share > policy.underflow_act and float(self._run.judge.scale) < scaling.cap:
-            return [RaiseScale(names)]
-        return [Warn(f"{lost.share:.1%} of gradient elements are lost to zero, most in {', '.join(names)}")]
+        scale = float(self._run.judge.scale)
+        silent = lost.silent_share if scale < USUAL_SCALE else 0.0
+        share = lost.share + silent
+        if share <= policy.underflow_warn:
+            return []
+        names = (*(name for name, _ in lost.layers), *(lost.silent if silent else ()))[:3]
+        if share > policy.underflow_act and scale < scaling.cap:
+            factor = min(16.0, USUAL_SCALE / scale) if silent > policy.underflow_act else 2.0
+            return [RaiseScale(names, factor)]
+        return [Warn(f"{share:.1%} of gradient elements are lost to zero, most in {', '.join(names)}")]
 
     def _do(self, action: Action, outcome: Outcome) -> list[Action]:
         run = self._run
@@ -123,7 +134,8 @@ class Rescue:
                     return list(run.recovery.weights_checked(False))
                 self._escalate(action.why)
             case RaiseScale():
-                run.judge.set_scale(float(run.judge.scale) * 2)
+                run.judge.set_scale(float(run.judge.scale) * action.factor)
+                run.judge.forget_norms()  # gradients that come back raise the norm
                 message = f"raised: gradients are lost to zero in {', '.join(action.layers)}"
                 run.diary.note("scale-change", message, scale=float(run.judge.scale))
             case Warn():

@@ -35,12 +35,14 @@ class Lost:
         share: Estimated share of all elements that were lost to zero.
         layers: Names with a share above the policy's underflow_warn, and the share; the worst first.
         silent: Names whose gradient is zero everywhere: unused, or lost as a whole; the counts cannot tell.
+        silent_share: Their share of all elements.
         level: What the policy says to the share; at least "warn" where a gradient is silent.
     """
 
     share: float
     layers: tuple[tuple[str, float], ...]
     silent: tuple[str, ...]
+    silent_share: float
     level: Literal["fine", "warn", "act"]
 
 
@@ -186,7 +188,9 @@ def report(names: Sequence[str], counts: Tensor, sizes: Sequence[int], *, policy
     total = sum(share * size for share, size in zip(shares, sizes, strict=True)) / max(sum(sizes), 1)
     layers = sorted(zip(names, shares, strict=True), key=lambda layer: -layer[1])
     silent = tuple(name for name, z, size in zip(names, zeros, sizes, strict=True) if size and z == size)
+    num_silent = sum(size for z, size in zip(zeros, sizes, strict=True) if z == size)
     level = "fine"
     if total > policy.underflow_warn or silent:
         level = "act" if total > policy.underflow_act else "warn"
-    return Lost(total, tuple(layer for layer in layers if layer[1] > policy.underflow_warn), silent, level)
+    worst = tuple(layer for layer in layers if layer[1] > policy.underflow_warn)
+    return Lost(total, worst, silent, num_silent / max(sum(sizes), 1), level)
