@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from floatline.optim import mesh
-from floatline.optim.entries import Entry, by_device
-from floatline.optim.kernels import backend_for, torch_backend
+from floatline.optim.entries import Entry
+from floatline.optim.kernels import survey_all, torch_backend
 from floatline.optim.roster import Roster
-from floatline.optim.survey import Survey, merge
+from floatline.optim.survey import Survey
 
 
 class Gradients:
@@ -33,15 +33,8 @@ class Gradients:
         if not entries:
             device = self._groups[0]["params"][0].device
             return Survey(torch.zeros(0, device=device), torch.zeros(0, dtype=torch.int32, device=device))
-        places = by_device(entries)
-        if any(param.grad is not None and param.grad.is_sparse for param in params):
-            found = torch_backend.survey(entries)
-        elif len(places) == 1:
-            found = backend_for(entries[0].weight.device).survey(entries)
-        else:
-            spots = {id(entry): i for i, entry in enumerate(e for own in places.values() for e in own)}
-            order = [spots[id(entry)] for entry in entries]
-            found = merge([backend_for(place).survey(own) for place, own in places.items()], order)
+        sparse = any(param.grad is not None and param.grad.is_sparse for param in params)
+        found = torch_backend.survey(entries) if sparse else survey_all(entries)
         if self._roster is not None:
             self._roster.release()
         return mesh.own_share(found, params)

@@ -18,11 +18,11 @@ from floatline.errors import OptimizerError
 from floatline.optim import checkpoint, hyperparameters, mesh, resuming
 from floatline.optim.entries import Entry, by_device
 from floatline.optim.footprint import Footprint
-from floatline.optim.kernels import backend_for, fused_step_for
+from floatline.optim.kernels import backend_for, fused_step_for, survey_all
 from floatline.optim.roster import Roster, collect
 from floatline.optim.rules import Rule
 from floatline.optim.storage import StatesName, UpdateName
-from floatline.optim.survey import Decision, Survey, decide, merge
+from floatline.optim.survey import Decision, Survey, decide
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -246,10 +246,7 @@ class Optimizer(torch.optim.Optimizer):
         if not entries:
             nothing = torch.zeros(0, device=next(self._params()).device)
             return Survey(nothing, nothing.to(torch.int32))
-        places = by_device(entries)
-        if len(places) == 1:
-            return backend_for(entries[0].weight.device).survey(entries)
-        return merge([backend_for(place).survey(own) for place, own in places.items()], _order(places, entries))
+        return survey_all(entries)
 
     def _params(self) -> Iterator[Tensor]:
         for group in self.param_groups:
@@ -321,12 +318,6 @@ class Optimizer(torch.optim.Optimizer):
         States are made in the first step: before it there are none.
         """
         return Footprint.of(list(self._params()), cast("Mapping[Tensor, dict[str, Any]]", self.state))
-
-
-def _order(places: dict[torch.device, list[Entry]], entries: list[Entry]) -> list[int]:
-    """Where the i-th entry stands when the devices' entries are put one after the other."""
-    spots = {id(entry): i for i, entry in enumerate(e for own in places.values() for e in own)}
-    return [spots[id(entry)] for entry in entries]
 
 
 def _product(first: float | Tensor | None, second: Tensor | None, device: torch.device) -> float | Tensor | None:

@@ -10,9 +10,9 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from floatline.optim.entries import Entry
+from floatline.optim.entries import Entry, by_device
 from floatline.optim.rules import Rule
-from floatline.optim.survey import Decision, Survey
+from floatline.optim.survey import Decision, Survey, merge
 
 
 class Backend(Protocol):
@@ -41,6 +41,16 @@ class Backend(Protocol):
 def backend_for(device: torch.device) -> Backend:
     """The backend for a device: triton on NVIDIA and AMD GPUs where it is installed, torch everywhere else."""
     return _load("triton_backend" if device.type == "cuda" and _has_triton() else "torch_backend")
+
+
+def survey_all(entries: list[Entry]) -> Survey:
+    """What the backends find on their devices, as one survey in the entries' order; there must be an entry."""
+    places = by_device(entries)
+    if len(places) == 1:
+        return backend_for(entries[0].weight.device).survey(entries)
+    spots = {id(entry): i for i, entry in enumerate(e for own in places.values() for e in own)}
+    surveys = [backend_for(place).survey(own) for place, own in places.items()]
+    return merge(surveys, [spots[id(entry)] for entry in entries])
 
 
 class FusedStep(Protocol):
