@@ -215,7 +215,7 @@ SHARED = {
     ),
     "sampling": (lambda: torch.multinomial(torch.tensor([float("nan"), 1.0]), 1), "activation-overflow"),
     "distribution": (
-        lambda: torch.distributions.Normal(torch.tensor([float("nan")]), 1.0),
+        lambda: torch.distributions.Normal(torch.tensor([float("nan")]), 1.0, validate_args=True),
         "activation-overflow",
     ),
     "bce of nan": (

@@ -65,6 +65,7 @@ def test_scaling_starts_at_65536_and_has_a_floor_and_a_cap():
         "growth_interval": 1000,
         "floor": 1.0,
         "cap": 2.0**24,
+        "hysteresis": 1,
     }
 
 

@@ -210,7 +210,9 @@ def test_resuming_with_another_seed_or_plan_is_refused(target, command):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT to a process")
 def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(target, command, tmp_path):
-    program = "from floatline.cli.main import main; main()"
+    # Started in the background, a process inherits a Ctrl-C that is ignored, and keeps to it.
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    program += "from floatline.cli.main import main; main()"
     arguments = ["train", target, "--steps", "1000000", "--save-every", "3", "--folder", "run"]
     with subprocess.Popen(
         [sys.executable, "-c", program, *arguments],

@@ -27,6 +27,17 @@ from floatline.training.trainer import Trainer
 CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="expects the run on a CPU")
 
 
+@pytest.fixture(autouse=True)
+def one_thread_and_ctrl_c():
+    """Sums are cut by the number of threads; and tests that run in the background inherit a Ctrl-C that is ignored."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+    torch.set_num_threads(threads)
+
+
 class Net(nn.Module):
     """Dropout, and three sources of random numbers, so that a resume that forgets one of them differs."""
 
@@ -127,6 +138,9 @@ import os, signal, sys
 sys.path.insert(0, sys.argv[2])
 from test_trainer import make_workload
 from floatline.training.trainer import Trainer
+import torch
+
+torch.set_num_threads(1)
 
 def kill(outcome):
     if outcome.attempt == 15:
