@@ -12,8 +12,10 @@ ROOT = Path(floatline.__file__).parent
 FLOORS = [
     {"cli"},
     {"report"},
+    {"diagnosis"},
     {"checkup", "training"},
     {"choose"},
+    {"probe"},
     {"guard"},
     {"ledger", "optim"},
     {"hardware", "parameters", "workload"},

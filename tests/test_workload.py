@@ -188,6 +188,46 @@ def test_a_failed_import_leaves_no_module_behind(tmp_path: Path):
     assert not any("leftover_qqq" in name for name in sys.modules)
 
 
+def test_a_named_function_that_takes_steps_is_a_training_function(tmp_path: Path):
+    path = write(tmp_path, BUILD.format(signature="") + "\ndef mended(steps=1, probe=None):\n    return steps\n")
+    target = load_target(f"{path}:mended")
+    assert target.builder is None
+    assert target.trainer and target.trainer(steps=3) == 3
+    assert load_target(f"{path}:build").trainer is None
+
+
+def test_a_process_that_the_target_starts_finds_its_functions(tmp_path: Path):
+    code = """
+    import multiprocessing
+
+    def answer(results):
+        results.put(42)
+
+    def train(steps=1):
+        context = multiprocessing.get_context("spawn")
+        results = context.Queue()
+        process = context.Process(target=answer, args=(results,))
+        process.start()
+        process.join()
+        return results.get(timeout=5) if process.exitcode == 0 else None
+    """
+    target = load_target(write(tmp_path, textwrap.dedent(code), "starts_a_process_qqq.py"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(target.folder))
+        assert target.trainer and target.trainer() == 42
+
+
+def test_two_targets_of_one_file_name_do_not_replace_each_other(tmp_path: Path):
+    paths = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        paths.append(write(folder, f"def train(steps=1):\n    return {number}\n", "twice_qqq.py"))
+    modules = {load_target(path).trainer.__module__ for path in paths}
+    assert len(modules) == 2
+    assert sys.modules["twice_qqq"].train() == 1
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -10,6 +10,7 @@ FloatlineError
 ├── ScalerError      a loss scaler's setting or state that cannot be used, or FP16 gradients it would lose
 ├── GuardError       a guard's setting, closure or checkpoint that cannot be used
 ├── GuardStop        a run that the guard has ended, with its finding
+├── TraceError       a trace that cannot be written or read
 ├── LedgerError      a ledger that cannot be written, read or locked, or a record it cannot hold
 └── TensorError      a tensor that cannot be measured or rounded
 
@@ -78,6 +79,10 @@ class GuardStop(FloatlineError):  # noqa: N818 - it is an end, not an error of t
 
 class LedgerError(FloatlineError, ValueError):
     """A ledger that cannot be written, read or locked, or a record it cannot hold."""
+
+
+class TraceError(FloatlineError, ValueError):
+    """A trace that cannot be written or read."""
 
 
 class TensorError(FloatlineError, TypeError):

@@ -149,9 +149,7 @@ def _load_file(path: Path, text: str) -> ModuleType:
     if path.suffix != ".py":
         raise TargetError(f"Target '{text}' is not a Python file. {_KINDS}")
     full = path.resolve()
-    # A name of its own: 'types.py' must not hide a module, nor one target another of the same name.
-    stem = re.sub(r"\W", "_", full.stem)
-    name = f"floatline_target_{stem}_{zlib.crc32(str(full).encode()):08x}"
+    name = _module_name(full)
     spec = importlib.util.spec_from_file_location(name, full)
     if spec is None or spec.loader is None:
         raise TargetError(f"Target '{text}' cannot be imported. {_KINDS}")
@@ -164,6 +162,26 @@ def _load_file(path: Path, text: str) -> ModuleType:
             del sys.modules[name]
             raise
     return module
+
+
+def _module_name(full: Path) -> str:
+    """The file's own name where it is free, so that processes which the target starts find it again.
+
+    Else a name of its own: 'types.py' must not hide a module, nor one target another of the same name.
+    """
+    if _is_free(full):
+        return full.stem
+    stem = re.sub(r"\W", "_", full.stem)
+    return f"floatline_target_{stem}_{zlib.crc32(str(full).encode()):08x}"
+
+
+def _is_free(full: Path) -> bool:
+    if not re.fullmatch(r"\w+", full.stem):
+        return False
+    if full.stem in sys.modules:
+        return getattr(sys.modules[full.stem], "__file__", None) == str(full)
+    spec = importlib.util.find_spec(full.stem)
+    return spec is None or spec.origin == str(full)
 
 
 def _load_module(place: str, text: str) -> ModuleType:
@@ -184,13 +202,22 @@ def _find_functions(module: ModuleType, name: str, text: str, folder: Path) -> T
         found = getattr(module, name, None)
         if not callable(found):
             raise TargetError(f"Target '{text}': there is no function '{name}'. Name one that builds a workload.")
-        return Target(text, None, found, folder) if name == "train" else Target(text, found, None, folder)
+        trains = name == "train" or _takes_steps(found)
+        return Target(text, None, found, folder) if trains else Target(text, found, None, folder)
     build, train = getattr(module, "build", None), getattr(module, "train", None)
     if not callable(build) and not callable(train):
         raise TargetError(
             f"Target '{text}' has neither build() nor train(). Add build(), which returns ({', '.join(_FIELDS)})."
         )
     return Target(text, build if callable(build) else None, train if callable(train) else None, folder)
+
+
+def _takes_steps(function: Callable[..., object]) -> bool:
+    """Whether it is a training function under another name: what builds a workload takes a seed, and no more."""
+    try:
+        return "steps" in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return False
 
 
 def _seed_arguments(builder: Callable[..., object], seed: int, text: str) -> dict[str, int]:

@@ -1,0 +1,150 @@
+"""Watch and Event: what is known about a training loop so far."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from floatline.probe.aside import Aside
+from floatline.probe.frames import Spot, find_caller
+from floatline.probe.gradient_scales import GradientScales
+
+# Above this many weights, a copy for each step costs more than it tells.
+_MOST_WEIGHTS = 2**24
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """One call of the loop that matters.
+
+    Args:
+        kind: What was called: 'forward', 'backward', 'grad', 'scaler-new', 'scale', 'unscale', 'scaler-step', 'update',
+            'optimizer-new', 'step', 'zero-grad', 'clip', 'norm', 'touch', 'scheduler-step', 'autocast', 'cast',
+            'save', 'load', 'replace', 'collective'.
+        file: Source file of the user's line; '' where the loop is floatline's.
+        line: Line in it.
+        function: Function it is in.
+        step: Number of the optimizer step it belongs to, from 0.
+        data: What was seen, by name.
+    """
+
+    kind: str
+    file: str
+    line: int
+    function: str
+    step: int
+    data: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Made:
+    """An optimizer that the loop made: its number, parameters and place."""
+
+    number: int
+    optimizer: Optimizer
+    name: str
+    parameters: list[Tensor]
+    spot: Spot
+
+
+class Watch:
+    """What is known about the loop so far. The patches of `watch_calls` and `watch_scaler` fill it.
+
+    Attributes:
+        events: In the order they happened.
+        step: Number of the step that is under way. One ends where gradients are cleared after a backward pass, or
+            where a forward or backward pass follows an optimizer step.
+        optimizers: By id.
+        roots: Modules that were called from outside any module, by id.
+        leaves: Tensors that received gradients, by id.
+        targets: Targets of the batch under way, where floatline runs the loop.
+        on_forward: Called before a root module runs with gradients, with the module and its arguments.
+        on_event: Called at every event.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.step = 0
+        self.scales = GradientScales()
+        self.optimizers: dict[int, Made] = {}
+        self.roots: dict[int, nn.Module] = {}
+        self.called: set[int] = set()
+        self.leaves: dict[int, Tensor] = {}
+        self.start: dict[int, Tensor] = {}
+        self.regions: list[tuple[int, bool]] = []  # open autocast regions: number of the outermost, enabled
+        self.num_regions = 0
+        self.failed_module: tuple[BaseException, str] | None = None
+        self.failed_region: tuple[BaseException, bool, bool] | None = None
+        self.penalties = False  # gradients of a scaled output, with a graph of their own, were asked for
+        self.targets: tuple[Any, ...] = ()
+        self.on_forward: Callable[[nn.Module, tuple[Any, ...]], None] | None = None
+        self.on_event: Callable[[], None] | None = None
+        self.modules: list[nn.Module] = []
+        self.busy = 0  # inside a call that is itself an event: what it calls is not another
+        self._numbers: dict[int, tuple[int, Any]] = {}
+        self._saw_backward = self._saw_step = False
+        self._thread = threading.get_ident()
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this thread is not the one that is watched."""
+        return threading.get_ident() != self._thread
+
+    def note(self, kind: str, data: dict[str, Any], spot: Spot | None = None) -> Event:
+        """Add an event at the user's line, or at a spot found before."""
+        spot = spot or find_caller()
+        event = Event(kind, spot.file, spot.line, spot.function, self.step, data)
+        self.events.append(event)
+        if self.on_event is not None:
+            self.on_event()
+        return event
+
+    def number(self, thing: object) -> int:
+        """A number for a scaler, optimizer or module; the thing is kept, so that no other takes its id."""
+        return self._numbers.setdefault(id(thing), (len(self._numbers), thing))[0]
+
+    def add_optimizer(self, optimizer: Optimizer, spot: Spot) -> Made:
+        """Know an optimizer from now on."""
+        if id(optimizer) not in self.optimizers:
+            held = self.scales.find(optimizer)
+            name = f"torch.optim.{type(optimizer).__name__}"
+            if not type(optimizer).__module__.startswith("torch."):
+                name = type(optimizer).__name__
+            self.optimizers[id(optimizer)] = Made(self.number(optimizer), optimizer, name, list(held.parameters), spot)
+        made = self.optimizers[id(optimizer)]
+        known = {id(parameter) for parameter in made.parameters}
+        made.parameters += [p for p in self.scales.find(optimizer).parameters if id(p) not in known]
+        return made
+
+    def note_boundary(self, *, cleared: bool) -> None:
+        """Count a step where a new one begins."""
+        if self._saw_step or (cleared and self._saw_backward):
+            self.step += 1
+            self._saw_step = self._saw_backward = False
+
+    def note_backward(self) -> None:
+        """A backward pass has run in this step."""
+        self._saw_backward = True
+
+    def note_attempt(self) -> None:
+        """An optimizer step was tried in this step, and may have been skipped."""
+        self._saw_step = True
+
+    def copy_weights(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
+        """A copy to compare with; None where it would be too large."""
+        if sum(parameter.numel() for parameter in parameters) > _MOST_WEIGHTS:
+            return None
+        with Aside():
+            return [parameter.detach().clone() for parameter in parameters]
+
+    def settle(self) -> None:
+        """Read the values that are still on a device."""
+        for event in self.events:
+            for name, value in event.data.items():
+                if isinstance(value, Tensor):
+                    event.data[name] = value.tolist()

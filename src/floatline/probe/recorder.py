@@ -1,0 +1,235 @@
+"""Recorder: every operation of one step, with its numbers, its place and its FP32 twin."""
+
+# torch shows its dispatcher to Python under private names only.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from floatline.probe.aside import Aside
+from floatline.probe.measures import Measures
+from floatline.probe.operations import Op, Operand, Values
+from floatline.probe.roles import name_start, name_state, weights_of
+from floatline.probe.schemas import Call, tensors_of
+from floatline.probe.storages import Storages, geometry, is_whole, storage_key
+from floatline.probe.sums import Sum, find_sums
+from floatline.probe.trace import Trace
+from floatline.probe.twins import Attempt, Shadow, Twins
+from floatline.probe.whereabouts import Origin, Whereabouts
+
+_ORIGIN = tuple(Origin.__dataclass_fields__)
+
+
+class Recorder(TorchDispatchMode):
+    """Records one step, below autograd and autocast, without changing a bit of it::
+
+        with Recorder(model, batch=(inputs, targets)) as recorder:
+            loss = loss_fn(model(*inputs), *targets)
+            loss.backward()
+            optimizer.step()
+        recorder.trace.ops
+
+    Enter it after `HalfOnCPU`, so that it sees the step's operations and not those that HalfOnCPU makes of
+    them. An exception of the step passes through; `trace` then holds what ran before it.
+
+    Cost: no tensor of the step is kept alive. Each storage that is not its own twin has a float32 twin while
+    it lives (twice the bytes of a 16-bit one), and measuring takes some five float32 copies of one tensor at
+    a time. On a GPU the figures of a tensor, under 104 bytes, stay on the device until the end.
+
+    Numerics:
+        See `Twins` and `Measures`. The step's results are bit for bit those without the recorder.
+        Checked by tests/probe/test_recorder.py.
+
+    Args:
+        model: Gives modules, parameters and buffers their names.
+        batch: Inputs and targets; gives batch tensors their roles.
+        twins: Whether to compute FP32 twins.
+        weights: FP32 values of parameters and buffers, by name, for those twins that shall not start from
+            the 16-bit value, say because a buffer lost its values when the model was cast.
+
+    Attributes:
+        trace: What was recorded; complete after the `with`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        batch: tuple[Sequence[Any], Sequence[Any]] = ((), ()),
+        twins: bool = True,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self.trace = Trace()
+        self._model = model
+        self._storages = Storages()
+        self._measures = Measures()
+        self._whereabouts = Whereabouts(model, on_update=self._name_state)
+        self._twins = Twins(self._storages) if twins else None
+        self._gradients_due = False
+        self._failures: Counter[str] = Counter()
+        with Aside():
+            name_start(self._storages, model, batch)
+            for _, name, tensor in weights_of(model):
+                if self._twins and weights and name in weights:
+                    self._twins.start_from(tensor, weights[name])
+
+    def __enter__(self) -> Recorder:
+        self._whereabouts.__enter__()
+        super().__enter__()  # pyright: ignore[reportUnknownMemberType]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # pyright: ignore[reportUnknownMemberType]
+        self._whereabouts.__exit__()
+        with Aside():
+            if self._gradients_due:
+                self._read_gradients()
+            self._measures.read()
+        self.trace.meta["twin_failures"] = dict(self._twins.failures) if self._twins else {}
+        self.trace.meta["failures"] = dict(self._failures)
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., Any],
+        types: tuple[Any, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run and record one operation; torch calls this."""
+        kwargs = kwargs or {}
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **kwargs)  # shapes only: nothing to record
+        if any(_unwraps_itself(kind) for kind in types):
+            return NotImplemented  # a tensor subclass unwraps itself first; its plain tensors come here
+        call = Call(func, args, kwargs)
+        if call.schema.silent or call.schema.empty:
+            return call.run()
+        origin = self._whereabouts.locate(tracked=any(a.tensor.requires_grad for a in call.tensors))
+        if call.schema.view:
+            self._whereabouts.remember(None, origin)
+            return call.run()
+        return self._record(call, origin)
+
+    def _record(self, call: Call, origin: Origin) -> Any:
+        op = Op(len(self.trace.ops), call.schema.name, **{name: getattr(origin, name) for name in _ORIGIN})
+        op.scalars = call.numbers()
+        attempt, sums = self._prepare(op, call)
+        self._gradients_due = self._gradients_due or op.phase == "backward"
+        if op.phase == "backward" and not op.file:
+            self._inherit(op)
+        try:
+            result = call.run()
+        except Exception as error:
+            self.trace.ops.append(op)
+            message = str(error).partition("\n")[0]
+            self.trace.meta["exception"] = {"op": op.index, "type": type(error).__name__, "message": message}
+            raise
+        # Results in the memory of an argument are views of it, or the argument itself after it was written.
+        old = {storage_key(a.tensor) for a in call.tensors if a.name not in call.schema.outs} - {None}
+        fresh = [None if t is None or storage_key(t) in old else t for t in tensors_of(result)]
+        if not call.schema.writes and not any(t is not None for t in fresh):
+            self._whereabouts.remember(None, origin)
+            return result
+        self._whereabouts.remember(op.index, origin, in_place=bool(call.schema.writes))
+        self.trace.ops.append(op)
+        with Aside():
+            try:
+                self._settle(op, call, attempt, fresh, sums)
+            except Exception:
+                self._failures[op.name] += 1
+        return result
+
+    def _prepare(self, op: Op, call: Call) -> tuple[Attempt, list[list[Sum]]]:
+        """What must be read before an operation may write over it. Nothing here may break the step."""
+        with Aside():
+            try:
+                if op.phase != "backward" and self._gradients_due:
+                    self._read_gradients()
+                op.inputs = self._operands(call)
+                sums = find_sums(call) if self._twins else []
+                return (self._twins.begin(call) if self._twins else Attempt("none")), sums
+            except Exception:
+                self._failures[op.name] += 1
+                return Attempt("none"), []
+
+    def _settle(
+        self,
+        op: Op,
+        call: Call,
+        attempt: Attempt,
+        fresh: list[Tensor | None],
+        sums: list[list[Sum]],
+    ) -> None:
+        """Twins, makers and figures of what an operation gave."""
+        shadows = [Shadow() for _ in (*fresh, *call.written)]
+        if self._twins:
+            shadows[: len(fresh)] = self._twins.finish(attempt, call, fresh)
+            if attempt.state != "none":
+                shadows[len(fresh) :] = [self._twins.of(t) for t in call.written]
+        results = [(t, shadow) for t, shadow in zip((*fresh, *call.written), shadows, strict=True) if t is not None]
+        for tensor, shadow in results:
+            values = self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
+            op.outputs.append(values)
+            memory = self._storages.open(tensor)
+            if memory is None:
+                continue
+            memory.made_by = op.index
+            memory.values = {geometry(tensor): values}
+            if is_whole(tensor):
+                memory.values[tensor.dtype,] = values
+        self._measures.count_stuck(op, sums, [t for t, _ in results])
+
+    def _inherit(self, op: Op) -> None:
+        """Give a sum of gradients, which belongs to no line, the line of the newest gradient in it."""
+        made_by = max((o.made_by for o in op.inputs if o.made_by is not None), default=None)
+        if made_by is None:
+            return
+        maker = self.trace.ops[made_by]
+        op.file, op.line, op.function, op.module = maker.file, maker.line, maker.function, op.module or maker.module
+
+    def _operands(self, call: Call) -> list[Operand]:
+        read = [a.tensor for a in call.tensors if a.name not in call.schema.outs]
+        seen = [(key, geometry(t)) if (key := storage_key(t)) is not None else id(t) for t in read]
+        return [self._operand(t, shared=seen.count(view) > 1) for t, view in zip(read, seen, strict=True)]
+
+    def _operand(self, tensor: Tensor, *, shared: bool = False) -> Operand:
+        memory = self._storages.open(tensor)
+        if memory is None:
+            return Operand(self._measure(tensor), shared=shared)
+        values = memory.values.get(view := geometry(tensor))
+        if values is None:
+            # A view of the whole storage has the figures of any other such view.
+            whole = memory.values.get((tensor.dtype,)) if is_whole(tensor) else None
+            values = self._measures.reshape(whole, tuple(tensor.shape)) if whole else self._measure(tensor)
+            memory.values[view] = values
+        return Operand(values, memory.made_by, memory.role(int(tensor.storage_offset())), shared)
+
+    def _measure(self, tensor: Tensor) -> Values:
+        shadow = self._twins.of(tensor) if self._twins else Shadow()
+        return self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
+
+    def _read_gradients(self) -> None:
+        """Note the gradients at the end of a backward."""
+        self._gradients_due = False
+        for name, parameter in self._model.named_parameters():
+            if parameter.grad is not None:
+                self._storages.name(parameter.grad, f"grad:{name}")
+                self.trace.gradients[name] = self._operand(parameter.grad)
+
+    def _name_state(self, optimizer: Any) -> None:
+        with Aside():
+            name_state(self._storages, self._model, optimizer)
+
+
+def _unwraps_itself(kind: Any) -> bool:
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # pyright: ignore[reportUnknownMemberType]

@@ -1,0 +1,259 @@
+"""run_target and trace_target: a target is run as it is, or in FP32 or BF16, and watched."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from floatline.errors import TargetError
+from floatline.guard.islands import Islands
+from floatline.plan import Plan
+from floatline.presets import resolve_plan
+from floatline.probe.failures import Failure, describe_failure
+from floatline.probe.records import RunRecord
+from floatline.probe.summary import fill_record, find_bad_tensors
+from floatline.probe.surroundings import LimitReached, Precision, prepared, time_limit
+from floatline.probe.trace import Trace
+from floatline.probe.watch import Watch, watch
+from floatline.workload import Target, Workload
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_STEPS = 40
+
+__all__ = ["Precision", "RunRecord", "run_target", "trace_target"]
+
+
+class _StepTraced(BaseException):
+    """The step that was asked for is recorded: the rest of the run is not needed."""
+
+
+def run_target(
+    target: Target,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    precision: Precision | None = None,
+    islands: tuple[str, ...] = (),
+    on_step: Callable[[int], None] | None = None,
+    limit: float = 120.0,
+) -> RunRecord:
+    """Run a target from a seed and watch it.
+
+    A workload is trained in a plain loop over its batches: the loss inside autocast, then scale, backward, step and
+    update. A plan with FP32 weights and FP16 compute has a GradScaler; 16-bit weights get the model and the batches
+    cast, and none. A train() function runs as it is; what it prints goes to stderr. Without a GPU, 16-bit products
+    are computed as a GPU does (`HalfOnCPU`).
+
+    Args:
+        target: The loaded target.
+        steps: Steps of a workload (None is 40); handed to train() only where it takes `steps` and one is given.
+        seed: For torch, random and numpy, set before the target builds anything.
+        precision: 'fp32' or 'bf16' overrules the precision of the code; None leaves it.
+        islands: Modules of a workload's model that compute in FP32.
+        on_step: Called with the number of every step that begins.
+        limit: Seconds after which the run counts as endless.
+
+    Returns:
+        The record. An exception of the user's loop is in it, not raised.
+
+    Raises:
+        TargetError: The target cannot be built, trains no step, needs arguments, or does not end.
+    """
+    record = _new_record(target, precision)
+    tick = _make_tick(on_step, limit)
+    began = time.perf_counter()
+    kept: list[Islands] = []
+
+    def keep(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        del module, inputs
+        if islands and not kept and record.model is not None:
+            kept.append(Islands(record.model, islands))
+
+    with prepared(target, precision, seed), watch() as seen:
+        seen.on_forward = keep
+        seen.on_event = lambda: tick(seen.step)
+        with time_limit(limit):
+            try:
+                _run(target, record, seen, steps=steps, seed=seed)
+            except LimitReached:
+                raise TargetError(
+                    f"Target '{target.text}' did not end in {limit:g} seconds ({seen.step} steps). "
+                    "Give it fewer steps, or a longer limit."
+                ) from None
+    record.seconds = time.perf_counter() - began
+    fill_record(record, seen)
+    if not record.losses and record.exception is None:
+        raise TargetError(f"Target '{target.text}' ran no backward pass. It must train at least one step.")
+    return record
+
+
+def trace_target(target: Target, *, step: int, seed: int = 0, precision: Precision | None = None) -> Trace:
+    """Run a target again from the seed and record one step of it.
+
+    Args:
+        target: The loaded target.
+        step: Number of the step, as in a RunRecord's events.
+        seed: As in `run_target`.
+        precision: As in `run_target`.
+
+    Raises:
+        TargetError: The target ends before that step, or no module is called in it.
+    """
+    from floatline.probe.recorder import Recorder
+
+    record = _new_record(target, precision)
+    originals = _buffers(target, seed)
+    recorder: Recorder | None = None
+
+    def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        nonlocal recorder
+        if seen.step != step or recorder is not None:
+            return
+        model = record.model if record.model is not None else module
+        recorder = Recorder(model, batch=(inputs, seen.targets), twins=True, weights=originals)
+        recorder.__enter__()
+
+    def end_after() -> None:
+        if recorder is not None and seen.step > step:
+            raise _StepTraced
+
+    with prepared(target, precision, seed), watch() as seen:
+        seen.on_forward, seen.on_event = begin, end_after
+        try:
+            with contextlib.suppress(_StepTraced):
+                _run(target, record, seen, steps=step + 1, seed=seed)
+        finally:
+            if recorder is not None:
+                recorder.__exit__(None, None, None)
+    if recorder is None:
+        raise TargetError(f"Target '{target.text}' has no step {step} to record: it ended after {seen.step}.")
+    recorder.trace.meta |= {"precision": precision or record.precision, "step": step}
+    return recorder.trace
+
+
+def _buffers(target: Target, seed: int) -> dict[str, Tensor]:
+    """A workload's buffers before the model is cast: what a table of constants was meant to hold."""
+    if target.builder is None:
+        return {}
+    buffers = target.build(seed).model.named_buffers()
+    return {name: buffer.detach().clone() for name, buffer in buffers if buffer.is_floating_point()}
+
+
+def _new_record(target: Target, precision: Precision | None) -> RunRecord:
+    function = target.builder or target.trainer
+    code = getattr(function, "__code__", None)
+    return RunRecord(
+        kind="build" if target.builder else "train",
+        entry=getattr(function, "__name__", ""),
+        precision=precision or "",
+        file=code.co_filename if code else "",
+    )
+
+
+def _make_tick(on_step: Callable[[int], None] | None, limit: float) -> Callable[[int], None]:
+    last, end = -1, time.monotonic() + limit
+
+    def tick(step: int) -> None:
+        nonlocal last
+        if time.monotonic() > end:
+            raise LimitReached
+        if step != last and on_step is not None:
+            on_step(step)
+        last = step
+
+    return tick
+
+
+def _run(target: Target, record: RunRecord, seen: Watch, *, steps: int | None, seed: int) -> None:
+    if target.builder is not None:
+        workload = target.build(seed)
+        record.precision = record.precision or workload.precision
+        record.model, record.num_batches = workload.model, len(workload.batches)
+        record.bad_tensors = find_bad_tensors(workload.batches)
+        record.exception = _catch(seen, lambda: _train(workload, seen, _STEPS if steps is None else steps))
+        return
+    trainer = cast("Callable[..., object]", target.trainer)
+    arguments = _arguments(trainer, target.text, steps=steps, seed=seed)
+
+    def call() -> None:
+        record.result = trainer(**arguments)
+
+    record.exception = _catch(seen, call)
+
+
+def _catch(seen: Watch, run: Callable[[], None]) -> Failure | None:
+    try:
+        run()
+    except SystemExit:
+        return None
+    except Exception as error:  # the user's own: it is what there is to explain
+        return describe_failure(error, seen)
+    return None
+
+
+def _arguments(trainer: Callable[..., object], text: str, *, steps: int | None, seed: int) -> dict[str, int]:
+    parameters = inspect.signature(trainer).parameters
+    given = {"steps": steps, "seed": seed}
+    wanted = {name: value for name, value in given.items() if name in parameters and value is not None}
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    missing = [
+        p.name for p in parameters.values() if p.default is p.empty and p.kind not in kinds and p.name not in wanted
+    ]
+    if missing:
+        raise TargetError(f"Target '{text}': train needs {', '.join(missing)}. Give its parameters defaults.")
+    return wanted
+
+
+def _train(workload: Workload, seen: Watch, steps: int) -> None:
+    """The plain loop over a workload's batches."""
+    plan = resolve_plan(workload.precision)
+    model, dtype = workload.model, _DTYPES[plan.compute]
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    whole = plan.weights != "fp32"  # weights and batches in 16 bits, no autocast
+    if whole:
+        model.to(dtype)
+    optimizer = workload.make_optimizer(model)
+    scaler = _make_scaler(plan, device, enabled=plan.compute == "fp16" and not whole)
+    mixed = plan.compute != "fp32" and not whole
+    model.train()
+    for step in range(steps):
+        inputs, targets = workload.batches[step % len(workload.batches)]
+        if whole:
+            inputs, targets = _cast(inputs, dtype), _cast(targets, dtype)
+        seen.targets = tuple(targets)
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=dtype) if mixed else contextlib.nullcontext():
+            loss = workload.compute_loss(inputs, targets)
+        scaler.scale(loss).backward()
+        if plan.clip is not None and plan.clip.max_norm is not None:
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), plan.clip.max_norm, plan.clip.norm_type)
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def _make_scaler(plan: Plan, device: str, *, enabled: bool) -> torch.amp.GradScaler:
+    if plan.scaling is None or not enabled:
+        return torch.amp.GradScaler(device, enabled=False)
+    scaling = plan.scaling
+    return torch.amp.GradScaler(
+        device,
+        init_scale=scaling.init_scale,
+        growth_factor=scaling.growth_factor,
+        backoff_factor=scaling.backoff_factor,
+        growth_interval=scaling.growth_interval,
+    )
+
+
+def _cast(values: Sequence[Any], dtype: torch.dtype) -> tuple[Any, ...]:
+    def cast_one(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return tuple(tree_map(cast_one, list(values)))

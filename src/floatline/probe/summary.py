@@ -1,0 +1,162 @@
+"""What a watch saw, summed up in a RunRecord."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from floatline.probe.events import Made, Watch
+from floatline.probe.records import BadTensor, OptimizerRecord, RunRecord, Untrained
+
+
+def find_bad_tensors(batches: Sequence[tuple[Sequence[Any], Sequence[Any]]]) -> list[BadTensor]:
+    """Batch tensors with NaN or inf. A tensor of 0 and -inf alone is a mask, and meant."""
+    found: list[BadTensor] = []
+    for number, (inputs, targets) in enumerate(batches):
+        for part, values in (("inputs", inputs), ("targets", targets)):
+            for path, tensor in tree_flatten_with_path(list(values))[0]:
+                if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.isfinite().all():
+                    continue
+                if bool(((tensor == 0) | tensor.isneginf()).all()):
+                    continue
+                counts = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+                found.append(BadTensor(f"batches[{number}].{part}{keystr(path)}", number, *counts, tensor.numel()))
+    return found
+
+
+def fill_record(record: RunRecord, seen: Watch) -> None:
+    """Fill a record from what was seen."""
+    record.events = seen.events
+    record.num_steps = seen.step + 1
+    backward = record.of("backward")
+    record.losses = [event.data["loss"] for event in backward]
+    record.loss_steps = [event.step for event in backward]
+    if not backward:
+        # The training may have run in other processes; then what the function says about it is all there is.
+        record.losses = _read_losses(record.result)
+        record.loss_steps = list(range(len(record.losses)))
+    record.skipped = [event.step for event in record.of("scaler-step") if not event.data["applied"]]
+    record.scales = [event.data["after"] for event in record.of("update")]
+    record.bad_loss = next((event.step for event in backward if not math.isfinite(event.data["loss"])), None)
+    steps = record.of("step")
+    tried = {event.step for event in record.of("step", "scaler-step")}
+    bad = [e.step for e in steps if not all(map(math.isfinite, e.data["largest"]))]
+    bad += [e.step for e in backward if e.step not in tried and not e.data.get("finite_after", True)]
+    record.bad_gradient = min(bad, default=None)
+    record.bad_weight = next((event.step for event in steps if not event.data["finite_after"]), None)
+    if record.kind == "train":
+        record.model = _find_model(record, seen)
+    names = _name_parameters(record, seen)
+    _fill_motion(record, seen, names)
+    record.optimizers = [_sum_up(record, made, seen, names) for made in seen.optimizers.values()]
+    record.untrained = list(_find_untrained(seen, names))
+    halves: list[tuple[int, int]] = [
+        (e.data["optimizer"], i) for e in record.of("scaler-step") for i in e.data["halves"]
+    ]
+    held: dict[int, list[Tensor]] = {made.number: made.parameters for made in seen.optimizers.values()}
+    record.half_parameters = list(dict.fromkeys(names.get(id(held[number][i]), "") for number, i in halves))
+
+
+def _read_losses(result: object) -> list[float]:
+    losses: Any = result.get("losses") if isinstance(result, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    if not isinstance(losses, (list, tuple)):
+        return []
+    return [float(loss) for loss in losses if isinstance(loss, (int, float))]  # pyright: ignore[reportUnknownVariableType]
+
+
+def _find_model(record: RunRecord, seen: Watch) -> nn.Module | None:
+    result = record.result
+    returned: list[Any] = list(result.values()) if isinstance(result, dict) else [result]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    modules = [value for value in returned if isinstance(value, nn.Module)]
+    return next(iter(modules), None) or next(reversed(seen.roots.values()), None)
+
+
+def _name_parameters(record: RunRecord, seen: Watch) -> dict[int, str]:
+    """Names by id; the model's own first, then those of modules that were called alone."""
+    models = ([] if record.model is None else [record.model]) + list(seen.roots.values())
+    names: dict[int, str] = {}
+    for model in models:
+        for name, tensor in model.named_parameters():
+            names.setdefault(id(tensor), name)
+    return names
+
+
+def _fill_motion(record: RunRecord, seen: Watch, names: dict[int, str]) -> None:
+    tensors = {id(t): t for model in seen.roots.values() for t in model.parameters() if t.requires_grad}
+    for key, tensor in tensors.items():
+        start = seen.start.get(key)
+        if start is None:
+            continue
+        same = start.dtype == tensor.dtype and start.shape == tensor.shape and bool((start == tensor.detach()).all())
+        (record.still if same else record.moved).append(names.get(key, ""))
+        if key not in seen.leaves:
+            record.no_gradient.append(names.get(key, ""))
+    if record.model is not None:
+        floats = (t for t in (*record.model.parameters(), *record.model.buffers()) if t.is_floating_point())
+        record.weights_finite = all(bool(tensor.detach().isfinite().all()) for tensor in floats)
+
+
+def _sum_up(record: RunRecord, made: Made, seen: Watch, names: dict[int, str]) -> OptimizerRecord:
+    steps = [event for event in record.of("step") if event.data["optimizer"] == made.number]
+    idle = [event for event in steps if event.data["num_without_gradient"] == event.data["num_parameters"]]
+    idle += [e for e in record.of("scaler-step") if e.data["optimizer"] == made.number and not e.data["num_gradients"]]
+    strangers = [p for p in made.parameters if id(p) not in names]
+    dead = bool(strangers) and not any(id(parameter) in seen.leaves for parameter in strangers)
+    own = tuple(names.get(id(parameter), "") for parameter in made.parameters)
+    return OptimizerRecord(
+        made.number, made.name, made.spot.file, made.spot.line, own, len(steps), len(idle), dead and bool(seen.roots)
+    )
+
+
+def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
+    """Tensors that get gradients and are in no optimizer; and tensors in one that never get any, though used."""
+    if not seen.optimizers:
+        return
+    held = {id(parameter) for made in seen.optimizers.values() for parameter in made.parameters}
+    hidden = {id(t): name for model in seen.roots.values() for name, t in _hidden_tensors(model)}
+    for key, leaf in seen.leaves.items():
+        moved = key in seen.start and not bool((seen.start[key] == leaf.detach()).all())
+        if key in held or moved:
+            continue
+        if key in names:
+            yield Untrained(names[key], registered=True)
+        elif key in hidden:
+            yield Untrained(hidden[key], registered=False)
+    if not seen.leaves:
+        return
+    for model in seen.roots.values():
+        for path, module in _named_modules(model):
+            for name, parameter in module.named_parameters(recurse=False):
+                missing = id(parameter) in held and parameter.requires_grad and id(parameter) not in seen.leaves
+                if missing and id(module) in seen.called:
+                    yield Untrained(f"{path}.{name}".lstrip("."), registered=True, held=True)
+
+
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _hidden_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Trainable tensors in plain attributes of modules, also inside lists, dicts and unregistered modules."""
+    for path, module in _named_modules(model):
+        for name, value in vars(module).items():
+            if name.startswith("_"):
+                continue
+            for tensor in _trainable_in(value):
+                yield f"{path}.{name}".lstrip("."), tensor
+
+
+def _trainable_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.requires_grad and value.is_leaf:
+            yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+    elif depth and isinstance(value, (list, tuple, dict)):
+        items: Any = value.values() if isinstance(value, dict) else value  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        for item in items:
+            yield from _trainable_in(item, depth - 1)

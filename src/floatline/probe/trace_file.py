@@ -1,0 +1,174 @@
+"""The file of a Trace: columns in an `.npz`, strings and the rest in JSON. Nothing in it can run code."""
+
+from __future__ import annotations
+
+import json
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from floatline.errors import TraceError
+from floatline.probe.operations import Op, Operand, Values
+
+SCHEMA_VERSION = 1
+Parts = tuple[list[Op], dict[str, Operand], dict[str, Any]]
+
+_COUNTS = ("numel", "zeros", "pos_inf", "neg_inf", "nan", "twin_nonfinite", "lost", "blown")
+_SIZES = ("largest", "smallest", "twin_largest", "error")
+_TEXTS = ("name", "phase", "module", "file", "function", "node")
+_NUMBERS = ("line", "forward", "recomputed", "moved", "stuck")
+_NONE = -1
+
+
+def write_trace(path: Path, ops: Sequence[Op], gradients: Mapping[str, Operand], meta: Mapping[str, Any]) -> None:
+    """Write the parts of a trace to a file, replacing what was there."""
+    values = _Table()
+    operands = [*(o for op in ops for o in op.inputs), *gradients.values()]
+    rows = [values.row(o.value) for o in operands]
+    outputs = [[values.row(v) for v in op.outputs] for op in ops]
+    words = _Words()
+    columns: dict[str, Any] = {
+        **values.columns(words),
+        "operand_value": _ints(rows),
+        "operand_made_by": _ints([_NONE if o.made_by is None else o.made_by for o in operands]),
+        "operand_role": _ints([words.number(o.role) for o in operands]),
+        "operand_shared": _ints([int(o.shared) for o in operands]),
+        **{f"op_{name}": _ints([words.number(getattr(op, name)) for op in ops]) for name in _TEXTS},
+        **{f"op_{name}": _ints([_whole(getattr(op, name)) for op in ops]) for name in _NUMBERS},
+        **_ragged("inputs", [[0] * len(op.inputs) for op in ops]),
+        **_ragged("outputs", outputs),
+        **_ragged("scalars", [list(op.scalars) for op in ops], dtype=np.float64),
+    }
+    note = {
+        "schema": SCHEMA_VERSION,
+        "words": words.all,
+        "gradients": list(gradients),
+        "meta": dict(meta),
+    }
+    columns["json"] = np.frombuffer(json.dumps(note).encode(), dtype=np.uint8)
+    with path.open("wb") as file:
+        np.savez_compressed(file, **columns)
+
+
+def read_trace(path: Path) -> Parts:
+    """Read the parts of a trace from a file."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = {name: file[name] for name in file.files}
+        note = json.loads(columns["json"].tobytes())
+        version = note["schema"]
+    except FileNotFoundError:
+        raise TraceError(f"There is no trace at '{path}'. Record one with `--trace`.") from None
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile, EOFError) as error:
+        raise TraceError(f"'{path}' is not a trace ({error}). Record one with `--trace`.") from None
+    if version != SCHEMA_VERSION:
+        raise TraceError(f"'{path}' has schema {version}; this floatline reads {SCHEMA_VERSION}. Record it again.")
+    return _assemble(columns, note)
+
+
+def _assemble(columns: dict[str, Any], note: dict[str, Any]) -> Parts:
+    words: list[str] = note["words"]
+    values = _Table.read(columns, words)
+    table: list[list[int]] = [columns[f"operand_{name}"].tolist() for name in ("value", "made_by", "role", "shared")]
+    operands = [
+        Operand(values[value], None if made_by == _NONE else made_by, words[role], bool(shared))
+        for value, made_by, role, shared in zip(table[0], table[1], table[2], table[3], strict=True)
+    ]
+    inputs, outputs, scalars = (_split(columns, name) for name in ("inputs", "outputs", "scalars"))
+    texts: dict[str, list[Any]] = {name: [words[i] for i in columns[f"op_{name}"].tolist()] for name in _TEXTS}
+    numbers: dict[str, list[int]] = {name: columns[f"op_{name}"].tolist() for name in _NUMBERS}
+    ops: list[Op] = []
+    start = 0
+    for i in range(len(inputs)):
+        op = Op(i, texts["name"][i], texts["phase"][i], scalars=tuple(scalars[i]))
+        op.module, op.file, op.function, op.node = (texts[name][i] for name in ("module", "file", "function", "node"))
+        op.line, op.recomputed = numbers["line"][i], bool(numbers["recomputed"][i])
+        op.forward, op.moved, op.stuck = (
+            None if numbers[name][i] == _NONE else numbers[name][i] for name in ("forward", "moved", "stuck")
+        )
+        op.inputs = operands[start : start + len(inputs[i])]
+        op.outputs = [values[row] for row in outputs[i]]
+        start += len(inputs[i])
+        ops.append(op)
+    gradients = dict(zip(note["gradients"], operands[start:], strict=True))
+    return ops, gradients, note["meta"]
+
+
+class _Table:
+    """The figures of all tensors; those that several operations share stand in it once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, int] = {}
+        self._all: list[Values] = []
+
+    def row(self, values: Values) -> int:
+        if id(values) not in self._rows:
+            self._rows[id(values)] = len(self._all)
+            self._all.append(values)
+        return self._rows[id(values)]
+
+    def columns(self, words: _Words) -> dict[str, Any]:
+        return {
+            "value_dtype": _ints([words.number(v.dtype) for v in self._all]),
+            **{f"value_{name}": _ints([_whole(getattr(v, name)) for v in self._all]) for name in _COUNTS},
+            **{f"value_{name}": _floats([getattr(v, name) for v in self._all]) for name in _SIZES},
+            **_ragged("shape", [list(v.shape) for v in self._all]),
+        }
+
+    @staticmethod
+    def read(columns: dict[str, Any], words: list[str]) -> list[Values]:
+        shapes = _split(columns, "shape")
+        dtypes: list[str] = [words[i] for i in columns["value_dtype"].tolist()]
+        counts = [[None if n == _NONE else n for n in columns[f"value_{name}"].tolist()] for name in _COUNTS]
+        sizes = [[None if math.isnan(x) else x for x in columns[f"value_{name}"].tolist()] for name in _SIZES]
+        names = (*_COUNTS, *_SIZES)
+        return [
+            Values(dtype, tuple(shape), **dict(zip(names, row, strict=True)))
+            for dtype, shape, row in zip(dtypes, shapes, zip(*counts, *sizes, strict=True), strict=True)
+        ]
+
+
+class _Words:
+    """Strings, each once, by number."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._known: dict[str, int] = {}
+
+    def number(self, word: str) -> int:
+        if word not in self._known:
+            self._known[word] = len(self.all)
+            self.all.append(word)
+        return self._known[word]
+
+
+def _ints(numbers: Sequence[int]) -> Any:
+    return np.array(numbers, dtype=np.int64)
+
+
+def _floats(numbers: Sequence[float | None]) -> Any:
+    return np.array([math.nan if x is None else x for x in numbers], dtype=np.float64)
+
+
+def _whole(number: int | None) -> int:
+    return _NONE if number is None else int(number)
+
+
+def _ragged(name: str, rows: Sequence[Sequence[Any]], dtype: Any = np.int64) -> dict[str, Any]:
+    """Rows of several lengths as their items and their lengths."""
+    items = [item for row in rows for item in row]
+    return {f"{name}_items": np.array(items, dtype=dtype), f"{name}_lengths": _ints([len(row) for row in rows])}
+
+
+def _split(columns: dict[str, Any], name: str) -> list[list[Any]]:
+    items = columns[f"{name}_items"].tolist()
+    rows: list[list[Any]] = []
+    start = 0
+    for length in columns[f"{name}_lengths"].tolist():
+        rows.append(items[start : start + length])
+        start += length
+    return rows

@@ -1,0 +1,41 @@
+"""watch: the events of a training loop, seen without changing it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator
+
+from floatline.probe.aside import Aside
+from floatline.probe.events import Event, Watch
+from floatline.probe.watch_calls import patch_calls
+from floatline.probe.watch_scaler import patch_scaler
+
+__all__ = ["Event", "Watch", "watch"]
+
+
+@contextlib.contextmanager
+def watch() -> Generator[Watch]:
+    """Observe the training loop that runs inside; everything is put back at the end.
+
+    Observed on this thread: forward passes, backward passes and torch.autograd.grad, torch.amp.GradScaler, optimizers,
+    schedulers, clipping and norms of gradients, autocast regions, state dicts, casts of modules and collectives::
+
+        with watch() as seen:
+            train()
+        print([event.kind for event in seen.events])
+
+    The results of the loop are those without it. It costs a few microseconds a call, one reduction over the gradients
+    and one copy of the weights (up to 16 million of them) for each optimizer step.
+    """
+    seen = Watch()
+    patches, hooks = patch_calls(seen)
+    scaler_patches = patch_scaler(seen)
+    try:
+        yield seen
+    finally:
+        scaler_patches.undo()
+        patches.undo()
+        for hook in hooks:
+            hook.remove()
+        with Aside():
+            seen.settle()

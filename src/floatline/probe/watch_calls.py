@@ -1,0 +1,209 @@
+"""The calls of a loop that need no scaler: modules, backward, optimizers, and what they do to the weights."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from floatline.probe.aside import Aside
+from floatline.probe.events import Event, Watch
+from floatline.probe.frames import NOWHERE, find_caller
+from floatline.probe.gradient_scales import largest_of
+from floatline.probe.graphs import find_factor, find_leaves, find_scaled_gradient, mark_scaled_gradients
+from floatline.probe.patches import Patches
+from floatline.probe.watch_regions import patch_autocast, patch_schedulers
+from floatline.probe.watch_state import patch_state
+
+_Call = Callable[..., Any]
+
+
+def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
+    """Begin to watch; the caller undoes the patches and removes the hooks."""
+    patches = Patches()
+    patches.wrap(nn.Module, "__call__", lambda call: _watch_module(seen, call))
+    # Both backward() and grad() end here, also where they were imported by name before.
+    patches.wrap(torch.autograd, "_engine_run_backward", lambda run: _watch_engine(seen, run))
+    patches.wrap(Optimizer, "__init__", lambda make: _watch_making(seen, make))
+    patches.wrap(Optimizer, "zero_grad", lambda clear: _watch_clearing(seen, clear))
+    patches.wrap(nn.Module, "zero_grad", lambda clear: _watch_clearing(seen, clear))
+    patch_autocast(seen, patches)
+    patch_schedulers(seen, patches)
+    patch_state(seen, patches)
+    pending: dict[int, tuple[Event, list[Tensor], list[Tensor] | None]] = {}
+
+    def before(optimizer: Optimizer, *_: Any) -> None:
+        if not seen.elsewhere:
+            pending[id(optimizer)] = _note_step(seen, optimizer)
+
+    def after(optimizer: Optimizer, *_: Any) -> None:
+        if id(optimizer) in pending:
+            _finish_step(*pending.pop(id(optimizer)))
+
+    hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    return patches, hooks
+
+
+def _watch_module(seen: Watch, call: _Call) -> _Call:
+    def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if seen.elsewhere:
+            return call(module, *args, **kwargs)
+        if not seen.modules and not seen.busy:
+            _note_root(seen, module, args, kwargs)
+        seen.modules.append(module)
+        seen.called.add(id(module))
+        try:
+            return call(module, *args, **kwargs)
+        except Exception as error:
+            if seen.failed_module is None or seen.failed_module[0] is not error:
+                seen.failed_module = (error, _find_path(seen.modules))
+            raise
+        finally:
+            seen.modules.pop()
+
+    return watched
+
+
+def _find_path(stack: list[nn.Module]) -> str:
+    names: dict[int, str] = {id(module): name for name, module in stack[0].named_modules()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    return next((names[id(module)] for module in reversed(stack) if id(module) in names), "")
+
+
+def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if next(module.parameters(), None) is None:
+        return  # a loss or an activation: no model
+    if id(module) not in seen.roots:
+        seen.roots[id(module)] = module
+        parameters = list(module.parameters())
+        copies: list[Tensor] = seen.copy_weights(parameters) or []
+        seen.start |= {id(p): copy for p, copy in zip(parameters, copies, strict=False)}
+    if not torch.is_grad_enabled():
+        return
+    seen.note_boundary(cleared=False)
+    data = {"root": seen.number(module), "bad_inputs": _has_bad(args, kwargs), "region": _open_region(seen)}
+    seen.note("forward", data)
+    if seen.on_forward is not None:
+        seen.on_forward(module, args)
+
+
+def _has_bad(*trees: Any) -> Tensor | bool:
+    """Whether a tensor holds NaN or inf. -inf is how masks are written."""
+    tensors = [t for t in tree_leaves(trees) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
+    with Aside():
+        bad = [(tensor.isnan() | tensor.isposinf()).any() for tensor in tensors]
+        return torch.stack([flag.to(bad[0].device) for flag in bad]).any() if bad else False
+
+
+def _watch_engine(seen: Watch, run: _Call) -> _Call:
+    def watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if seen.elsewhere or seen.busy:
+            return run(outputs, *args, **kwargs)
+        accumulates = kwargs.get("accumulate_grad", True)
+        if accumulates:
+            seen.note_boundary(cleared=False)
+        factor = find_factor((*outputs, *(args[0] if args else ())))
+        with Aside():
+            loss = torch.stack([output.detach().double().sum().cpu() for output in outputs]).sum() / factor
+        data = {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": _open_region(seen)}
+        event = seen.note("backward" if accumulates else "grad", data)
+        if accumulates and seen.penalties:
+            event.data["penalty"] = find_scaled_gradient(outputs)
+        if accumulates and (seen.step < 4 or seen.step % 32 == 0):
+            seen.leaves |= {id(leaf): leaf for leaf in find_leaves(outputs)}
+        seen.scales.before_backward()
+        seen.busy += 1
+        try:
+            result = run(outputs, *args, **kwargs)
+        finally:
+            seen.busy -= 1
+            if accumulates:
+                _note_gradients(seen, event, factor)
+        if event.data["create_graph"] and factor != 1.0:
+            seen.penalties = True
+            made = [leaf.grad for leaf in seen.leaves.values()] if accumulates else result
+            mark_scaled_gradients(made, factor)
+        return result
+
+    return watched
+
+
+def _note_gradients(seen: Watch, event: Event, factor: float) -> None:
+    seen.scales.after_backward(factor)
+    seen.note_backward()
+    trained = [p for made in seen.optimizers.values() for p in made.parameters if p.grad is not None]
+    seen.leaves |= {id(parameter): parameter for parameter in trained}
+    largest = largest_of([parameter.grad for parameter in trained if parameter.grad is not None])
+    with Aside():
+        event.data["finite_after"] = True if largest is None else largest.isfinite().all()
+
+
+def _open_region(seen: Watch) -> int:
+    """Number of the outermost open autocast region that keeps weight copies; 0 where none is open."""
+    enabled = any(enabled for _, enabled in seen.regions)
+    return seen.regions[0][0] if enabled and torch.is_autocast_cache_enabled() else 0
+
+
+def _watch_making(seen: Watch, make: _Call) -> _Call:
+    def watched(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        make(optimizer, *args, **kwargs)
+        made = seen.add_optimizer(optimizer, find_caller())
+        seen.note("optimizer-new", {"optimizer": made.number, "name": made.name}, made.spot)
+
+    return watched
+
+
+def _watch_clearing(seen: Watch, clear: _Call) -> _Call:
+    def watched(owner: Optimizer | nn.Module, *args: Any, **kwargs: Any) -> Any:
+        seen.note_boundary(cleared=True)
+        result = clear(owner, *args, **kwargs)
+        if isinstance(owner, Optimizer):
+            seen.scales.clear(owner)
+        seen.note("zero-grad", {"owner": seen.number(owner), "optimizer": isinstance(owner, Optimizer)})
+        return result
+
+    return watched
+
+
+def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[Event, list[Tensor], list[Tensor] | None]:
+    made = seen.add_optimizer(optimizer, NOWHERE)
+    held = seen.scales.find(optimizer)
+    if seen.scales.active:
+        seen.scales.look(held)
+    parameters, gradients = held.parameters, held.gradients
+    seen.leaves |= {id(p): p for p in parameters if p.grad is not None}
+    largest = largest_of(gradients)
+    data: dict[str, Any] = {
+        "optimizer": made.number,
+        "name": made.name,
+        "through_scaler": seen.busy > 0,
+        "scales_itself": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
+        "factors": list(held.factors),
+        "shrunk": held.shrunk,
+        "num_parameters": len(parameters),
+        "num_without_gradient": len(parameters) - len(gradients),
+        "largest": [] if largest is None else largest,
+        "rates": [float(group.get("lr", 0.0)) for group in optimizer.param_groups],
+        "region": _open_region(seen),
+        "moved": None,
+        "finite_after": True,
+    }
+    if not seen.busy:
+        seen.note_attempt()
+    return seen.note("step", data), parameters, seen.copy_weights(parameters)
+
+
+def _finish_step(event: Event, parameters: list[Tensor], copies: list[Tensor] | None) -> None:
+    with Aside():
+        if copies is not None and parameters:
+            moved = [(new.detach() != old).any() for new, old in zip(parameters, copies, strict=True)]
+            event.data["moved"] = torch.stack([flag.to(moved[0].device) for flag in moved]).any()
+        after = largest_of([parameter for parameter in parameters if parameter.is_floating_point()])
+        event.data["finite_after"] = True if after is None else after.isfinite().all()
