@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from floatline import __version__
-from floatline.cli import doctor, explain, train
+from floatline.cli import diagnose, doctor, explain, train
 from floatline.errors import FloatlineError
 
 app = typer.Typer(
@@ -35,6 +35,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     pass
 
 
+app.command()(diagnose.diagnose)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(train.train)

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from floatline.probe.aside import Aside
 from floatline.probe.measures import Measures
 from floatline.probe.operations import Op, Operand, Values
-from floatline.probe.roles import name_start, name_state, weights_of
+from floatline.probe.roles import batch_tensors, name_start, name_state, weights_of
 from floatline.probe.schemas import Call, tensors_of
 from floatline.probe.storages import Storages, geometry, is_whole, storage_key
 from floatline.probe.sums import Sum, find_sums
@@ -53,8 +53,8 @@ class Recorder(TorchDispatchMode):
         model: Gives modules, parameters and buffers their names.
         batch: Inputs and targets; gives batch tensors their roles.
         twins: Whether to compute FP32 twins.
-        weights: FP32 values of parameters and buffers, by name, for those twins that shall not start from
-            the 16-bit value, say because a buffer lost its values when the model was cast.
+        weights: FP32 values of parameters and buffers, by name, and of batch tensors, by role, for those twins that
+            shall not start from the 16-bit value, say because a buffer lost its values when the model was cast.
 
     Attributes:
         trace: What was recorded; complete after the `with`.
@@ -82,6 +82,9 @@ class Recorder(TorchDispatchMode):
             for _, name, tensor in weights_of(model):
                 if self._twins and weights and name in weights:
                     self._twins.start_from(tensor, weights[name])
+            for role, tensor in batch_tensors(batch):
+                if self._twins and weights and role in weights and tensor.is_floating_point():
+                    self._twins.start_from(tensor, weights[role])
 
     def __enter__(self) -> Recorder:
         self._whereabouts.__enter__()

@@ -22,10 +22,16 @@ def name_start(storages: Storages, model: nn.Module, batch: tuple[Sequence[Any],
     """Name what a step starts from."""
     for kind, name, tensor in weights_of(model):
         storages.name(tensor, f"{kind}:{name}")
+    for role, tensor in batch_tensors(batch):
+        storages.name(tensor, role)
+
+
+def batch_tensors(batch: tuple[Sequence[Any], Sequence[Any]]) -> Iterator[tuple[str, Tensor]]:
+    """Role and tensor of what a batch holds, such as 'inputs[0]'."""
     for kind, tensors in zip(("inputs", "targets"), batch, strict=True):
         for i, value in enumerate(tensors):
             if isinstance(value, Tensor):
-                storages.name(value, f"{kind}[{i}]")
+                yield f"{kind}[{i}]", value
 
 
 def name_state(storages: Storages, model: nn.Module, optimizer: Any) -> None:

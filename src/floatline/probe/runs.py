@@ -18,6 +18,7 @@ from floatline.plan import Plan
 from floatline.presets import resolve_plan
 from floatline.probe.failures import Failure, describe_failure
 from floatline.probe.records import RunRecord
+from floatline.probe.roles import batch_tensors
 from floatline.probe.summary import fill_record, find_bad_tensors
 from floatline.probe.surroundings import LimitReached, Precision, prepared, time_limit
 from floatline.probe.trace import Trace
@@ -109,7 +110,7 @@ def trace_target(target: Target, *, step: int, seed: int = 0, precision: Precisi
     from floatline.probe.recorder import Recorder
 
     record = _new_record(target, precision)
-    originals = _buffers(target, seed)
+    originals = _originals(target, seed, step)
     recorder: Recorder | None = None
 
     def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -134,16 +135,28 @@ def trace_target(target: Target, *, step: int, seed: int = 0, precision: Precisi
                 recorder.__exit__(None, None, None)
     if recorder is None:
         raise TargetError(f"Target '{target.text}' has no step {step} to record: it ended after {seen.step}.")
-    recorder.trace.meta |= {"precision": precision or record.precision, "step": step}
+    whole = [role for role, tensor in originals.items() if "[" in role and bool((tensor == tensor.round()).all())]
+    recorder.trace.meta |= {"precision": precision or record.precision, "step": step, "whole": whole}
     return recorder.trace
 
 
-def _buffers(target: Target, seed: int) -> dict[str, Tensor]:
-    """A workload's buffers before the model is cast: what a table of constants was meant to hold."""
+def _originals(target: Target, seed: int, step: int) -> dict[str, Tensor]:
+    """A workload's buffers and the step's batch before they are cast: what they were meant to hold.
+
+    A batch tensor that 16 bits cannot hold at all is left out: its inf is there before the step begins.
+    """
     if target.builder is None:
         return {}
-    buffers = target.build(seed).model.named_buffers()
-    return {name: buffer.detach().clone() for name, buffer in buffers if buffer.is_floating_point()}
+    workload = target.build(seed)
+    found = {name: b.detach().clone() for name, b in workload.model.named_buffers() if b.is_floating_point()}
+    plan = resolve_plan(workload.precision)
+    if plan.weights == "fp32":
+        return found
+    batch = workload.batches[step % len(workload.batches)]
+    for role, tensor in batch_tensors(batch):
+        if tensor.is_floating_point() and bool(tensor.to(_DTYPES[plan.compute]).isfinite().all()):
+            found[role] = tensor.detach().clone()
+    return found
 
 
 def _new_record(target: Target, precision: Precision | None) -> RunRecord:

@@ -1,0 +1,125 @@
+"""Evidence: what was seen of a target, run as it is and in FP32, and looked into step by step when a detector asks."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from floatline.errors import TargetError
+from floatline.probe.records import RunRecord
+from floatline.probe.runs import Precision, trace_target
+from floatline.probe.trace import Trace
+from floatline.workload import Target
+
+# A run whose loss fell by less than this share of FP32's has lost something.
+KEEPS_UP = 0.8
+# So has one that ends this much above FP32's loss, where it fell by less than the second share.
+ENDS_ABOVE, NEARLY_KEEPS_UP = 1.5, 0.9
+# What FP32 gains beyond it must be this share of the loss: the rest is rounding of a run that had nothing to learn.
+WORTH_IT = 0.01
+
+
+@dataclass
+class Evidence:
+    """Two runs of a target, and traces of steps, recorded when they are asked for.
+
+    Args:
+        target: The target.
+        seed: Seed of every run.
+        given: The run as it is.
+        fp32: The same in FP32.
+        on_progress: Told what is done next.
+    """
+
+    target: Target
+    seed: int
+    given: RunRecord
+    fp32: RunRecord
+    on_progress: Callable[[str], None]
+    traces: dict[tuple[int, Precision | None], Trace | None] = field(
+        default_factory=dict[tuple[int, "Precision | None"], "Trace | None"]
+    )
+
+    def trace(self, step: int, precision: Precision | None = None) -> Trace | None:
+        """The trace of a step; None where the target does not get there."""
+        key = (step, precision)
+        if key not in self.traces:
+            self.on_progress(f"recording step {step}" + (" in FP32" if precision else ""))
+            self.traces[key] = None
+            with contextlib.suppress(TargetError):
+                self.traces[key] = trace_target(self.target, step=step, seed=self.seed, precision=precision)
+        return self.traces[key]
+
+    @property
+    def fails(self) -> bool:
+        """Whether the run as given shows inf or NaN that is no search for a scale."""
+        return self.given.first_bad_step is not None or self.keeps_skipping
+
+    @property
+    def keeps_skipping(self) -> bool:
+        """Whether a scaler skips steps beyond what its search takes: to the end, or again and again."""
+        steps = [event.data["applied"] for event in self.given.of("scaler-step")]
+        late = steps[len(steps) // 2 :]
+        return len(steps) >= 10 and (not any(steps[-10:]) or late.count(False) > 0.2 * len(late))
+
+    def scale_at(self, step: int) -> float:
+        """The loss scale of a step, where a scaler moves it; 1 where there is none."""
+        scales = [event.data["scale"] for event in self.given.of("scaler-step") if event.step <= step]
+        return float(scales[-1]) if scales else 1.0
+
+    @property
+    def fails_in_fp32(self) -> bool:
+        """Whether FP32 shows inf or NaN, too."""
+        return self.fp32.first_bad_step is not None
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether the loss fell clearly less than in FP32."""
+        return self.falls_behind_by(WORTH_IT)
+
+    def falls_behind_by(self, share: float) -> bool:
+        """Whether the loss fell less than in FP32, and by more than a share of its size.
+
+        FP32 is given as many steps as were applied: those that a search for a scale took are not held against it.
+        """
+        skipped, seen = set(self.given.skipped), zip(self.given.losses, self.given.loss_steps, strict=True)
+        losses = [loss for loss, step in seen if step not in skipped]
+        own, theirs = _ends(losses), _ends(self.fp32.losses[: len(losses)])
+        if own is None or theirs is None or theirs[0] <= theirs[1]:
+            return False
+        progress = (own[0] - own[1]) / (theirs[0] - theirs[1])
+        if (1 - progress) * (theirs[0] - theirs[1]) < share * max(map(abs, theirs)):
+            return False
+        return progress < KEEPS_UP or (progress < NEARLY_KEEPS_UP and own[1] > ENDS_ABOVE * theirs[1] > 0)
+
+    def motion(self, name: str) -> float:
+        """How far a parameter is from FP32's at the end, against the model's weights; 0 where it is not known.
+
+        Not against its own size alone: a bias of 0 that moves by next to nothing would have gone far.
+        """
+        if self.given.model is None or self.fp32.model is None:
+            return 0.0
+        own = dict(self.given.model.named_parameters()).get(name)
+        weights = {key: p.detach().double() for key, p in self.fp32.model.named_parameters()}
+        if own is None or name not in weights or own.shape != weights[name].shape:
+            return 0.0
+        usual = math.sqrt(
+            sum(float(w.square().sum()) for w in weights.values()) / sum(w.numel() for w in weights.values())
+        )
+        size = max(_rms(weights[name]), usual, 1e-30)
+        return _rms(own.detach().double() - weights[name]) / size
+
+
+def _rms(tensor: Tensor) -> float:
+    return float(tensor.square().mean().sqrt()) if tensor.numel() else 0.0
+
+
+def _ends(losses: list[float]) -> tuple[float, float] | None:
+    """Means of the first and the last tenth; None where one is not finite."""
+    size = max(len(losses) // 10, 1)
+    ends = [sum(part) / size for part in (losses[:size], losses[-size:]) if part]
+    return (ends[0], ends[1]) if len(ends) == 2 and all(map(math.isfinite, ends)) else None

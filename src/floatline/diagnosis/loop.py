@@ -1,0 +1,55 @@
+"""find_loop_faults: what the calls of a loop betray, without looking into a step."""
+
+from __future__ import annotations
+
+from floatline.causes import find_cause
+from floatline.diagnosis.not_trained import find_bad_data, find_untrained
+from floatline.diagnosis.resuming import find_lost_scale, find_schedule_ahead, find_stale_weights
+from floatline.diagnosis.scaler_calls import find_clip_before_unscale, find_scaled_penalty, find_scaler_misuse
+from floatline.findings import Finding
+from floatline.probe.records import RunRecord
+
+
+def find_loop_faults(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
+    """Faults in the use of scaler, optimizer, scheduler, autocast and data, the most certain first.
+
+    Args:
+        given: The run as it is.
+        fp32: The same run in FP32; None where there is none, and then what needs it is not judged.
+    """
+    return [
+        *find_scaler_misuse(given),
+        *find_clip_before_unscale(given, fp32),
+        *find_scaled_penalty(given),
+        *_find_half_parameters(given),
+        *find_lost_scale(given),
+        *find_schedule_ahead(given, fp32),
+        *find_stale_weights(given, fp32),
+        *find_untrained(given, fp32),
+        *find_bad_data(given, fp32),
+    ]
+
+
+def _find_half_parameters(given: RunRecord) -> list[Finding]:
+    """FP16 parameters under a scaler that did not raise: an optimizer that unscales by itself."""
+    if not given.half_parameters or given.exception is not None:
+        return []
+    return [describe_half_parameters(given)]
+
+
+def describe_half_parameters(given: RunRecord) -> Finding:
+    """The finding that names the FP16 parameters."""
+    names = given.half_parameters
+    casts = given.of("cast")
+    attempt = next(iter(given.of("scaler-step")), None)
+    place = casts[-1] if casts else attempt
+    return Finding(
+        find_cause("fp16-params-with-scaler"),
+        f"{len(names)} trainable parameters are float16 under an enabled GradScaler: {', '.join(names[:4])}"
+        + (", …" if len(names) > 4 else ""),
+        "for p in model.parameters(): p.data = p.data.float() if p.requires_grad else p.data  # before the optimizer",
+        names[0] if names else "",
+        place.file if place else "",
+        place.line if place else 0,
+        "torch.amp.GradScaler.unscale_",
+    )

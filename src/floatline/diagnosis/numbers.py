@@ -1,0 +1,229 @@
+"""From traces to findings: range and rounding in a failing step, silent damage in one that does not fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from floatline.causes import find_cause
+from floatline.diagnosis import silent
+from floatline.diagnosis.births import Birth, find_births, find_unfit_constants, is_harmful, is_search, keep_harmful
+from floatline.diagnosis.evidence import Evidence
+from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
+from floatline.findings import Finding
+from floatline.probe.trace import Op, Trace
+
+# A layer that stands still must be this far from FP32's: less is what a converged model does.
+MOVES = 0.01
+# Updates that are lost show in a slow run, too: a share of the loss that is above what rounding does to it.
+SLOWLY = 0.002
+
+
+def find_failures(evidence: Evidence) -> list[Finding]:
+    """Why loss, gradients or weights are not finite, or the loss grows without end."""
+    if _grows_in_fp32(evidence):
+        return [_divergence(evidence)]
+    if not evidence.fails:
+        return []
+    if not evidence.fails_in_fp32:
+        return _fails_in_16_bits(evidence)
+    bad = evidence.fp32.first_bad_step
+    failed = evidence.given.step_to_trace
+    # FP32 passes the step at which 16 bits fail: what it fails of later is another matter, unless the weights had
+    # begun to diverge by then.
+    if bad is not None and failed < bad and (failed == 0 or not is_diverging(evidence.fp32.losses)):
+        return _fails_in_16_bits(evidence) or _fails_everywhere(evidence)
+    return _fails_everywhere(evidence) or _fails_in_16_bits(evidence)
+
+
+def _grows_in_fp32(evidence: Evidence) -> bool:
+    """Whether FP32 diverges without an inf yet, and had begun to where 16 bits fail."""
+    steps = evidence.fp32.loss_steps
+    until = None
+    if evidence.fails:
+        until = sum(step <= evidence.given.step_to_trace for step in steps) - 1
+    return runs_away(evidence.fp32.losses, until=until)
+
+
+def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
+    trace = evidence.trace(evidence.given.step_to_trace)
+    if trace is None:
+        return []
+    scale = evidence.scale_at(evidence.given.step_to_trace)
+    births = [birth for birth in find_births(trace) if scale == 1.0 or not is_search(birth, scale)]
+    harmful = keep_harmful(births, trace)
+    if harmful:
+        return [_place_in_loop(_finding(birth), birth, evidence) for birth in _distinct(harmful)]
+    updates = find_births(trace, phases=("update",))
+    if updates:
+        return [_state_underflow(evidence, updates)]
+    return [_finding(birth) for birth in _distinct(find_unfit_constants(trace))]
+
+
+def _distinct(births: list[Birth]) -> list[Birth]:
+    """The first birth, and others of another place or cause; what a birth leads to is not told apart here."""
+    seen: dict[tuple[str, str, int], Birth] = {}
+    for birth in births:
+        seen.setdefault((birth.cause, birth.op.file, birth.op.line), birth)
+    return list(seen.values())[:3]
+
+
+def _finding(birth: Birth, *, module: str | None = None, op: str = "") -> Finding:
+    cause = find_cause(birth.cause)
+    named = op or (birth.op.node if birth.op.phase == "backward" and birth.op.node else birth.op.name)
+    return Finding(
+        cause,
+        seen=birth.seen,
+        fix=next(iter(cause.remedies), ""),
+        module=birth.op.module if module is None else module,
+        file=birth.op.file,
+        line=birth.op.line,
+        op=named,
+    )
+
+
+def _place_in_loop(finding: Finding, birth: Birth, evidence: Evidence) -> Finding:
+    """A loss that the user's loop multiplied by itself overflows where it goes backward: that line is to blame."""
+    calls = [event for event in evidence.given.of("backward") if event.file]
+    by_hand = evidence.given.kind == "train" and not evidence.given.of("scaler-step") and calls
+    if birth.cause != "gradient-overflow" or not by_hand:
+        return finding
+    return replace(finding, module="", file=calls[0].file, line=calls[0].line, op="backward")
+
+
+def _fails_everywhere(evidence: Evidence) -> list[Finding]:
+    step = evidence.fp32.first_bad_step
+    trace = None if step is None else evidence.trace(step, "fp32")
+    birth = None if trace is None else first_birth_in_fp32(trace)
+    if birth is not None and birth.cause == "bad-input-data" and evidence.fp32.bad_tensors:
+        bad = evidence.fp32.bad_tensors[0]
+        return [_finding(birth, module=bad.name, op="input")]
+    if birth is not None:
+        return [_finding(birth)]
+    if is_diverging(evidence.fp32.losses) or (step and trace is not None and overflows(trace)):
+        return [_divergence(evidence)]
+    return []
+
+
+def _divergence(evidence: Evidence) -> Finding:
+    cause = find_cause("optimization-divergence")
+    losses = evidence.fp32.losses
+    made = next(iter(evidence.given.optimizers), None)
+    return Finding(
+        cause,
+        seen=f"in FP32 the loss goes from {losses[0]:.4g} to {max(map(abs, losses)):.4g} in {len(losses)} steps",
+        fix=next(iter(cause.remedies), ""),
+        module="optimizer",
+        file=made.file if made else "",
+        line=made.line if made else 0,
+        op=f"{made.name}.step" if made else "",
+    )
+
+
+def _state_underflow(evidence: Evidence, updates: list[Birth]) -> Finding:
+    cause = find_cause("optimizer-state-underflow")
+    names = [role.removeprefix("param:") for birth in updates for role in _params(birth.op)]
+    made = next(iter(evidence.given.optimizers), None)
+    listed = ", ".join(dict.fromkeys(names[:3]))
+    return Finding(
+        cause,
+        seen=f"finite gradients, and weights that are not finite after the step: {listed}; in FP32 they stay finite",
+        fix=next(iter(cause.remedies), ""),
+        module="optimizer.step",
+        op=f"{made.name}.step" if made else "",
+    )
+
+
+def _params(op: Op) -> list[str]:
+    return [operand.role for operand in op.inputs if operand.role.startswith("param:")]
+
+
+def find_silent_damage(evidence: Evidence) -> list[Finding]:
+    """What 16 bits lose without inf or NaN; nothing where FP32 does no better."""
+    if evidence.fails or evidence.fails_in_fp32:
+        return []
+    for step in _steps_to_look_at(evidence):
+        trace = evidence.trace(step)
+        if trace is None:
+            continue
+        found = _look(evidence, trace)
+        if found:
+            return found
+    return []
+
+
+def _steps_to_look_at(evidence: Evidence) -> list[int]:
+    skipped = set(evidence.given.skipped)  # their gradients are not finite, and no harm comes of it
+    steps = [step for step in evidence.given.loss_steps if step not in skipped] or [0]
+    return list(dict.fromkeys([steps[len(steps) // 2], steps[-1], steps[0]]))
+
+
+def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
+    behind = evidence.falls_behind
+    findings: list[Finding] = []
+    births = find_births(trace)
+    if births and behind and is_harmful(trace):
+        findings += [_finding(birth) for birth in _distinct(births)]
+    lost = silent.lost_gradients(trace)
+    # A layer that stands still in 16 bits and moves in FP32 may matter little to the loss.
+    frozen = {
+        name: share
+        for name, share in lost.items()
+        if name in evidence.given.still and name in evidence.fp32.moved and evidence.motion(name) > MOVES
+    }
+    lost = lost if behind else frozen
+    if lost:
+        findings.append(_underflow(evidence, trace, lost))
+    for op, share in [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=not behind)][:1]:
+        findings.append(
+            _at(op, "accumulator-stagnation", f"{share:.0%} of the elements that FP32 moves stay as they are")
+        )
+    for op, largest in silent.colliding_casts(trace)[:1]:
+        if behind:
+            dtype = op.outputs[0].dtype
+            findings.append(_at(op, "integer-not-exact", f"whole numbers up to {largest:g} become {dtype}"))
+    for op, error in silent.cancelled(trace)[:1]:
+        if behind:
+            seen = f"the difference is off by {error:.0%} of its size, its operands by less than {silent.CLEAN:.0%}"
+            findings.append(_at(op, "cancellation", seen))
+    stuck = silent.stuck_updates(trace)
+    if stuck and evidence.falls_behind_by(SLOWLY) and not lost:
+        findings.append(_lost_update(evidence, stuck))
+    return findings
+
+
+def _at(op: Op, cause_id: str, seen: str) -> Finding:
+    return _finding(Birth(op, cause_id, seen))
+
+
+def _underflow(evidence: Evidence, trace: Trace, lost: dict[str, float]) -> Finding:
+    worst = sorted(lost, key=lambda name: -lost[name])[:3]
+    seen = ", ".join(f"{lost[name]:.0%} of {name}'s gradient" for name in worst) + " is 0 in 16 bits and not in FP32"
+    cause = find_cause("gradient-underflow")
+    op = silent.first_lost(trace)
+    calls = [event for event in evidence.given.of("backward") if event.file]
+    if evidence.given.kind == "train" and calls:
+        return Finding(cause, seen, next(iter(cause.remedies), ""), "", calls[0].file, calls[0].line, "backward")
+    module = worst[0].rpartition(".")[0]
+    named = op if op is not None else None
+    return Finding(
+        cause,
+        seen,
+        next(iter(cause.remedies), ""),
+        module,
+        named.file if named else "",
+        named.line if named else 0,
+        f"{named.name}(backward)" if named else "backward",
+    )
+
+
+def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
+    cause = find_cause("update-lost-to-rounding")
+    parts = [f"{share:.0%} of {_params(op)[0].removeprefix('param:')}" for op, share in stuck[:3] if _params(op)]
+    made = next(iter(evidence.given.optimizers), None)
+    return Finding(
+        cause,
+        seen=f"bit-identical after a step that moves them in FP32: {', '.join(parts)}",
+        fix=next(iter(cause.remedies), ""),
+        module="optimizer.step",
+        op=f"{made.name}.step" if made else "",
+    )

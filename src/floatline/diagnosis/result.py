@@ -1,0 +1,62 @@
+"""Diagnosis: what a target's training was found to suffer from, the primary cause first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from floatline.findings import Finding
+
+Verdict = Literal["precision", "not-precision", "healthy"]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Findings about one target, ranked, and what was done to reach them.
+
+    Args:
+        target: As the user wrote it.
+        precision: What it was run in, such as 'fp16-mixed'.
+        findings: The primary cause first; none where nothing is wrong.
+        seconds: How long it took.
+        tried: What was tried by replay, one sentence each, with its numbers.
+        notes: What is worth saying and is no fault, such as a few steps skipped while the scale settled.
+    """
+
+    target: str
+    precision: str
+    findings: tuple[Finding, ...]
+    seconds: float
+    tried: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def primary(self) -> Finding | None:
+        """The finding whose removal makes the step healthy."""
+        return self.findings[0] if self.findings else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether 16 bits are to blame, by the family of the primary cause.
+
+        A loop that misuses a scaler or autocast counts as precision: FP32 trains without them.
+        """
+        if self.primary is None:
+            return "healthy"
+        return "not-precision" if self.primary.cause.family == "not-precision" else "precision"
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of the command-line contract."""
+        return {
+            "target": self.target,
+            "precision": self.precision,
+            "verdict": self.verdict,
+            "findings": [finding.as_json() for finding in self.findings],
+            "seconds": round(self.seconds, 3),
+        }
+
+    def __str__(self) -> str:
+        """The primary finding for people, or one line."""
+        if self.primary is None:
+            return f"{self.target} in {self.precision}: healthy"
+        return f"{self.target} in {self.precision}: {self.verdict}\n{self.primary}"

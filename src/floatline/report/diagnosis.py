@@ -1,0 +1,114 @@
+"""A diagnosis for people: the primary cause in ten lines, then the rest. Renders, computes nothing."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from floatline.diagnosis.result import Diagnosis
+    from floatline.findings import Finding
+
+_VERDICTS = {
+    "precision": "a precision problem",
+    "not-precision": "not a precision problem: FP32 fails too",
+}
+# The finding is read first and at once.
+_MOST_TRIED = 2
+_WIDTH = 100
+
+
+def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """Print a diagnosis."""
+    if diagnosis.primary is None:
+        console.print(_line(("healthy", "bold green"), f"  No finding: {_run(diagnosis)}."), soft_wrap=True)
+    else:
+        _print_primary(diagnosis, diagnosis.primary, console)
+        _print_others(diagnosis.findings[1:], console)
+    for note in diagnosis.notes:
+        console.print(_line((f"note: {note}", "dim")), soft_wrap=True)
+
+
+def _print_primary(diagnosis: Diagnosis, finding: Finding, console: Console) -> None:
+    cause = finding.cause
+    console.print(_line((cause.id, "bold red"), "  ", (cause.title, "bold")), soft_wrap=True)
+    _print_code("where", _line(_place(finding)), console)
+    source = _source_line(finding)
+    if source:
+        _print_code("", _line((f"{finding.line} | ", "dim"), source), console)
+    _print_prose("seen", finding.seen, console)
+    _print_code("fix", _line((finding.fix, "green")), console)
+    code, _, why = next((remedy for remedy in cause.remedies if "  # " in remedy), "").partition("  # ")
+    if code and code not in finding.fix:
+        _print_code("code", _line((code, "green"), (f"  # {why}", "dim")), console)
+    for text in diagnosis.tried[:_MOST_TRIED]:
+        _print_prose("tried", text, console)
+    _print_code("why", _line(f"floatline explain {cause.id}"), console)
+    _print_code("run", _line(f"{_run(diagnosis)}; {_VERDICTS[diagnosis.verdict]}"), console)
+
+
+def _print_others(findings: tuple[Finding, ...], console: Console) -> None:
+    if not findings:
+        return
+    console.print(Text("\nAlso found, in the order worth mending", style="bold"))
+    for number, finding in enumerate(findings, start=2):
+        rest = f"  {_place(finding)}  {finding.seen}"
+        console.print(_line(f"  {number}. ", (finding.cause.id, "yellow"), rest), soft_wrap=True)
+
+
+def _print_code(label: str, text: Text, console: Console) -> None:
+    """One line that is never broken, so that it can be copied."""
+    console.print(_line((f"  {label:<7}", "cyan")) + text, soft_wrap=True)
+
+
+def _print_prose(label: str, words: str, console: Console) -> None:
+    """Sentences, broken between words."""
+    width = max(min(console.width, _WIDTH) - 9, 20)
+    lines = textwrap.wrap(_printable(words), width, break_on_hyphens=False, break_long_words=False) or [""]
+    for number, line in enumerate(lines):
+        _print_code("" if number else label, _line(line), console)
+
+
+def _run(diagnosis: Diagnosis) -> str:
+    return f"{diagnosis.target} in {diagnosis.precision}, {diagnosis.seconds:.1f} s"
+
+
+def _place(finding: Finding) -> str:
+    """Every part of the place that is known: 'model.py:31 in blocks.1.ff, aten.mm'."""
+    place = _short(finding.file) + (f":{finding.line}" if finding.line else "") if finding.file else ""
+    inside = finding.module or ("" if place else "the model")
+    parts = " in ".join(part for part in (place, inside) if part)
+    return f"{parts}, {finding.op}" if finding.op else parts
+
+
+def _short(file: str) -> str:
+    """The path from here, where that is inside this folder."""
+    path = Path(file)
+    here = Path(os.curdir).resolve()
+    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else file
+
+
+def _source_line(finding: Finding) -> str:
+    """The line of code that the finding names; '' where it cannot be read."""
+    if not finding.file or not finding.line:
+        return ""
+    linecache.checkcache(finding.file)
+    return linecache.getline(finding.file, finding.line).strip()
+
+
+def _line(*parts: str | tuple[str, str]) -> Text:
+    """One line, each part with its style; never read as markup."""
+    styled = [part if isinstance(part, tuple) else (part, "") for part in parts]
+    return Text.assemble(*((_printable(words), style) for words, style in styled))
+
+
+def _printable(words: str) -> str:
+    """Without line breaks and what would move the cursor of a terminal."""
+    return "".join(c if c.isprintable() else " " for c in words)

@@ -1,0 +1,133 @@
+"""`floatline diagnose`: exit codes, one JSON object, one line for a wrong use, and the example end to end."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from floatline.causes import CAUSES
+from floatline.cli.main import app
+from floatline.diagnosis.result import Diagnosis
+from floatline.findings import Finding
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = ROOT / "examples" / "broken_mask.py"
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Stands in for the diagnosis itself: records how it is called, answers with `asked.findings`."""
+    asked = types.SimpleNamespace(findings=(), target=None, options=None)
+
+    def diagnose(target, *, steps=40, seed=0, on_progress=None, trace_path=None):
+        asked.target = target
+        asked.options = {"steps": steps, "seed": seed, "trace_path": trace_path}
+        sys.stdout.write("the target says hello\n")
+        on_progress("replay in FP32")
+        return Diagnosis(target, "fp16-mixed", asked.findings, 1.0)
+
+    stand_in = types.ModuleType("floatline.diagnosis.diagnose")
+    stand_in.diagnose = diagnose
+    monkeypatch.setitem(sys.modules, "floatline.diagnosis.diagnose", stand_in)
+    return asked
+
+
+def invoke(*words: str):
+    return CliRunner().invoke(app, ["diagnose", *words])
+
+
+def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    code = "from floatline.cli.main import main; main()"
+    command = [sys.executable, "-c", code, "diagnose", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def test_a_healthy_target_exits_with_0(asked):
+    result = invoke("net.py")
+    assert result.exit_code == 0
+    assert result.stdout.startswith("healthy")
+
+
+def test_a_finding_exits_with_1(asked):
+    asked.findings = (Finding(CAUSES["exp-overflow"], seen="exp(12)", fix="sigmoid"),)
+    result = invoke("net.py")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("exp-overflow")
+
+
+def test_json_is_one_object_on_stdout_whatever_the_target_prints(asked):
+    asked.findings = (Finding(CAUSES["exp-overflow"], seen="exp(12)", fix="sigmoid"),)
+    result = invoke("net.py", "--format", "json")
+    assert json.loads(result.stdout)["findings"][0]["cause"] == "exp-overflow"
+    assert "the target says hello" in result.stderr
+
+
+def test_the_options_reach_the_diagnosis(asked, tmp_path):
+    trace = str(tmp_path / "step.npz")
+    assert invoke("net.py:fixed", "--steps", "7", "--seed", "3", "--trace", trace).exit_code == 0
+    assert asked.target == "net.py:fixed"
+    assert asked.options == {"steps": 7, "seed": 3, "trace_path": trace}
+
+
+def test_without_options_forty_steps_are_looked_at(asked):
+    invoke("net.py")
+    assert asked.options == {"steps": 40, "seed": 0, "trace_path": None}
+
+
+def test_no_progress_is_written_where_stderr_is_no_terminal(asked):
+    assert "replay in FP32" not in invoke("net.py").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["net.py", "--steps", "0"], "--steps"),
+        (["net.py", "--trace", "."], "is a folder. Name a file in it."),
+        (["net.py", "--trace", "no_such_folder/step.npz"], "there is no folder 'no_such_folder'. Make it first."),
+        (["no_such_file.py"], "does not exist"),
+        (["pyproject.toml"], "is not a Python file"),
+        ([], "Missing argument"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exits_with_2(words, said):
+    result = run(*words)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import no_such_module_qqq\n", "importing it failed: ModuleNotFoundError"),
+        ("x = 1\n", "neither build() nor train()"),
+        ("def build():\n    raise ValueError('no data')\n", "build() failed: ValueError: no data"),
+    ],
+)
+def test_a_target_that_cannot_be_run_is_one_line_and_exits_with_2(tmp_path, code, said):
+    (tmp_path / "net.py").write_text(textwrap.dedent(code), encoding="utf-8")
+    result = run("net.py", cwd=tmp_path)
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1, result.stderr
+    assert said in result.stderr
+
+
+def test_the_broken_example_is_explained():
+    result = run(str(EXAMPLE), "--format", "json")
+    assert result.returncode == 1, result.stderr
+    answer = json.loads(result.stdout)
+    first = answer["findings"][0]
+    assert (answer["verdict"], first["cause"]) == ("precision", "scalar-out-of-range")
+    assert "masked_fill" in EXAMPLE.read_text(encoding="utf-8").splitlines()[first["line"] - 1]
+
+
+def test_the_mended_example_is_healthy():
+    result = run(f"{EXAMPLE}:mended")
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.startswith("healthy")
