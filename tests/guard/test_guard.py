@@ -575,3 +575,12 @@ def test_gradients_that_are_zero_at_the_usual_scale_raise_nothing():
     guard = lost_run(2.0**16, used=False)
     assert guard.run.judge.scale == 2.0**16
     assert guard.summary().endswith("no events")
+
+
+def test_a_stop_that_the_canary_asks_for_names_epoch_and_batch():
+    guard = make_guard(plan="bf16-mixed", canary=lambda: guard.run.model(torch.ones(1, 8)).sum() * math.nan)
+    guard.begin_epoch(2)
+    good, bad = batches(2)
+    guard.step(loss_with(guard), good)
+    with pytest.raises(GuardStop, match=r"step 2 \(epoch 2, batch 1\): .* in FP32 as well"):
+        guard.step(loss_with(guard), (bad[0] * math.nan, bad[1]))

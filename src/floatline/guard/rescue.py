@@ -51,6 +51,7 @@ class Rescue:
     def __init__(self, run: Run, *, canary: Callable[[], Loss] | None) -> None:
         self._run = run
         self._canary = canary
+        self._latest: Outcome | None = None  # the step that is acted on
 
     def remember(self, compute_loss: Callable[[Any], Loss], batch: Any) -> None:
         """Keep the first batch as canary, where the run can go back at all."""
@@ -80,6 +81,7 @@ class Rescue:
             outcome: The step.
             lost: Gradients that FP16 lost in it, where they were counted.
         """
+        self._latest = outcome
         numbers = outcome.numbers
         seen = Seen(
             attempt=outcome.attempt,
@@ -92,7 +94,7 @@ class Rescue:
         )
         todo = [*self._run.recovery.observe(seen), *self._act_on_lost(lost)]
         while todo:
-            todo = [*self._do(todo[0], outcome), *todo[1:]]
+            todo = [*self._do(todo[0]), *todo[1:]]
 
     def _act_on_lost(self, lost: Lost | None) -> list[Action]:
         """Raise the scale where it can still grow; otherwise say that it cannot.
@@ -114,7 +116,7 @@ class Rescue:
             return [RaiseScale(names, factor)]
         return [Warn(f"{share:.1%} of gradient elements are lost to zero, most in {', '.join(names)}")]
 
-    def _do(self, action: Action, outcome: Outcome) -> list[Action]:
+    def _do(self, action: Action) -> list[Action]:
         run = self._run
         match action:
             case CheckWeights():
@@ -141,7 +143,7 @@ class Rescue:
             case Warn():
                 run.diary.note("note", action.message)
             case Stop():
-                self._stop(action, outcome)
+                self._stop(action)
         return []
 
     @torch.no_grad()
@@ -218,7 +220,7 @@ class Rescue:
         """Raise precision: first the block that makes non-finite values, then the whole model."""
         run = self._run
         if run.plan.compute == "fp32" or "" in run.islands.names or self._fails_in_fp32():
-            self._stop(Stop("", f"{why}, in FP32 as well. Precision is not the cause: look at data and model."), None)
+            self._stop(Stop("", f"{why}, in FP32 as well. Precision is not the cause: look at data and model."))
             return
         canary = self._canary
         place = None if canary is None else first_nonfinite(unwrap(run.model), lambda: self.replay(canary))
@@ -265,9 +267,10 @@ class Rescue:
         dist.all_gather_object(found, (number, words), group=self._run.judge.group)
         return max(found)
 
-    def _stop(self, action: Stop, outcome: Outcome | None) -> None:
+    def _stop(self, action: Stop) -> None:
         """Save the last good state and the ledger, then end the run."""
         run = self._run
+        outcome = self._latest
         place = f" at step {run.attempts if outcome is None else outcome.attempt:,}"
         if outcome is not None and outcome.epoch is not None:
             place += f" (epoch {outcome.epoch}, batch {outcome.batch})"
