@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from floatline.errors import GuardError
 from floatline.guard import guard_state, rank_files
+from floatline.guard.admission import check_parameters, check_weights, choose_clipping
 from floatline.guard.averages import Average
 from floatline.guard.closures import Loss, Randomness, Sum, run_micro_batches, synced_at_the_end, take_loss
 from floatline.guard.diary import Diary
@@ -26,7 +27,7 @@ from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.guard.recovery import Recovery
 from floatline.guard.rescue import Rescue
-from floatline.guard.run import DTYPES, Run
+from floatline.guard.run import Run
 from floatline.guard.schedules import Schedules, check_rates
 from floatline.guard.snapshots import SnapshotRing
 from floatline.guard.stepping import Stepper, check_clip, check_gradients, norm_of
@@ -84,12 +85,12 @@ class Guard:
         plan = resolve_plan(plan)
         policy = resolve_policy(policy, plan_name=plan.name)
         check_clip(clip_norm, clip_value, norm_type)
-        device = _check_parameters(model, optimizer)
-        _check_weights(optimizer, plan)
+        device = check_parameters(model, optimizer)
+        check_weights(optimizer, plan)
         check_gradients(optimizer)
         check_rates(optimizer)
         kept = plan.check_modules(unwrap(model))
-        self.clip_norm, self.clip_value, self.norm_type = _clipping(plan, clip_norm, clip_value, norm_type)
+        self.clip_norm, self.clip_value, self.norm_type = choose_clipping(plan, clip_norm, clip_value, norm_type)
         self._late = policy.read_after if device.type == "cuda" else 0
         self.run = Run(
             model=model,
@@ -363,43 +364,3 @@ class Guard:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.device:
-    """The device of the trained parameters; GuardError where the optimizer trains something else."""
-    names = {id(param): name for name, param in model.named_parameters()}
-    device = None
-    for i, group in enumerate(optimizer.param_groups):
-        for param in group["params"]:
-            if id(param) not in names:
-                raise GuardError(
-                    f"Group {i} of the optimizer has a parameter of shape {tuple(param.shape)} that the model has not. "
-                    "Make the optimizer from model.parameters(), after moving, casting or wrapping the model."
-                )
-            device = device or param.device
-    if device is None:
-        raise GuardError("The optimizer has no parameters. Make it from model.parameters().")
-    return device
-
-
-def _check_weights(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
-    """The plan's weights dtype is that of the weights; GuardError where none of them has it."""
-    dtypes = {param.dtype for group in optimizer.param_groups for param in group["params"]}
-    if DTYPES[plan.weights] not in dtypes:
-        have = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-        raise GuardError(
-            f"Plan '{plan.name}' trains {plan.weights} weights, and the optimizer has {have}. "
-            f"Use a plan for these weights, or cast the model before making the optimizer."
-        )
-
-
-def _clipping(
-    plan: Plan, clip_norm: float | None, clip_value: float | None, norm_type: float
-) -> tuple[float, float | None, float]:
-    """Norm, value and kind of norm to clip by: the caller's, the plan's, or a norm of 1."""
-    if clip_norm is None and clip_value is None and plan.clip is not None:
-        clip = plan.clip
-        return (math.inf if clip.max_norm is None else clip.max_norm), clip.max_value, clip.norm_type
-    if clip_value is not None:
-        return math.inf, clip_value, norm_type
-    return (1.0 if clip_norm is None else float(clip_norm)), None, norm_type

@@ -1,0 +1,52 @@
+"""What a guard takes in: an optimizer that trains the model, weights that the plan means, and one way to clip."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from floatline.errors import GuardError
+from floatline.guard.run import DTYPES
+from floatline.plan import Plan
+
+
+def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.device:
+    """The device of the trained parameters; GuardError where the optimizer trains something else."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    device = None
+    for i, group in enumerate(optimizer.param_groups):
+        for param in group["params"]:
+            if id(param) not in names:
+                raise GuardError(
+                    f"Group {i} of the optimizer has a parameter of shape {tuple(param.shape)} that the model has not. "
+                    "Make the optimizer from model.parameters(), after moving, casting or wrapping the model."
+                )
+            device = device or param.device
+    if device is None:
+        raise GuardError("The optimizer has no parameters. Make it from model.parameters().")
+    return device
+
+
+def check_weights(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    """The plan's weights dtype is that of the weights; GuardError where none of them has it."""
+    dtypes = {param.dtype for group in optimizer.param_groups for param in group["params"]}
+    if DTYPES[plan.weights] not in dtypes:
+        have = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise GuardError(
+            f"Plan '{plan.name}' trains {plan.weights} weights, and the optimizer has {have}. "
+            f"Use a plan for these weights, or cast the model before making the optimizer."
+        )
+
+
+def choose_clipping(
+    plan: Plan, clip_norm: float | None, clip_value: float | None, norm_type: float
+) -> tuple[float, float | None, float]:
+    """Norm, value and kind of norm to clip by: the caller's, the plan's, or a norm of 1."""
+    if clip_norm is None and clip_value is None and plan.clip is not None:
+        clip = plan.clip
+        return (math.inf if clip.max_norm is None else clip.max_norm), clip.max_value, clip.norm_type
+    if clip_value is not None:
+        return math.inf, clip_value, norm_type
+    return (1.0 if clip_norm is None else float(clip_norm)), None, norm_type
