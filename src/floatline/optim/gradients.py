@@ -35,9 +35,10 @@ class Gradients:
             return Survey(torch.zeros(0, device=device), torch.zeros(0, dtype=torch.int32, device=device))
         sparse = any(param.grad is not None and param.grad.is_sparse for param in params)
         found = torch_backend.survey(entries) if sparse else survey_all(entries)
-        if self._roster is not None:
-            self._roster.release()
-        return mesh.own_share(found, params)
+        if self._roster is None:
+            return mesh.own_share(found, params)
+        self._roster.release()  # and a roster holds plain parameters only: there is no shard to ask for
+        return found
 
     def _collect(self) -> tuple[list[Tensor], list[Entry]]:
         if self._roster is not None and self._roster.refresh(self._groups, self._state):

@@ -167,7 +167,10 @@ class Optimizer(torch.optim.Optimizer):
     def _step_decided(self, decide: Callable[[Survey], Decision]) -> None:
         params, entries = self._collect()
         try:
-            self.decision = decide(mesh.own_share(self._look(entries), params))
+            survey = self._look(entries)
+            if self._roster is None:  # a roster holds plain parameters only: there is no shard to ask for
+                survey = mesh.own_share(survey, params)
+            self.decision = decide(survey)
             self._apply(entries)
         finally:
             if self._roster is not None:
