@@ -55,3 +55,50 @@ def test_only_the_twin_being_zero_is_an_infinite_error():
     value = Values("float32", (1,), 1)
     _fill(value, [0, 0, 0, 0, 0, 0, 0], [1.0, 1.0, 0.0, 1.0, 0.0], exact=False)
     assert value.error == math.inf
+
+
+def big(seed=0, *, dtype=torch.float16):
+    """A tensor of every kind of number, in more than one program, and its twin."""
+    dice = torch.Generator().manual_seed(seed)
+    twin = torch.randn(9001, generator=dice) * 10.0 ** torch.randint(-9, 6, (9001,), generator=dice)
+    twin[7], twin[8], twin[9] = math.inf, math.nan, -math.inf
+    x = twin.to(dtype)
+    x[11], x[12] = math.nan, 0.0
+    return x, twin
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("shape", ["flat", "transposed", "strided", "apart"])
+def test_the_kernel_gives_the_figures_of_the_torch_operations(dtype, shape):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from floatline.probe.measure_launch import Rows
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    x, twin = (t.to(device) for t in big(dtype=dtype))
+    if shape == "transposed":
+        x, twin = (t[:9000].view(90, 100).t() for t in (x, twin))
+    elif shape == "strided":
+        x, twin = (t[::3] for t in (x, twin))
+    elif shape == "apart":
+        x, twin = x[:9000].view(90, 100).t(), twin[:9000].view(90, 100).t().contiguous()
+    rows = Rows()
+    assert rows.takes(x, twin)
+    for other in (twin, None, twin):
+        rows.measure(x, other)
+    read = rows.read()
+    assert len(read) == 3
+    for other, (counts, sizes) in zip((twin, None, twin), read, strict=True):
+        plain_counts, plain_sizes = reduce_on_device(x, other)
+        assert counts == plain_counts.tolist()
+        assert sizes[:3] == plain_sizes.tolist()[:3]
+        assert sizes[3:] == pytest.approx(plain_sizes.tolist()[3:], rel=1e-12)
+    assert rows.read() == []
+
+
+def test_the_kernel_is_not_given_what_it_cannot_read():
+    pytest.importorskip("triton", reason="triton is not installed")
+    from floatline.probe.measure_launch import Rows
+
+    assert not Rows().takes(torch.ones(3, dtype=torch.float64), None)
+    assert not Rows().takes(torch.ones(3, dtype=torch.int64), None)
+    assert not Rows().takes(torch.ones(3), torch.ones(3, dtype=torch.float64))

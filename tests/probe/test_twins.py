@@ -142,20 +142,19 @@ def test_nothing_and_infinity_do_not_stand_still():
     assert [(op.moved, op.stuck) for op in values_of(lambda: (zeros + zeros, infinite + 1))] == [(0, 0), (0, 0)]
 
 
-def test_sums_of_optimizers_are_counted_tensor_by_tensor():
+@pytest.mark.parametrize("kind", ["foreach", "fused"])
+def test_an_update_of_a_list_is_recorded_tensor_by_tensor(kind):
     weights = [nn.Parameter(torch.ones(4, dtype=torch.bfloat16)), nn.Parameter(torch.zeros(3, dtype=torch.bfloat16))]
     for weight in weights:
         weight.grad = torch.ones_like(weight)
-    optimizer = torch.optim.SGD(weights, lr=1e-4, foreach=True)
-    (op,) = ops_named_in_step(optimizer)
-    assert (op.name, op.phase) == ("aten._foreach_add_", "update")
-    assert (op.moved, op.stuck) == (7, 4)
-
-
-def ops_named_in_step(optimizer):
-    with Recorder(nn.Identity()) as recorder:
+    optimizer = torch.optim.SGD(weights, lr=1e-4, **{kind: True})
+    with Recorder(nn.ParameterList(weights)) as recorder:
         optimizer.step()
-    return ops_named(recorder.trace, "aten._foreach_add_")
+    ops = ops_named(recorder.trace, {"foreach": "aten._foreach_add_", "fused": "aten._fused_sgd_"}[kind])
+    assert [(op.phase, op.inputs[0].role, op.moved, op.stuck) for op in ops] == [
+        ("update", "param:0", 4, 4),
+        ("update", "param:1", 3, 0),
+    ]
 
 
 def test_the_loss_scale_is_the_same_in_the_twin():
@@ -168,7 +167,7 @@ def test_the_loss_scale_is_the_same_in_the_twin():
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    (unscale,) = [op for op in recorder.trace.ops if "unscale" in op.name]
+    unscale = next(op for op in recorder.trace.ops if "unscale" in op.name)
     (update,) = [op for op in recorder.trace.ops if "update_scale" in op.name]
     assert unscale.outputs[0].blown > 0
     assert unscale.outputs[-1].largest == unscale.outputs[-1].twin_largest == 1.0  # found_inf

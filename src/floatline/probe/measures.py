@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 
 from floatline.probe.operations import Op, Values
 from floatline.probe.sums import Sum, count_stuck
+
+if TYPE_CHECKING:
+    from floatline.probe.measure_launch import Rows
 
 _FIGURES = tuple(f.name for f in fields(Values) if f.name != "shape")
 _NUM_OWN = 4  # counts that do not need a twin
@@ -29,6 +33,8 @@ class Measures:
 
     def __init__(self) -> None:
         self._pending: list[tuple[Values, bool, Tensor, Tensor]] = []
+        self._rows: dict[torch.device, Rows | None] = {}
+        self._in_rows: dict[torch.device, list[tuple[Values, bool]]] = {}
         self._copies: list[tuple[Values, Values]] = []
         self._sums: list[tuple[Op, Tensor]] = []
 
@@ -53,18 +59,29 @@ class Measures:
         if x.device.type == "cpu":
             _fill(values, *_reduce_on_cpu(_to_numpy(x), None if twin is None else _to_numpy(twin)), exact=exact)
         else:
-            self._pending.append((values, exact, *reduce_on_device(x, twin)))
+            self._measure_later(values, x, twin, exact=exact)
         return values
+
+    def _measure_later(self, values: Values, x: Tensor, twin: Tensor | None, *, exact: bool) -> None:
+        """Leave the figures on the device."""
+        if x.device not in self._rows:
+            self._rows[x.device] = _make_rows(x.device)
+        rows = self._rows[x.device]
+        if rows is None or not rows.takes(x, twin):
+            self._pending.append((values, exact, *reduce_on_device(x, twin)))
+            return
+        rows.measure(x, twin)
+        self._in_rows.setdefault(x.device, []).append((values, exact))
 
     def reshape(self, values: Values, shape: tuple[int, ...]) -> Values:
         """The figures of the same elements in another shape."""
-        if not self._pending:
+        if not self._pending and not self._in_rows:
             return replace(values, shape=shape)
         copy = replace(values, shape=shape)
         self._copies.append((copy, values))
         return copy
 
-    def count_stuck(self, op: Op, candidates: list[list[Sum]], results: list[Tensor]) -> None:
+    def count_stuck(self, op: Op, candidates: list[list[Sum | None]], results: list[Tensor]) -> None:
         """Count what stood still in a sum; to be read after `read`."""
         counts = [count for sums in candidates if (count := count_stuck(sums, results)) is not None]
         self._sums.extend((op, count) for count in counts)
@@ -75,6 +92,11 @@ class Measures:
         rows = zip(_fetch([p[2] for p in pending]), _fetch([p[3] for p in pending]), strict=True)
         for (values, exact, *_), (counts, sizes) in zip(pending, rows, strict=True):
             _fill(values, counts, sizes, exact=exact)
+        for device, measured in self._in_rows.items():
+            read = cast("Rows", self._rows[device]).read()
+            for (values, exact), (counts, sizes) in zip(measured, read, strict=True):
+                _fill(values, counts, sizes, exact=exact)
+        self._in_rows = {}
         for copy, source in self._copies:
             for name in _FIGURES:
                 setattr(copy, name, getattr(source, name))
@@ -82,6 +104,15 @@ class Measures:
             if op.stuck is None or stuck > op.stuck:  # of several operands, the one that stood still the most
                 op.moved, op.stuck = moved, stuck
         self._copies, self._sums = [], []
+
+
+def _make_rows(device: torch.device) -> Rows | None:
+    """The kernel's table; None for a device that Triton does not know."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from floatline.probe.measure_launch import Rows
+
+    return Rows()
 
 
 def reduce_on_device(x: Tensor, twin: Tensor | None) -> tuple[Tensor, Tensor]:

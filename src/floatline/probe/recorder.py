@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from floatline.probe.aside import Aside
+from floatline.probe.lists import count_parts, find_places
 from floatline.probe.measures import Measures
 from floatline.probe.operations import Op, Operand, Values
 from floatline.probe.roles import batch_tensors, name_start, name_state, weights_of
@@ -124,18 +125,20 @@ class Recorder(TorchDispatchMode):
         return self._record(call, origin)
 
     def _record(self, call: Call, origin: Origin) -> Any:
-        op = Op(len(self.trace.ops), call.schema.name, **{name: getattr(origin, name) for name in _ORIGIN})
-        op.scalars = call.numbers()
-        attempt, sums = self._prepare(op, call)
-        self._gradients_due = self._gradients_due or op.phase == "backward"
-        if op.phase == "backward" and not op.file:
-            self._inherit(op)
+        where = {name: getattr(origin, name) for name in _ORIGIN}
+        first, num = len(self.trace.ops), count_parts(call)
+        ops = [Op(first + i, call.schema.name, **where) for i in range(num)]
+        attempt, sums = self._prepare(ops, call)
+        for op in ops:
+            self._gradients_due = self._gradients_due or op.phase == "backward"
+            if op.phase == "backward" and not op.file:
+                self._inherit(op)
         try:
             result = call.run()
         except Exception as error:
-            self.trace.ops.append(op)
+            self.trace.ops += ops[:1]
             message = str(error).partition("\n")[0]
-            self.trace.meta["exception"] = {"op": op.index, "type": type(error).__name__, "message": message}
+            self.trace.meta["exception"] = {"op": first, "type": type(error).__name__, "message": message}
             raise
         # Results in the memory of an argument are views of it, or the argument itself after it was written.
         old = {storage_key(a.tensor) for a in call.tensors if a.name not in call.schema.outs} - {None}
@@ -143,35 +146,42 @@ class Recorder(TorchDispatchMode):
         if not call.schema.writes and not any(t is not None for t in fresh):
             self._whereabouts.remember(None, origin)
             return result
-        self._whereabouts.remember(op.index, origin, in_place=bool(call.schema.writes))
-        self.trace.ops.append(op)
+        self._whereabouts.remember(first, origin, in_place=bool(call.schema.writes))
+        self.trace.ops += ops
         with Aside():
             try:
-                self._settle(op, call, attempt, fresh, sums)
+                self._settle(ops, call, attempt, fresh, sums)
             except Exception:
-                self._failures[op.name] += 1
+                self._failures[call.schema.name] += 1
         return result
 
-    def _prepare(self, op: Op, call: Call) -> tuple[Attempt, list[list[Sum]]]:
+    def _prepare(self, ops: list[Op], call: Call) -> tuple[Attempt, list[list[Sum | None]]]:
         """What must be read before an operation may write over it. Nothing here may break the step."""
+        numbers = call.numbers()
+        for i, op in enumerate(ops):
+            op.scalars = numbers[i : i + 1] if len(ops) == len(numbers) > 1 else numbers
         with Aside():
             try:
-                if op.phase != "backward" and self._gradients_due:
+                if ops and ops[0].phase != "backward" and self._gradients_due:
                     self._read_gradients()
-                op.inputs = self._operands(call)
+                read = [a for a in call.tensors if a.name not in call.schema.outs]
+                places = find_places([a.name for a in read], len(ops))
+                for operand, place in zip(self._operands([a.tensor for a in read]), places, strict=True):
+                    for op in ops if place is None else ops[place : place + 1]:
+                        op.inputs.append(operand)
                 sums = find_sums(call) if self._twins else []
                 return (self._twins.begin(call) if self._twins else Attempt("none")), sums
             except Exception:
-                self._failures[op.name] += 1
+                self._failures[call.schema.name] += 1
                 return Attempt("none"), []
 
     def _settle(
         self,
-        op: Op,
+        ops: list[Op],
         call: Call,
         attempt: Attempt,
         fresh: list[Tensor | None],
-        sums: list[list[Sum]],
+        sums: list[list[Sum | None]],
     ) -> None:
         """Twins, makers and figures of what an operation gave."""
         shadows = [Shadow() for _ in (*fresh, *call.written)]
@@ -179,18 +189,29 @@ class Recorder(TorchDispatchMode):
             shadows[: len(fresh)] = self._twins.finish(attempt, call, fresh)
             if attempt.state != "none":
                 shadows[len(fresh) :] = [self._twins.of(t) for t in call.written]
-        results = [(t, shadow) for t, shadow in zip((*fresh, *call.written), shadows, strict=True) if t is not None]
-        for tensor, shadow in results:
-            values = self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
-            op.outputs.append(values)
-            memory = self._storages.open(tensor)
-            if memory is None:
+        written = [a.name for a in call.tensors if a.name in call.schema.writes - call.schema.outs]
+        places = find_places(["" for _ in fresh], len(ops)) + find_places(written, len(ops))
+        made: dict[int, list[Tensor]] = {op.index: [] for op in ops}
+        for tensor, shadow, place in zip((*fresh, *call.written), shadows, places, strict=True):
+            if tensor is None:
                 continue
-            memory.made_by = op.index
-            memory.values = {geometry(tensor): values}
-            if is_whole(tensor):
-                memory.values[tensor.dtype,] = values
-        self._measures.count_stuck(op, sums, [t for t, _ in results])
+            values = self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
+            for op in ops if place is None else ops[place : place + 1]:
+                op.outputs.append(values)
+                made[op.index].append(tensor)
+                self._note_maker(op, tensor, values)
+        for i, op in enumerate(ops):
+            own = sums if len(ops) == 1 else [candidates[i : i + 1] for candidates in sums]
+            self._measures.count_stuck(op, own, made[op.index])
+
+    def _note_maker(self, op: Op, tensor: Tensor, values: Values) -> None:
+        memory = self._storages.open(tensor)
+        if memory is None:
+            return
+        memory.made_by = op.index
+        memory.values = {geometry(tensor): values}
+        if is_whole(tensor):
+            memory.values[tensor.dtype,] = values
 
     def _inherit(self, op: Op) -> None:
         """Give a sum of gradients, which belongs to no line, the line of the newest gradient in it."""
@@ -200,8 +221,7 @@ class Recorder(TorchDispatchMode):
         maker = self.trace.ops[made_by]
         op.file, op.line, op.function, op.module = maker.file, maker.line, maker.function, op.module or maker.module
 
-    def _operands(self, call: Call) -> list[Operand]:
-        read = [a.tensor for a in call.tensors if a.name not in call.schema.outs]
+    def _operands(self, read: list[Tensor]) -> list[Operand]:
         seen = [(key, geometry(t)) if (key := storage_key(t)) is not None else id(t) for t in read]
         return [self._operand(t, shared=seen.count(view) > 1) for t, view in zip(read, seen, strict=True)]
 

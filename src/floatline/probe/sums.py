@@ -11,7 +11,10 @@ from floatline.probe.schemas import Call, tensors_of
 from floatline.probe.twin_rules import LOW, widened
 
 _NAMES = frozenset(
-    f"{prefix}{name}" for name in ("add", "sub", "addcmul", "addcdiv", "lerp") for prefix in ("", "_foreach_")
+    (
+        *(f"{prefix}{name}" for name in ("add", "sub", "addcmul", "addcdiv", "lerp") for prefix in ("", "_foreach_")),
+        *("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"),  # whole updates of weights
+    )
 )
 
 
@@ -23,7 +26,7 @@ class Sum:
     exact: Tensor
 
 
-def find_sums(call: Call) -> list[list[Sum]]:
+def find_sums(call: Call) -> list[list[Sum | None]]:
     """The operands that a sum may leave as they are, before it runs; foreach sums have several a list.
 
     Numerics:
@@ -47,19 +50,20 @@ def find_sums(call: Call) -> list[list[Sum]]:
     return [
         [
             Sum(t.clone() if call.schema.writes else t, total)
-            for t, total in zip(tensors, exact, strict=True)
             if total is not None and t.shape == total.shape and t.dtype in LOW
+            else None
+            for t, total in zip(tensors, exact, strict=True)
         ]
         for tensors in candidates
     ]
 
 
-def count_stuck(sums: list[Sum], results: list[Tensor]) -> Tensor | None:
+def count_stuck(sums: list[Sum | None], results: list[Tensor]) -> Tensor | None:
     """Elements that the exact sum changes, and those of them that came out unchanged."""
     counts = [
         torch.stack([moved.sum(), (moved & (one.before == result)).sum()])
         for one, result in zip(sums, results, strict=False)
-        if one.before.shape == result.shape
+        if one is not None and one.before.shape == result.shape
         for moved in [(one.exact != one.before) & one.exact.isfinite() & one.before.isfinite()]
     ]
     return torch.stack(counts).sum(0) if counts else None

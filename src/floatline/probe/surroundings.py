@@ -30,7 +30,7 @@ def prepared(target: Target, precision: Precision | None, seed: int) -> Generato
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         stack.enter_context(_on_path(str(target.folder)))
-        if precision != "fp32" and not torch.cuda.is_available():
+        if precision != "fp32":  # what lies on a GPU passes through it
             stack.enter_context(HalfOnCPU())
         if precision is not None:
             stack.enter_context(as_fp32() if precision == "fp32" else as_bf16())
