@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from floatline.formats import Format
+from floatline.numerics import tally_cpu
 
 FIRST_EXPONENT = -127
 NUM_EXPONENTS = 255
@@ -75,14 +75,11 @@ def _count_patterns(x: Tensor, formats: tuple[Format, ...]) -> Tally:
 
 def _pattern_counts(x: Tensor) -> Tensor:
     """How often each pattern occurs; 16-bit ones without their sign bit."""
+    if x.device.type == "cpu":
+        return tally_cpu.pattern_counts(x)
     carrier, mask = (torch.int16, 0x7FFF) if x.element_size() == 2 else (torch.uint8, 0xFF)
     patterns = x.contiguous().view(-1).view(carrier) & mask
-    if x.device.type != "cpu" or patterns.numel() < _BLOCK:
-        return _histogram(patterns.to(torch.int64), mask + 1)
-    # torch counts on one core; the parts are counted side by side (the interpreter lock is released).
-    parts = patterns.chunk(torch.get_num_threads())
-    with ThreadPoolExecutor(len(parts)) as pool:
-        return torch.stack(list(pool.map(functools.partial(torch.bincount, minlength=mask + 1), parts))).sum(dim=0)
+    return _histogram(patterns.to(torch.int64), mask + 1)
 
 
 @functools.lru_cache(maxsize=64)
