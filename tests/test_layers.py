@@ -12,6 +12,7 @@ ROOT = Path(floatline.__file__).parent
 FLOORS = [
     {"cli"},
     {"report"},
+    {"validate"},
     {"diagnosis"},
     {"checkup", "training"},
     {"choose"},

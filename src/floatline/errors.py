@@ -11,7 +11,9 @@ FloatlineError
 ├── GuardError       a guard's setting, closure or checkpoint that cannot be used
 ├── GuardStop        a run that the guard has ended, with its finding
 ├── TraceError       a trace that cannot be written or read
+├── ReplayError      a step that cannot be replayed, or a replay bundle that cannot be written or read
 ├── LedgerError      a ledger that cannot be written, read or locked, or a record it cannot hold
+├── ComparisonError  a comparison's setting, run or result that cannot be used
 └── TensorError      a tensor that cannot be measured or rounded
 
 Every message says what is wrong, with the value, then what to do. The command line prints it as one
@@ -83,6 +85,14 @@ class LedgerError(FloatlineError, ValueError):
 
 class TraceError(FloatlineError, ValueError):
     """A trace that cannot be written or read."""
+
+
+class ComparisonError(FloatlineError, ValueError):
+    """A comparison's setting, run or result that cannot be used."""
+
+
+class ReplayError(FloatlineError, ValueError):
+    """A step that cannot be replayed, or a replay bundle that cannot be written or read."""
 
 
 class TensorError(FloatlineError, TypeError):
