@@ -1,11 +1,16 @@
-"""Makes the pictures of the documentation from real figures: docs/pictures/*.svg."""
+"""Makes the pictures of the documentation from real figures: docs/pictures/*."""
 
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
 
 import floatline as fl
+from floatline.diagnosis.diagnose import diagnose
+from floatline.report.step_chart import step_chart_svg
+from floatline.report.validation import write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
@@ -14,9 +19,16 @@ import small_gpt  # noqa: E402
 
 
 def main() -> None:
-    """The floatline chart of a small GPT's gradients, untrained, with and without loss scaling."""
+    """All pictures."""
     folder = ROOT / "docs" / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
+    draw_gradients(folder)
+    draw_step(folder)
+    draw_report(folder)
+
+
+def draw_gradients(folder: Path) -> None:
+    """The floatline chart of a small GPT's gradients, untrained, with and without loss scaling."""
     torch.manual_seed(0)
     model, batches, loss_fn, _, _ = small_gpt.build()
     exact = how_low.gradients(model, batches[0], loss_fn, fp16=False, scale=1.0)
@@ -24,6 +36,28 @@ def main() -> None:
         measured = how_low.total([gradient * scale for gradient in exact])
         title = f"a small GPT's gradients against FP16, loss scale {scale:,.0f}"
         (folder / f"{name}.svg").write_text(fl.draw_ranges(measured, "fp16", title=title).svg(), encoding="utf-8")
+
+
+def draw_step(folder: Path) -> None:
+    """The chart of a step in which one layer of a small transformer leaves FP16's range."""
+    found = diagnose(str(ROOT / "tests" / "cases" / "001_bos_outlier_ffn.py"))
+    (folder / "step.svg").write_text(step_chart_svg(found.chart), encoding="utf-8")
+
+
+def draw_report(folder: Path) -> None:
+    """The head of a report, of a small GPT under two plans; without a Chromium the picture stays as it is."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if browser is None:
+        print("no Chromium here: docs/pictures/report.png stays as it is")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as study, sync_playwright() as driver:
+        plans = ["fp16-mixed", "bf16-mixed"]
+        found = fl.validate("examples/small_gpt.py", plans, steps=80, folder=Path(study) / "study")
+        page = driver.chromium.launch(executable_path=browser).new_page(viewport={"width": 1000, "height": 1000})
+        page.goto(write_report(found, Path(study)).as_uri())
+        page.screenshot(path=folder / "report.png")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from floatline.causes import find_cause
 from floatline.diagnosis.kinds import (
     ADDITIONS,
     CASTS,
@@ -19,6 +20,7 @@ from floatline.diagnosis.kinds import (
 )
 from floatline.diagnosis.poles import FORMATS, HARM, cancelled_before, find_pole
 from floatline.diagnosis.provenance import ancestors, maker_of, reaches_gradient, source_of
+from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.probe.trace import Op, Operand, Trace, Values
 
@@ -26,6 +28,7 @@ __all__ = [
     "FORMATS",
     "Birth",
     "ancestors",
+    "describe_birth",
     "find_births",
     "find_unfit_constants",
     "is_birth",
@@ -51,6 +54,21 @@ class Birth:
     cause: str
     seen: str
     at: Op | None = None
+
+
+def describe_birth(birth: Birth, *, module: str | None = None, op: str = "") -> Finding:
+    """A birth as a finding; another module or operation than its own may be named."""
+    cause = find_cause(birth.cause)
+    named = op or (birth.op.node if birth.op.phase == "backward" and birth.op.node else birth.op.name)
+    return Finding(
+        cause,
+        seen=birth.seen,
+        fix=next(iter(cause.remedies), ""),
+        module=birth.op.module if module is None else module,
+        file=birth.op.file,
+        line=birth.op.line,
+        op=named,
+    )
 
 
 def find_births(trace: Trace, *, phases: tuple[str, ...] = ("forward", "outside", "backward")) -> list[Birth]:

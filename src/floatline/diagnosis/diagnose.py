@@ -5,17 +5,30 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
+from floatline.diagnosis.counterfactual import Counterfactuals
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.exceptions import find_exceptions
 from floatline.diagnosis.learning import find_what_never_learns
 from floatline.diagnosis.loop import find_loop_faults
+from floatline.diagnosis.loss_scale import ScaleVerdict, judge_scale
 from floatline.diagnosis.numbers import find_failures, find_silent_damage
-from floatline.diagnosis.replays import try_fixes
+from floatline.diagnosis.replays import apply_scale, try_formats
 from floatline.diagnosis.result import Diagnosis
+from floatline.diagnosis.step_rows import rows_of_diagnosis
+from floatline.errors import TargetError
 from floatline.findings import Finding
+from floatline.probe.bundle import write_bundle
+from floatline.probe.failures import Failure
+from floatline.probe.records import RunRecord
 from floatline.probe.runs import run_target
+from floatline.probe.trace import Trace
 from floatline.workload import load_target
+
+# Seconds after which no further replay begins; but every finding gets some time.
+ENOUGH, LEAST = 11.0, 1.5
+_SIXTEEN_BITS = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
 def diagnose(
@@ -25,6 +38,8 @@ def diagnose(
     seed: int = 0,
     on_progress: Callable[[str], None] | None = None,
     trace_path: str | None = None,
+    bundle: str | None = None,
+    with_data: bool = False,
 ) -> Diagnosis:
     """Name what a target's training suffers from, or say that nothing is wrong.
 
@@ -37,6 +52,11 @@ def diagnose(
         seed: Seed of every run.
         on_progress: Told what is done next.
         trace_path: Where to keep the trace of the step that was looked into.
+        bundle: Folder to write that step to, so that it can be replayed elsewhere; it must not hold anything yet.
+        with_data: Put the step's batch into the bundle.
+
+    Raises:
+        TargetError: The target cannot be run, or ends in an exception that has nothing to do with precision.
     """
     began = time.perf_counter()
     say: Callable[[str], None] = on_progress or _say_nothing
@@ -47,18 +67,65 @@ def diagnose(
         given = run_target(loaded, steps=steps, seed=seed)
         stuck = [finding for finding in find_exceptions(given, None) if finding.cause.id == "distributed-desync"]
         if stuck:  # in FP32 the processes would wait for each other just as long
-            return Diagnosis(target, given.precision, tuple(stuck), time.perf_counter() - began)
+            return Diagnosis(target, name_precision(given), tuple(stuck), time.perf_counter() - began)
         say("running it in FP32")
         fp32 = run_target(loaded, steps=steps, seed=seed, precision="fp32")
-        evidence = Evidence(loaded, seed, given, fp32, say)
-        findings = _find(evidence)
-        tried = try_fixes(evidence, findings)
+        evidence = Evidence(loaded, seed, given, fp32, say, steps)
+        found = _find(evidence)
+        trials = Counterfactuals(evidence, budget=max(LEAST, ENOUGH - (time.perf_counter() - began)))
+        choice = trials.choose(found)
+        scale = judge_scale(evidence, choice.findings, evidence.found_in, trials.measure_scale)
+        findings = apply_scale(choice.findings, scale, evidence)
+        tried = (*choice.tried, *_say_scale(scale, findings), *try_formats(evidence, findings, may_run=trials.may_try))
+        if given.exception is not None and not findings:
+            raise TargetError(_explain_unknown(target, given.exception, fp32.exception))
+        if bundle is not None:
+            step = evidence.found_in.meta["step"] if evidence.found_in else given.step_to_trace
+            write_bundle(loaded, bundle, step=step, seed=seed, findings=findings, with_data=with_data)
         if trace_path is not None:
             known = [trace for trace in evidence.traces.values() if trace is not None]
             trace = known[0] if known else evidence.trace(given.step_to_trace)
             if trace is not None:
                 trace.save(trace_path)
-    return Diagnosis(target, given.precision, tuple(findings), time.perf_counter() - began, tried)
+    notes = (scale.text,) if scale is not None and not findings else ()
+    chart = rows_of_diagnosis(_traces(evidence), findings[0] if findings else None)
+    seconds = time.perf_counter() - began
+    return Diagnosis(target, name_precision(given), tuple(findings), seconds, tried, notes, scale, chart)
+
+
+def _explain_unknown(target: str, failure: Failure, in_fp32: Failure | None) -> str:
+    """One line for an exception that no cause explains: such a run is neither healthy nor diagnosed."""
+    place = f" at {Path(failure.file).name}:{failure.line}" if failure.file else ""
+    first_line = next(iter(failure.message.splitlines()), "")
+    same = in_fp32 is not None and in_fp32.kind == failure.kind
+    blame = "FP32 raises it, too, so it is not precision" if same else "FP32 does not raise it, and no known cause fits"
+    return (
+        f"Target '{target}' raised {failure.kind}: {first_line}{place}, in step {failure.step}. {blame}. "
+        "Run it alone to see the whole error."
+    )
+
+
+def name_precision(given: RunRecord) -> str:
+    """What a run computes in: as its workload says, or by the weights and the autocast regions of the user's loop."""
+    if given.precision:
+        return given.precision
+    weights = [] if given.model is None else [str(p.dtype) for p in given.model.parameters() if p.requires_grad]
+    regions = [str(event.data["dtype"]) for event in given.of("autocast") if event.data["enabled"]]
+    for dtypes, kind in ((weights, "true"), (regions, "mixed")):
+        for dtype in dtypes:
+            if dtype in _SIXTEEN_BITS:
+                return f"{_SIXTEEN_BITS[dtype]}-{kind}"
+    return "fp32"
+
+
+def _traces(evidence: Evidence) -> list[Trace]:
+    """Of the run as it is, that of the findings first."""
+    own = [evidence.found_in, *(trace for (_, precision), trace in evidence.traces.items() if precision is None)]
+    return [trace for trace in own if trace is not None]
+
+
+def _say_scale(scale: ScaleVerdict | None, findings: list[Finding]) -> tuple[str, ...]:
+    return () if scale is None or not findings else (scale.text,)
 
 
 def _say_nothing(_text: str) -> None:

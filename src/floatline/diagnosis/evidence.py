@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -33,6 +34,9 @@ class Evidence:
         given: The run as it is.
         fp32: The same in FP32.
         on_progress: Told what is done next.
+        steps: That a train() was given; None is its own number.
+        found_in: The trace in which the findings were found; None where no step was looked into.
+        seconds_of_trace: How long the last recording took.
     """
 
     target: Target
@@ -40,9 +44,12 @@ class Evidence:
     given: RunRecord
     fp32: RunRecord
     on_progress: Callable[[str], None]
+    steps: int | None = None
     traces: dict[tuple[int, Precision | None], Trace | None] = field(
         default_factory=dict[tuple[int, "Precision | None"], "Trace | None"]
     )
+    found_in: Trace | None = None
+    seconds_of_trace: float = 0.0
 
     def trace(self, step: int, precision: Precision | None = None) -> Trace | None:
         """The trace of a step; None where the target does not get there."""
@@ -50,8 +57,12 @@ class Evidence:
         if key not in self.traces:
             self.on_progress(f"recording step {step}" + (" in FP32" if precision else ""))
             self.traces[key] = None
+            began = time.perf_counter()
             with contextlib.suppress(TargetError):
-                self.traces[key] = trace_target(self.target, step=step, seed=self.seed, precision=precision)
+                self.traces[key] = trace_target(
+                    self.target, step=step, steps=self.steps, seed=self.seed, precision=precision
+                )
+            self.seconds_of_trace = time.perf_counter() - began
         return self.traces[key]
 
     @property
@@ -82,16 +93,21 @@ class Evidence:
         return self.falls_behind_by(WORTH_IT)
 
     def falls_behind_by(self, share: float) -> bool:
-        """Whether the loss fell less than in FP32, and by more than a share of its size.
+        """Whether the loss fell less than in FP32, and by more than a share of its size."""
+        return self.is_behind(self.given, share)
+
+    def is_behind(self, record: RunRecord, share: float = WORTH_IT) -> bool:
+        """The same of another run.
 
         FP32 is given as many steps as were applied: those that a search for a scale took are not held against it.
         """
-        skipped, seen = set(self.given.skipped), zip(self.given.losses, self.given.loss_steps, strict=True)
+        skipped, seen = set(record.skipped), zip(record.losses, record.loss_steps, strict=True)
         losses = [loss for loss, step in seen if step not in skipped]
         own, theirs = _ends(losses), _ends(self.fp32.losses[: len(losses)])
         if own is None or theirs is None or theirs[0] <= theirs[1]:
             return False
-        progress = (own[0] - own[1]) / (theirs[0] - theirs[1])
+        # From FP32's start: a loss that 16 bits make larger from the first step on has not fallen further for that.
+        progress = (min(own[0], theirs[0]) - own[1]) / (theirs[0] - theirs[1])
         if (1 - progress) * (theirs[0] - theirs[1]) < share * max(map(abs, theirs)):
             return False
         return progress < KEEPS_UP or (progress < NEARLY_KEEPS_UP and own[1] > ENDS_ABOVE * theirs[1] > 0)

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from floatline.causes import find_cause
 from floatline.diagnosis import silent
-from floatline.diagnosis.births import Birth, find_births, find_unfit_constants, is_harmful, is_search, keep_harmful
+from floatline.diagnosis.births import (
+    Birth,
+    describe_birth,
+    find_births,
+    find_unfit_constants,
+    is_harmful,
+    is_search,
+    keep_harmful,
+)
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
 from floatline.findings import Finding
@@ -16,6 +24,11 @@ from floatline.probe.trace import Op, Trace
 MOVES = 0.01
 # Updates that are lost show in a slow run, too: a share of the loss that is above what rounding does to it.
 SLOWLY = 0.002
+
+# Seconds from which on a run is not repeated lightly.
+SLOW = 3.0
+# A step that is soon reached, and by which averages and counters have begun.
+EARLY = 8
 
 
 def find_failures(evidence: Evidence) -> list[Finding]:
@@ -48,15 +61,16 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
     trace = evidence.trace(evidence.given.step_to_trace)
     if trace is None:
         return []
+    evidence.found_in = trace
     scale = evidence.scale_at(evidence.given.step_to_trace)
     births = [birth for birth in find_births(trace) if scale == 1.0 or not is_search(birth, scale)]
     harmful = keep_harmful(births, trace)
     if harmful:
-        return [_place_in_loop(_finding(birth), birth, evidence) for birth in _distinct(harmful)]
+        return [_place_in_loop(describe_birth(birth), birth, evidence) for birth in _distinct(harmful)]
     updates = find_births(trace, phases=("update",))
     if updates:
         return [_state_underflow(evidence, updates)]
-    return [_finding(birth) for birth in _distinct(find_unfit_constants(trace))]
+    return [describe_birth(birth) for birth in _distinct(find_unfit_constants(trace))]
 
 
 def _distinct(births: list[Birth]) -> list[Birth]:
@@ -65,20 +79,6 @@ def _distinct(births: list[Birth]) -> list[Birth]:
     for birth in births:
         seen.setdefault((birth.cause, birth.op.file, birth.op.line), birth)
     return list(seen.values())[:3]
-
-
-def _finding(birth: Birth, *, module: str | None = None, op: str = "") -> Finding:
-    cause = find_cause(birth.cause)
-    named = op or (birth.op.node if birth.op.phase == "backward" and birth.op.node else birth.op.name)
-    return Finding(
-        cause,
-        seen=birth.seen,
-        fix=next(iter(cause.remedies), ""),
-        module=birth.op.module if module is None else module,
-        file=birth.op.file,
-        line=birth.op.line,
-        op=named,
-    )
 
 
 def _place_in_loop(finding: Finding, birth: Birth, evidence: Evidence) -> Finding:
@@ -96,9 +96,9 @@ def _fails_everywhere(evidence: Evidence) -> list[Finding]:
     birth = None if trace is None else first_birth_in_fp32(trace)
     if birth is not None and birth.cause == "bad-input-data" and evidence.fp32.bad_tensors:
         bad = evidence.fp32.bad_tensors[0]
-        return [_finding(birth, module=bad.name, op="input")]
+        return [describe_birth(birth, module=bad.name, op="input")]
     if birth is not None:
-        return [_finding(birth)]
+        return [describe_birth(birth)]
     if is_diverging(evidence.fp32.losses) or (step and trace is not None and overflows(trace)):
         return [_divergence(evidence)]
     return []
@@ -147,6 +147,7 @@ def find_silent_damage(evidence: Evidence) -> list[Finding]:
             continue
         found = _look(evidence, trace)
         if found:
+            evidence.found_in = trace
             return found
     return []
 
@@ -154,7 +155,10 @@ def find_silent_damage(evidence: Evidence) -> list[Finding]:
 def _steps_to_look_at(evidence: Evidence) -> list[int]:
     skipped = set(evidence.given.skipped)  # their gradients are not finite, and no harm comes of it
     steps = [step for step in evidence.given.loss_steps if step not in skipped] or [0]
-    return list(dict.fromkeys([steps[len(steps) // 2], steps[-1], steps[0]]))
+    order = [steps[len(steps) // 2], steps[-1], steps[0]]
+    if evidence.given.seconds > SLOW:  # to get to a late step takes as long as the run did
+        order = [steps[0], steps[min(EARLY, len(steps) // 2)], *order]
+    return list(dict.fromkeys(order))
 
 
 def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
@@ -162,7 +166,7 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
     findings: list[Finding] = []
     births = find_births(trace)
     if births and behind and is_harmful(trace):
-        findings += [_finding(birth) for birth in _distinct(births)]
+        findings += [describe_birth(birth) for birth in _distinct(births)]
     lost = silent.lost_gradients(trace)
     # A layer that stands still in 16 bits and moves in FP32 may matter little to the loss.
     frozen = {
@@ -192,7 +196,7 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
 
 
 def _at(op: Op, cause_id: str, seen: str) -> Finding:
-    return _finding(Birth(op, cause_id, seen))
+    return describe_birth(Birth(op, cause_id, seen))
 
 
 def _underflow(evidence: Evidence, trace: Trace, lost: dict[str, float]) -> Finding:

@@ -1,54 +1,49 @@
-"""What a fix would do, tried by replay: the run in FP32, in BF16, and with the blamed module alone in FP32."""
+"""What other formats do, and what a verdict about the loss scale means for the fix."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import torch
+
+from floatline.diagnosis.counterfactual import describe_run
 from floatline.diagnosis.evidence import Evidence
-from floatline.errors import GuardError, TargetError
+from floatline.diagnosis.loss_scale import ScaleVerdict
+from floatline.errors import TargetError
 from floatline.findings import Finding
-from floatline.probe.records import RunRecord
 from floatline.probe.runs import run_target
 
 _NUMERIC = frozenset(["range", "rounding"])
+# A replay of the whole run in BF16 is worth this many seconds.
+_SHORT = 4.0
 
 
-def try_fixes(evidence: Evidence, findings: list[Finding]) -> tuple[str, ...]:
-    """One sentence for each replay, with its numbers."""
+def try_formats(evidence: Evidence, findings: list[Finding], *, may_run: bool) -> tuple[str, ...]:
+    """The run in BF16, where range or rounding is to blame and there is time, and in FP32: one sentence each."""
     if not findings or evidence.given.exception is not None:
         return ()
     tried: list[str] = []
-    if findings[0].cause.family in _NUMERIC and evidence.fails:
-        tried += _try_island(evidence, findings[0])
+    given = evidence.given
+    if may_run and findings[0].cause.family in _NUMERIC and evidence.fails and given.seconds < _SHORT:
         evidence.on_progress("trying BF16")
         try:
-            steps = len(evidence.given.losses) if evidence.given.kind == "build" else None
+            steps = given.num_steps if given.kind == "build" else evidence.steps
             bf16 = run_target(evidence.target, steps=steps, seed=evidence.seed, precision="bf16")
-            tried.append(f"in BF16: {_describe(bf16)}")
+            tried.append(f"in BF16: {describe_run(bf16)}")
         except TargetError:
             pass
-    return (*tried, f"in FP32, same seed and batches: {_describe(evidence.fp32)}")
+    return (*tried, f"in FP32, same seed and batches: {describe_run(evidence.fp32)}")
 
 
-def _describe(record: RunRecord) -> str:
-    if record.exception is not None:
-        return f"{record.exception.kind} at step {record.exception.step}"
-    losses = record.losses
-    text = f"the loss goes from {losses[0]:.4g} to {losses[-1]:.4g} in {len(losses)} steps"
-    if record.first_bad_step is not None:
-        return f"{text}, and something is not finite from step {record.first_bad_step} on"
-    return text if all(map(math.isfinite, losses)) else f"{text}, not always finite"
-
-
-def _try_island(evidence: Evidence, finding: Finding) -> list[str]:
-    """The run once more, with the module of the finding in FP32."""
-    given = evidence.given
-    if not finding.module or given.kind != "build":
-        return []
-    evidence.on_progress(f"trying {finding.module} in FP32")
-    try:
-        record = run_target(evidence.target, steps=len(given.losses), seed=evidence.seed, islands=(finding.module,))
-    except (TargetError, GuardError):
-        return []  # the finding names a parameter, or a part of the loop
-    skips = f", {len(record.skipped)} steps skipped ({len(given.skipped)} without)" if given.skipped else ""
-    return [f"with {finding.module} alone in FP32: {_describe(record)}{skips}"]
+def apply_scale(findings: list[Finding], scale: ScaleVerdict | None, evidence: Evidence) -> list[Finding]:
+    """The findings, with the recommended scale in the fix of the first."""
+    if scale is None or scale.recommended is None or not findings:
+        return findings
+    power = f"2.0**{round(math.log2(scale.recommended))}"
+    model = evidence.given.model
+    halves = model is not None and any(p.dtype == torch.float16 for p in model.parameters())
+    fix = f"scaler = torch.amp.GradScaler(init_scale={power}); scaler.scale(loss).backward()"
+    if halves:
+        fix = f"(loss.float() * {power}).backward()  # then divide the gradients by it in FP32"
+    return [replace(findings[0], fix=fix), *findings[1:]]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from floatline.findings import Finding
+
+if TYPE_CHECKING:  # torch is not needed to hold a result
+    from floatline.diagnosis.loss_scale import ScaleVerdict
+    from floatline.diagnosis.step_rows import Row
 
 Verdict = Literal["precision", "not-precision", "healthy"]
 
@@ -21,6 +25,8 @@ class Diagnosis:
         seconds: How long it took.
         tried: What was tried by replay, one sentence each, with its numbers.
         notes: What is worth saying and is no fault, such as a few steps skipped while the scale settled.
+        scale: What is to be said about the loss scale; None where that is nothing.
+        chart: What each module wrote in the step that was looked into; empty where none was.
     """
 
     target: str
@@ -29,6 +35,8 @@ class Diagnosis:
     seconds: float
     tried: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    scale: ScaleVerdict | None = None
+    chart: tuple[Row, ...] = ()
 
     @property
     def primary(self) -> Finding | None:
@@ -46,13 +54,15 @@ class Diagnosis:
         return "not-precision" if self.primary.cause.family == "not-precision" else "precision"
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of the command-line contract."""
+        """The fields of the command-line contract, and "scale" where there is something to say about it."""
+        scale = {} if self.scale is None else {"scale": self.scale.as_json()}
         return {
             "target": self.target,
             "precision": self.precision,
             "verdict": self.verdict,
             "findings": [finding.as_json() for finding in self.findings],
             "seconds": round(self.seconds, 3),
+            **scale,
         }
 
     def __str__(self) -> str:

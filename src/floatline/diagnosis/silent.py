@@ -103,6 +103,8 @@ def _is_kept(op: Op, trace: Trace) -> bool:
     one too: it reads 16-bit numbers of its own shape that no one made in this step.
     """
     if op.name.endswith("_"):
+        while op.inputs and op.inputs[0].made_by is not None and trace.ops[op.inputs[0].made_by].name.endswith("_"):
+            op = trace.ops[op.inputs[0].made_by]  # mul_().add_(): the same memory, written twice
         return bool(op.inputs) and op.inputs[0].made_by is None
     if op.phase != "outside":
         return False
@@ -165,17 +167,31 @@ def _grows(op: Op, trace: Trace, least: float) -> bool:
 
 
 def cancelled(trace: Trace) -> list[tuple[Op, float]]:
-    """Differences of near-equals: the error is as large as the result, while the operands are sound."""
+    """Differences of near-equals: the error is as large as the result, while the operands are sound.
+
+    The difference may be taken in FP32, of numbers that came through 16 bits. Those against the targets come last:
+    training itself makes them small.
+    """
     found: list[tuple[Op, float]] = []
     for op in trace.ops:
         if op.phase != "forward" or base_name(op.name) not in ADDITIONS or not op.outputs or len(op.inputs) < 2:
             continue
         out = op.outputs[0]
         error = out.error
-        if out.dtype not in FORMATS or error is None or not math.isfinite(error) or out.numel < 2:
+        if error is None or not math.isfinite(error) or out.numel < 2:
             continue
         worst = max((operand.value.error or 0.0 for operand in op.inputs), default=0.0)
         smaller = (out.twin_largest or 0.0) < 0.1 * min(operand.value.largest for operand in op.inputs)
         if error > CANCELLED and worst < CLEAN and smaller:
             found.append((op, error))
-    return found
+    return sorted(found, key=lambda pair: any(_is_target(operand, trace) for operand in pair[0].inputs))
+
+
+def _is_target(operand: Operand, trace: Trace) -> bool:
+    """Whether it is a target of the batch, as it came or cast."""
+    while operand.made_by is not None:
+        maker = trace.ops[operand.made_by]
+        if base_name(maker.name) not in CASTS or not maker.inputs:
+            return False
+        operand = maker.inputs[0]
+    return operand.role.startswith("targets")

@@ -16,14 +16,16 @@ from torch import Tensor, nn
 
 from floatline.errors import GuardError
 from floatline.guard import guard_state, rank_files
-from floatline.guard.admission import check_parameters, check_weights, choose_clipping
+from floatline.guard.admission import check_parameters, check_update, check_weights, choose_clipping
+from floatline.guard.applied_plan import AppliedPlan
 from floatline.guard.averages import Average
 from floatline.guard.closures import Loss, Randomness, Sum, run_micro_batches, synced_at_the_end, take_loss
 from floatline.guard.diary import Diary
-from floatline.guard.islands import Islands
+from floatline.guard.failed_steps import FailureWatch, OnFailure
 from floatline.guard.judge import Judge, Verdict
 from floatline.guard.layers import Layers
 from floatline.guard.outcome import Outcome
+from floatline.guard.placements import describe_run
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.guard.recovery import Recovery
 from floatline.guard.rescue import Rescue
@@ -60,8 +62,11 @@ class Guard:
         resume: Go on with the ledger that the folder holds.
         canary: Gives the loss of a fixed batch, to tell bad data from bad weights. None takes the first batch that
             `step` sees.
+        loss_fn: The loss function, for a plan that keeps `loss` in FP32 or rewrites in it; call `guard.loss_fn`.
         due_every: Every N-th outcome is `due`.
         record_layers_every: Record the gradient norm of each parameter every N steps; 0 never.
+        on_failure: Called with each step made by `step` that failed for another reason than a search for the scale,
+            such as a `Diagnoser`; what it returns goes to the ledger. The last few batches are kept for it.
         process_group: Processes that train together; None is the default group.
     """
 
@@ -78,8 +83,10 @@ class Guard:
         folder: str | Path | None = None,
         resume: bool = False,
         canary: Callable[[], Loss] | None = None,
+        loss_fn: Callable[..., Any] | None = None,
         due_every: int = 50,
         record_layers_every: int = 0,
+        on_failure: OnFailure | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         plan = resolve_plan(plan)
@@ -89,7 +96,7 @@ class Guard:
         check_weights(optimizer, plan)
         check_gradients(optimizer)
         check_rates(optimizer)
-        kept = plan.check_modules(unwrap(model))
+        check_update(optimizer, plan)
         self.clip_norm, self.clip_value, self.norm_type = choose_clipping(plan, clip_norm, clip_value, norm_type)
         self._late = policy.read_after if device.type == "cuda" else 0
         self.run = Run(
@@ -100,7 +107,7 @@ class Guard:
             policy=policy,
             judge=Judge(device, scaling=plan.scaling, policy=policy, group=process_group),
             schedules=Schedules(optimizer, late=self._late > 0),
-            islands=Islands(unwrap(model), kept),
+            applied=AppliedPlan(unwrap(model), plan, loss_fn=loss_fn),
             diary=Diary(folder, resume=resume, metadata={"plan": plan.model_dump(mode="json")}, group=process_group),
             recovery=Recovery(
                 policy,
@@ -120,6 +127,7 @@ class Guard:
             group=process_group,
         )
         self._rescue = Rescue(self.run, canary=canary)
+        self._failures = None if on_failure is None else FailureWatch(self.run, on_failure)
         self._due_every = max(1, due_every)
         self._sum = Sum(group=process_group)
         self._pending: deque[Outcome] = deque()
@@ -128,6 +136,15 @@ class Guard:
     def plan(self) -> Plan:
         """The precision the run computes in now."""
         return self.run.plan
+
+    @property
+    def loss_fn(self) -> Callable[..., Any] | None:
+        """The loss function that was given, computed as the plan says."""
+        return self.run.applied.loss_fn
+
+    def describe_plan(self) -> str:
+        """Where each module of the model ended up, and why; as a table."""
+        return describe_run(unwrap(self.run.model), self.plan, self.run.islands)
 
     @property
     def attempts(self) -> int:
@@ -162,6 +179,8 @@ class Guard:
         self._rescue.remember(compute_loss, micro_batches[0])
         for retries in range(self.run.policy.retry_overflow + 1):
             before = Randomness(self.run.device) if self.run.policy.retry_overflow else None
+            if self._failures is not None:
+                self._failures.keep(self.attempts + 1, compute_loss, micro_batches)
             total = self._run(compute_loss, micro_batches)
             outcome = self._finish(total, skip, retries=retries)
             if before is None or retries == self.run.policy.retry_overflow or outcome.reason != "overflow":
@@ -268,6 +287,8 @@ class Guard:
             self.run.schedules.learn(applied=outcome.applied)
             lost = self._layers.lost(outcome.attempt)
             self.run.diary.write(outcome, lost=None if lost is None else lost.share)
+            if self._failures is not None:
+                self._failures.look_at(outcome, self._pending)
             self._rescue.act_on(outcome, lost=lost)
 
     def drain(self) -> None:
@@ -307,9 +328,10 @@ class Guard:
         return self._rescue.replay(lambda: compute_loss(batch), precision=precision)
 
     def summary(self) -> str:
-        """What happened, in five lines; waits for the device."""
+        """What happened, in five lines, and one for each diagnosis; waits for the device."""
         self.drain()
-        return self.run.diary.accounts.summary()
+        said = [] if self._failures is None else self._failures.said
+        return "\n".join([self.run.diary.accounts.summary(), *(f"diagnosis of {words}" for words in said)])
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything needed to go on as if nothing had happened: tensors, and what JSON can hold."""
@@ -356,7 +378,7 @@ class Guard:
         try:
             self.drain()
         finally:
-            self.run.islands.remove()
+            self.run.applied.remove()
             self.run.diary.close()
 
     def __enter__(self) -> Guard:

@@ -19,6 +19,7 @@ EVENTS = {
     "stop": True,
     "lr-cut": True,
     "regime-change": True,
+    "diagnosis": True,
     "scale-change": False,
     "note": False,
 }

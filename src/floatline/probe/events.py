@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -16,6 +17,11 @@ from floatline.probe.gradient_scales import GradientScales
 
 # Above this many weights, a copy for each step costs more than it tells.
 _MOST_WEIGHTS = 2**24
+# A light watch sees all of the first steps, and of as many as _WINDOW after each power of two; from the others it
+# keeps what a step has once: the loss, whether the gradients are finite, the scale, the learning rate.
+_FIRST, _WINDOW = 24, 2
+# Events that a light watch keeps from the beginning, and as many from the end.
+_MOST_EVENTS = 8192
 
 
 @dataclass(slots=True, eq=False)
@@ -52,6 +58,25 @@ class Made:
     spot: Spot
 
 
+class Listener(Protocol):
+    """Who is told of the steps of a light watch."""
+
+    def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
+        """A root module is about to run, with gradients."""
+
+    def leave_step(self) -> None:
+        """What comes now is no part of the step, but an evaluation."""
+
+    def see_gradients(self, optimizer: Optimizer, event: Event, health: Tensor | float) -> None:
+        """An optimizer is about to step; the weights are as they were. Health is finite where the gradients are."""
+
+    def see_weights(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+
+    def see_attempt(self, event: Event) -> None:
+        """A scaler has let a step through, or not."""
+
+
 class Watch:
     """What is known about the loop so far. The patches of `watch_calls` and `watch_scaler` fill it.
 
@@ -65,10 +90,25 @@ class Watch:
         targets: Targets of the batch under way, where floatline runs the loop.
         on_forward: Called before a root module runs with gradients, with the module and its arguments.
         on_event: Called at every event.
+        light: Whether the loop must not be slowed down.
+        detailed: Whether all calls of the step under way are looked at; always, where the watch is not light.
+        listener: Told of the steps of a light watch; None where nobody asks.
+        locate: Finds the user's line.
+
+    Args:
+        light: Look at all calls in some steps only, and keep a bounded number of events.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, light: bool = False) -> None:
         self.events: list[Event] = []
+        self.num_events: Counter[str] = Counter()
+        self.light = light
+        self.detailed = True
+        self.inside = False  # a root module is running
+        self.listener: Listener | None = None
+        self.locate: Callable[[], Spot] = find_caller
+        self.step_losses: list[Tensor | float] = []  # of the step under way, for a light watch
+        self.loss_scales: dict[int, float] = {}  # of scalers, by id; read once a step by a light watch
         self.step = 0
         self.scales = GradientScales()
         self.optimizers: dict[int, Made] = {}
@@ -86,6 +126,7 @@ class Watch:
         self.on_event: Callable[[], None] | None = None
         self.modules: list[nn.Module] = []
         self.busy = 0  # inside a call that is itself an event: what it calls is not another
+        self._spots: dict[str, Spot] = {}
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._saw_backward = self._saw_step = False
         self._thread = threading.get_ident()
@@ -97,11 +138,20 @@ class Watch:
 
     def note(self, kind: str, data: dict[str, Any], spot: Spot | None = None) -> Event:
         """Add an event at the user's line, or at a spot found before."""
-        spot = spot or find_caller()
+        spot = spot or self.locate()
         event = Event(kind, spot.file, spot.line, spot.function, self.step, data)
         self.events.append(event)
+        self.num_events[kind] += 1
         if self.on_event is not None:
             self.on_event()
+        return event
+
+    def note_cheaply(self, kind: str, data: dict[str, Any]) -> Event:
+        """The same; where not all is looked at, the line is that of the last such call."""
+        spot = None if self.detailed else self._spots.get(kind)
+        event = self.note(kind, data, spot)
+        if spot is None:
+            self._spots[kind] = Spot(event.file, event.line, event.function)
         return event
 
     def number(self, thing: object) -> int:
@@ -126,6 +176,17 @@ class Watch:
         if self._saw_step or (cleared and self._saw_backward):
             self.step += 1
             self._saw_step = self._saw_backward = False
+            if self.light:
+                self._begin_light_step()
+
+    def _begin_light_step(self) -> None:
+        self.step_losses.clear()
+        detailed = self.step < _FIRST or self.step - 2 ** (self.step.bit_length() - 1) < _WINDOW
+        if detailed and not self.detailed:
+            self.scales.forget_all()  # what they are made of was not followed meanwhile
+        self.detailed = detailed
+        if len(self.events) > 3 * _MOST_EVENTS:
+            del self.events[_MOST_EVENTS : len(self.events) - _MOST_EVENTS]
 
     def note_backward(self) -> None:
         """A backward pass has run in this step."""

@@ -121,6 +121,11 @@ class GradientScales:
         """The gradients were cleared."""
         self._forget(self.find(optimizer))
 
+    def forget_all(self) -> None:
+        """Nothing is known about the gradients that are there."""
+        for held in self._held.values():
+            self._forget(held)
+
     def settle(self, optimizer: Optimizer) -> None:
         """A call that is known has just changed the gradients."""
         held = self.find(optimizer)

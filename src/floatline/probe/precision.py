@@ -51,6 +51,17 @@ def as_bf16() -> Generator[None]:
 
 
 @contextlib.contextmanager
+def as_fp16() -> Generator[None]:
+    """Any training code inside computes in FP16 where it would in BF16, without a loss scale of its own.
+
+    Numerics:
+        As `as_bf16`, the other way round. Checked by tests/probe/test_replay.py.
+    """
+    with _overruled((torch.bfloat16,), torch.float16):
+        yield
+
+
+@contextlib.contextmanager
 def _overruled(old: tuple[torch.dtype, ...], new: torch.dtype) -> Generator[None]:
     patches = Patches()
     # A data descriptor of the class comes before the attribute of an instance: scalers made earlier obey as well.

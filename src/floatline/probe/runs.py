@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from floatline.errors import TargetError
-from floatline.guard.islands import Islands
-from floatline.plan import Plan
+from floatline.guard.islands import Islands, cast_weights
+from floatline.plan import Clip, Plan
 from floatline.presets import resolve_plan
+from floatline.probe.changes import Change, changed
 from floatline.probe.failures import Failure, describe_failure
 from floatline.probe.records import RunRecord
 from floatline.probe.roles import batch_tensors
@@ -28,11 +29,11 @@ from floatline.workload import Target, Workload
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _STEPS = 40
 
-__all__ = ["Precision", "RunRecord", "run_target", "trace_target"]
+__all__ = ["Change", "Precision", "RunRecord", "replay_step", "run_target", "trace_target"]
 
 
-class _StepTraced(BaseException):
-    """The step that was asked for is recorded: the rest of the run is not needed."""
+class _StepReached(BaseException):
+    """The step that was asked for is over: the rest of the run is not needed."""
 
 
 def run_target(
@@ -41,23 +42,25 @@ def run_target(
     steps: int | None = None,
     seed: int = 0,
     precision: Precision | None = None,
-    islands: tuple[str, ...] = (),
+    change: Change | None = None,
+    until: int | None = None,
     on_step: Callable[[int], None] | None = None,
     limit: float = 120.0,
 ) -> RunRecord:
     """Run a target from a seed and watch it.
 
-    A workload is trained in a plain loop over its batches: the loss inside autocast, then scale, backward, step and
-    update. A plan with FP32 weights and FP16 compute has a GradScaler; 16-bit weights get the model and the batches
-    cast, and none. A train() function runs as it is; what it prints goes to stderr. Without a GPU, 16-bit products
-    are computed as a GPU does (`HalfOnCPU`).
+    A workload is trained in a plain loop over its batches: the loss inside autocast, then scale, backward, clip, step
+    and update, as its plan says. A plan with FP32 weights and FP16 compute has a GradScaler; 16-bit weights get the
+    model and the batches cast, and none. A train() function runs as it is; what it prints goes to stderr. Without a
+    GPU, 16-bit products are computed as a GPU does (`HalfOnCPU`).
 
     Args:
         target: The loaded target.
         steps: Steps of a workload (None is 40); handed to train() only where it takes `steps` and one is given.
         seed: For torch, random and numpy, set before the target builds anything.
         precision: 'fp32' or 'bf16' overrules the precision of the code; None leaves it.
-        islands: Modules of a workload's model that compute in FP32.
+        change: What is done otherwise, such as modules in FP32; its loss factor is for `replay_step` only.
+        until: The last step that is of interest: the run ends after it.
         on_step: Called with the number of every step that begins.
         limit: Seconds after which the run counts as endless.
 
@@ -70,19 +73,23 @@ def run_target(
     record = _new_record(target, precision)
     tick = _make_tick(on_step, limit)
     began = time.perf_counter()
-    kept: list[Islands] = []
+    change = change or Change()
+    keep = _keep_islands(record, change)
+    light = precision == "fp32"  # what the loop calls is seen in the run as it is
 
-    def keep(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        del module, inputs
-        if islands and not kept and record.model is not None:
-            kept.append(Islands(record.model, islands))
+    def follow() -> None:
+        tick(seen.step)
+        if until is not None and seen.step > until:
+            raise _StepReached
 
-    with prepared(target, precision, seed), watch() as seen:
-        seen.on_forward = keep
-        seen.on_event = lambda: tick(seen.step)
+    with prepared(target, precision, seed), changed(change, in_step=lambda: False), watch(light=light) as seen:
+        seen.on_forward = lambda module, _: keep(module)
+        seen.on_event = follow
         with time_limit(limit):
             try:
                 _run(target, record, seen, steps=steps, seed=seed)
+            except _StepReached:
+                pass
             except LimitReached:
                 raise TargetError(
                     f"Target '{target.text}' did not end in {limit:g} seconds ({seen.step} steps). "
@@ -95,49 +102,103 @@ def run_target(
     return record
 
 
-def trace_target(target: Target, *, step: int, seed: int = 0, precision: Precision | None = None) -> Trace:
+def trace_target(
+    target: Target, *, step: int, steps: int | None = None, seed: int = 0, precision: Precision | None = None
+) -> Trace:
     """Run a target again from the seed and record one step of it.
 
     Args:
         target: The loaded target.
         step: Number of the step, as in a RunRecord's events.
+        steps: Of the whole run, for a train() that takes them: a schedule may depend on it. The run ends after `step`.
         seed: As in `run_target`.
         precision: As in `run_target`.
 
     Raises:
         TargetError: The target ends before that step, or no module is called in it.
     """
-    from floatline.probe.recorder import Recorder
+    return replay_step(target, step=step, steps=steps, seed=seed, precision=precision)[1]
+
+
+def replay_step(
+    target: Target,
+    *,
+    step: int,
+    steps: int | None = None,
+    seed: int = 0,
+    precision: Precision | None = None,
+    change: Change | None = None,
+) -> tuple[RunRecord, Trace]:
+    """Run a target again from the seed, with a change, up to a step, and record that one.
+
+    Args:
+        target: The loaded target.
+        step: Number of the step, as in a RunRecord's events.
+        steps: As in `trace_target`.
+        seed: As in `run_target`.
+        precision: As in `run_target`.
+        change: What is done otherwise.
+
+    Returns:
+        What the run showed until then, and the trace of the step.
+
+    Raises:
+        TargetError: The target ends before that step, or no module is called in it.
+    """
+    from floatline.probe.gradient_errors import GradientRecorder
 
     record = _new_record(target, precision)
+    change = change or Change()
+    keep = _keep_islands(record, change)
     originals = _originals(target, seed, step)
-    recorder: Recorder | None = None
+    recorder: GradientRecorder | None = None
 
     def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
         nonlocal recorder
+        keep(module)
         if seen.step != step or recorder is not None:
             return
         model = record.model if record.model is not None else module
-        recorder = Recorder(model, batch=(inputs, seen.targets), twins=True, weights=originals)
+        recorder = GradientRecorder(model, batch=(inputs, seen.targets), twins=True, weights=originals)
         recorder.__enter__()
 
     def end_after() -> None:
         if recorder is not None and seen.step > step:
-            raise _StepTraced
+            raise _StepReached
 
-    with prepared(target, precision, seed), watch() as seen:
+    with (
+        prepared(target, precision, seed),
+        changed(change, in_step=lambda: seen.step == step),
+        watch(light=True) as seen,
+    ):
         seen.on_forward, seen.on_event = begin, end_after
         try:
-            with contextlib.suppress(_StepTraced):
-                _run(target, record, seen, steps=step + 1, seed=seed)
+            with contextlib.suppress(_StepReached):
+                _run(target, record, seen, steps=step + 1 if target.builder else steps, seed=seed)
         finally:
             if recorder is not None:
                 recorder.__exit__(None, None, None)
     if recorder is None:
         raise TargetError(f"Target '{target.text}' has no step {step} to record: it ended after {seen.step}.")
+    fill_record(record, seen)
     whole = [role for role, tensor in originals.items() if "[" in role and bool((tensor == tensor.round()).all())]
     recorder.trace.meta |= {"precision": precision or record.precision, "step": step, "whole": whole}
-    return recorder.trace
+    return record, recorder.trace
+
+
+def _keep_islands(record: RunRecord, change: Change) -> Callable[[nn.Module], None]:
+    """What makes the islands of a change when their model is first called."""
+    kept: list[Islands] = []
+
+    def keep(module: nn.Module) -> None:
+        if not change.islands or kept:
+            return
+        model = record.model if record.model is not None else module
+        names = {name for name, _ in model.named_modules()}  # pyright: ignore[reportUnknownVariableType]
+        if names.issuperset(change.islands):  # a loop may call several models
+            kept.append(Islands(model, change.islands))
+
+    return keep
 
 
 def _originals(target: Target, seed: int, step: int) -> dict[str, Tensor]:
@@ -152,7 +213,7 @@ def _originals(target: Target, seed: int, step: int) -> dict[str, Tensor]:
     plan = resolve_plan(workload.precision)
     if plan.weights == "fp32":
         return found
-    batch = workload.batches[step % len(workload.batches)]
+    batch = workload.batches[step * plan.accumulate % len(workload.batches)]
     for role, tensor in batch_tensors(batch):
         if tensor.is_floating_point() and bool(tensor.to(_DTYPES[plan.compute]).isfinite().all()):
             found[role] = tensor.detach().clone()
@@ -230,26 +291,38 @@ def _train(workload: Workload, seen: Watch, steps: int) -> None:
     model, dtype = workload.model, _DTYPES[plan.compute]
     device = next((p.device.type for p in model.parameters()), "cpu")
     whole = plan.weights != "fp32"  # weights and batches in 16 bits, no autocast
-    if whole:
+    if whole and plan.fp32_modules:
+        cast_weights(model, plan)
+    elif whole:
         model.to(dtype)
+    if plan.compute != "fp32" and plan.fp32_modules:
+        Islands(model, plan.check_modules(model))
     optimizer = workload.make_optimizer(model)
     scaler = _make_scaler(plan, device, enabled=plan.compute == "fp16" and not whole)
     mixed = plan.compute != "fp32" and not whole
     model.train()
     for step in range(steps):
-        inputs, targets = workload.batches[step % len(workload.batches)]
-        if whole:
-            inputs, targets = _cast(inputs, dtype), _cast(targets, dtype)
-        seen.targets = tuple(targets)
         optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device, dtype=dtype) if mixed else contextlib.nullcontext():
-            loss = workload.compute_loss(inputs, targets)
-        scaler.scale(loss).backward()
-        if plan.clip is not None and plan.clip.max_norm is not None:
+        for part in range(plan.accumulate):
+            inputs, targets = workload.batches[(step * plan.accumulate + part) % len(workload.batches)]
+            if whole:
+                inputs, targets = _cast(inputs, dtype), _cast(targets, dtype)
+            seen.targets = tuple(targets)
+            with torch.autocast(device, dtype=dtype) if mixed else contextlib.nullcontext():
+                loss = workload.compute_loss(inputs, targets)
+            scaler.scale(loss if plan.accumulate == 1 else loss / plan.accumulate).backward()
+        if plan.clip is not None:
             scaler.unscale_(optimizer)
-            nn.utils.clip_grad_norm_(model.parameters(), plan.clip.max_norm, plan.clip.norm_type)
+            _clip(model, plan.clip)
         scaler.step(optimizer)
         scaler.update()
+
+
+def _clip(model: nn.Module, clip: Clip) -> None:
+    if clip.max_value is not None:
+        nn.utils.clip_grad_value_(model.parameters(), clip.max_value)
+    elif clip.max_norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), clip.max_norm, clip.norm_type)
 
 
 def _make_scaler(plan: Plan, device: str, *, enabled: bool) -> torch.amp.GradScaler:

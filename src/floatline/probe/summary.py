@@ -44,7 +44,9 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
     record.bad_loss = next((event.step for event in backward if not math.isfinite(event.data["loss"])), None)
     steps = record.of("step")
     tried = {event.step for event in record.of("step", "scaler-step")}
-    bad = [e.step for e in steps if not all(map(math.isfinite, e.data["largest"]))]
+    # An optimizer that takes the scaler's flag leaves such a step out by itself.
+    used = [e for e in steps if not (e.data["through_scaler"] and e.data["scales_itself"])]
+    bad = [e.step for e in used if not all(map(math.isfinite, e.data["largest"]))]
     bad += [e.step for e in backward if e.step not in tried and not e.data.get("finite_after", True)]
     record.bad_gradient = min(bad, default=None)
     record.bad_weight = next((event.step for event in steps if not event.data["finite_after"]), None)
@@ -91,7 +93,11 @@ def _fill_motion(record: RunRecord, seen: Watch, names: dict[int, str]) -> None:
         start = seen.start.get(key)
         if start is None:
             continue
-        same = start.dtype == tensor.dtype and start.shape == tensor.shape and bool((start == tensor.detach()).all())
+        same = (
+            start.dtype == tensor.dtype
+            and start.shape == tensor.shape
+            and bool((start.to(tensor.device) == tensor.detach()).all())
+        )
         (record.still if same else record.moved).append(names.get(key, ""))
         if key not in seen.leaves:
             record.no_gradient.append(names.get(key, ""))
@@ -119,7 +125,7 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
     held = {id(parameter) for made in seen.optimizers.values() for parameter in made.parameters}
     hidden = {id(t): name for model in seen.roots.values() for name, t in _hidden_tensors(model)}
     for key, leaf in seen.leaves.items():
-        moved = key in seen.start and not bool((seen.start[key] == leaf.detach()).all())
+        moved = key in seen.start and not bool((seen.start[key].to(leaf.device) == leaf.detach()).all())
         if key in held or moved:
             continue
         if key in names:

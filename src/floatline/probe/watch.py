@@ -14,7 +14,7 @@ __all__ = ["Event", "Watch", "watch"]
 
 
 @contextlib.contextmanager
-def watch() -> Generator[Watch]:
+def watch(*, light: bool = False) -> Generator[Watch]:
     """Observe the training loop that runs inside; everything is put back at the end.
 
     Observed on this thread: forward passes, backward passes and torch.autograd.grad, torch.amp.GradScaler, optimizers,
@@ -26,8 +26,12 @@ def watch() -> Generator[Watch]:
 
     The results of the loop are those without it. It costs a few microseconds a call, one reduction over the gradients
     and one copy of the weights (up to 16 million of them) for each optimizer step.
+
+    Args:
+        light: Whether the loop must not be slowed down: all of that is seen in the first 24 steps and in two after
+            each power of two; from the others, what a step has once is kept. On a GPU nothing is waited for.
     """
-    seen = Watch()
+    seen = Watch(light=light)
     patches, hooks = patch_calls(seen)
     scaler_patches = patch_scaler(seen)
     try:

@@ -5,23 +5,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from floatline.probe.aside import Aside
 from floatline.probe.events import Event, Watch
-from floatline.probe.frames import NOWHERE, find_caller
+from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor, find_leaves, find_scaled_gradient, mark_scaled_gradients
 from floatline.probe.patches import Patches
+from floatline.probe.watch_light import note_light_forward, note_light_step, run_light_backward
 from floatline.probe.watch_regions import patch_autocast, patch_schedulers
 from floatline.probe.watch_state import patch_state
+from floatline.probe.watch_steps import describe_step, has_bad, open_region
 
 _Call = Callable[..., Any]
 
@@ -29,7 +31,7 @@ _Call = Callable[..., Any]
 def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     """Begin to watch; the caller undoes the patches and removes the hooks."""
     patches = Patches()
-    patches.wrap(nn.Module, "__call__", lambda call: _watch_module(seen, call))
+    patches.wrap(nn.Module, "__call__", lambda call: (_watch_root if seen.light else _watch_module)(seen, call))
     # Both backward() and grad() end here, also where they were imported by name before.
     patches.wrap(torch.autograd, "_engine_run_backward", lambda run: _watch_engine(seen, run))
     patches.wrap(Optimizer, "__init__", lambda make: _watch_making(seen, make))
@@ -41,12 +43,18 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     pending: dict[int, tuple[Event, list[Tensor], list[Tensor] | None]] = {}
 
     def before(optimizer: Optimizer, *_: Any) -> None:
-        if not seen.elsewhere:
+        if seen.elsewhere:
+            return
+        if seen.light:
+            note_light_step(seen, optimizer)
+        else:
             pending[id(optimizer)] = _note_step(seen, optimizer)
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) in pending:
             _finish_step(*pending.pop(id(optimizer)))
+        elif seen.listener is not None and not seen.elsewhere:
+            seen.listener.see_weights(optimizer)
 
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     return patches, hooks
@@ -72,34 +80,66 @@ def _watch_module(seen: Watch, call: _Call) -> _Call:
     return watched
 
 
+def _watch_root(seen: Watch, call: _Call) -> _Call:
+    """The same for a light watch: a module inside another costs next to nothing."""
+
+    def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if seen.inside or seen.busy or seen.elsewhere:
+            if seen.detailed:
+                seen.called.add(id(module))
+            return call(module, *args, **kwargs)
+        seen.inside = True
+        seen.called.add(id(module))
+        try:
+            _note_root(seen, module, args, kwargs)
+            return call(module, *args, **kwargs)
+        except Exception as error:
+            seen.failed_module = (error, _find_path(_find_stack(error.__traceback__)))
+            raise
+        finally:
+            seen.inside = False
+
+    return watched
+
+
+def _find_stack(trace: TracebackType | None) -> list[nn.Module]:
+    """The modules that an exception came through, the outermost first."""
+    stack: list[nn.Module] = []
+    while trace is not None:
+        if trace.tb_frame.f_code is nn.Module._call_impl.__code__:
+            stack.append(trace.tb_frame.f_locals["self"])
+        trace = trace.tb_next
+    return stack
+
+
 def _find_path(stack: list[nn.Module]) -> str:
+    if not stack:
+        return ""
+
     names: dict[int, str] = {id(module): name for name, module in stack[0].named_modules()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     return next((names[id(module)] for module in reversed(stack) if id(module) in names), "")
 
 
 def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if next(module.parameters(), None) is None:
-        return  # a loss or an activation: no model
     if id(module) not in seen.roots:
+        if next(module.parameters(), None) is None:
+            return  # a loss or an activation: no model
         seen.roots[id(module)] = module
         parameters = list(module.parameters())
         copies: list[Tensor] = seen.copy_weights(parameters) or []
         seen.start |= {id(p): copy for p, copy in zip(parameters, copies, strict=False)}
     if not torch.is_grad_enabled():
+        if seen.listener is not None:
+            seen.listener.leave_step()
         return
     seen.note_boundary(cleared=False)
-    data = {"root": seen.number(module), "bad_inputs": _has_bad(args, kwargs), "region": _open_region(seen)}
-    seen.note("forward", data)
+    if seen.light:
+        note_light_forward(seen, module, args, kwargs)
+    else:
+        data = {"root": seen.number(module), "bad_inputs": has_bad(args, kwargs), "region": open_region(seen)}
+        seen.note("forward", data)
     if seen.on_forward is not None:
         seen.on_forward(module, args)
-
-
-def _has_bad(*trees: Any) -> Tensor | bool:
-    """Whether a tensor holds NaN or inf. -inf is how masks are written."""
-    tensors = [t for t in tree_leaves(trees) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
-    with Aside():
-        bad = [(tensor.isnan() | tensor.isposinf()).any() for tensor in tensors]
-        return torch.stack([flag.to(bad[0].device) for flag in bad]).any() if bad else False
 
 
 def _watch_engine(seen: Watch, run: _Call) -> _Call:
@@ -109,11 +149,15 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
         accumulates = kwargs.get("accumulate_grad", True)
         if accumulates:
             seen.note_boundary(cleared=False)
+        if not seen.detailed:
+            return run_light_backward(seen, run, outputs, args, kwargs)
         factor = find_factor((*outputs, *(args[0] if args else ())))
         with Aside():
             loss = torch.stack([output.detach().double().sum().cpu() for output in outputs]).sum() / factor
-        data = {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": _open_region(seen)}
+        data = {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": open_region(seen)}
         event = seen.note("backward" if accumulates else "grad", data)
+        if seen.light and accumulates:
+            seen.step_losses.append(float(loss))
         if accumulates and seen.penalties:
             event.data["penalty"] = find_scaled_gradient(outputs)
         if accumulates and (seen.step < 4 or seen.step % 32 == 0):
@@ -138,6 +182,8 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
 def _note_gradients(seen: Watch, event: Event, factor: float) -> None:
     seen.scales.after_backward(factor)
     seen.note_backward()
+    if seen.light:
+        return  # the gradients are looked at once, when the optimizer steps
     trained = [p for made in seen.optimizers.values() for p in made.parameters if p.grad is not None]
     seen.leaves |= {id(parameter): parameter for parameter in trained}
     largest = largest_of([parameter.grad for parameter in trained if parameter.grad is not None])
@@ -145,16 +191,10 @@ def _note_gradients(seen: Watch, event: Event, factor: float) -> None:
         event.data["finite_after"] = True if largest is None else largest.isfinite().all()
 
 
-def _open_region(seen: Watch) -> int:
-    """Number of the outermost open autocast region that keeps weight copies; 0 where none is open."""
-    enabled = any(enabled for _, enabled in seen.regions)
-    return seen.regions[0][0] if enabled and torch.is_autocast_cache_enabled() else 0
-
-
 def _watch_making(seen: Watch, make: _Call) -> _Call:
     def watched(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         make(optimizer, *args, **kwargs)
-        made = seen.add_optimizer(optimizer, find_caller())
+        made = seen.add_optimizer(optimizer, seen.locate())
         seen.note("optimizer-new", {"optimizer": made.number, "name": made.name}, made.spot)
 
     return watched
@@ -164,6 +204,8 @@ def _watch_clearing(seen: Watch, clear: _Call) -> _Call:
     def watched(owner: Optimizer | nn.Module, *args: Any, **kwargs: Any) -> Any:
         seen.note_boundary(cleared=True)
         result = clear(owner, *args, **kwargs)
+        if not seen.detailed:
+            return result
         if isinstance(owner, Optimizer):
             seen.scales.clear(owner)
         seen.note("zero-grad", {"owner": seen.number(owner), "optimizer": isinstance(owner, Optimizer)})
@@ -177,24 +219,10 @@ def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[Event, list[Tensor], 
     held = seen.scales.find(optimizer)
     if seen.scales.active:
         seen.scales.look(held)
-    parameters, gradients = held.parameters, held.gradients
+    parameters = held.parameters
     seen.leaves |= {id(p): p for p in parameters if p.grad is not None}
-    largest = largest_of(gradients)
-    data: dict[str, Any] = {
-        "optimizer": made.number,
-        "name": made.name,
-        "through_scaler": seen.busy > 0,
-        "scales_itself": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
-        "factors": list(held.factors),
-        "shrunk": held.shrunk,
-        "num_parameters": len(parameters),
-        "num_without_gradient": len(parameters) - len(gradients),
-        "largest": [] if largest is None else largest,
-        "rates": [float(group.get("lr", 0.0)) for group in optimizer.param_groups],
-        "region": _open_region(seen),
-        "moved": None,
-        "finite_after": True,
-    }
+    largest = largest_of(held.gradients)
+    data = describe_step(seen, optimizer, made, held, [] if largest is None else largest)
     if not seen.busy:
         seen.note_attempt()
     return seen.note("step", data), parameters, seen.copy_weights(parameters)

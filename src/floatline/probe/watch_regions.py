@@ -23,8 +23,8 @@ def patch_autocast(seen: Watch, patches: Patches) -> None:
             if not seen.regions:
                 seen.num_regions += 1
             seen.regions.append((seen.num_regions if not seen.regions else seen.regions[0][0], region._enabled))
-            data = {"region": seen.regions[0][0], "enabled": region._enabled, "dtype": str(region.fast_dtype)}
-            if len(seen.regions) == 1:
+            if len(seen.regions) == 1 and seen.detailed:
+                data = {"region": seen.regions[0][0], "enabled": region._enabled, "dtype": str(region.fast_dtype)}
                 seen.note("autocast", data)
             return enter(region)
 

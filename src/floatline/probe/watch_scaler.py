@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from floatline.probe.events import Watch
-from floatline.probe.frames import find_caller
 from floatline.probe.gradient_scales import Held
 from floatline.probe.graphs import mark_scaled
 from floatline.probe.patches import Patches
@@ -52,6 +51,16 @@ def _one_event(seen: Watch) -> Generator[None]:
         seen.busy -= 1
 
 
+def _read_scale(seen: Watch, scaler: Any) -> float:
+    """The loss scale. A light watch reads it once after each update: each time, it waits for the device."""
+    if not seen.light:
+        return scaler.get_scale()
+    # Before the first use the scaler has no tensor to read; then its scale may still be set by hand.
+    if id(scaler) not in seen.loss_scales and scaler._scale is not None:
+        seen.loss_scales[id(scaler)] = scaler.get_scale()
+    return seen.loss_scales.get(id(scaler)) or scaler.get_scale()
+
+
 def _watch_making(seen: Watch, make: _Call) -> _Call:
     def watched(scaler: Any, *args: Any, **kwargs: Any) -> None:
         make(scaler, *args, **kwargs)
@@ -68,8 +77,9 @@ def _watch_scale(seen: Watch, patches: Patches, scale: _Call) -> _Call:
         if not seen.scales.active:
             seen.scales.active = True
             _patch_gradients(seen, patches)
-        value = scaler.get_scale()
-        seen.note("scale", {"scaler": seen.number(scaler), "scale": value})
+        value = _read_scale(seen, scaler)
+        if seen.detailed:
+            seen.note("scale", {"scaler": seen.number(scaler), "scale": value})
         scaled = scale(scaler, outputs)
         for tensor in tree_leaves(scaled):
             if isinstance(tensor, Tensor):
@@ -83,10 +93,13 @@ def _watch_unscale(seen: Watch, unscale: _Call) -> _Call:
     def watched(scaler: Any, optimizer: Optimizer) -> None:
         if not scaler._enabled:
             return unscale(scaler, optimizer)
-        made = seen.add_optimizer(optimizer, find_caller())
+        if not seen.detailed:
+            with _one_event(seen):
+                return unscale(scaler, optimizer)
+        made = seen.add_optimizer(optimizer, seen.locate())
         held = seen.scales.find(optimizer)
         seen.scales.look(held)
-        value = scaler.get_scale()
+        value = _read_scale(seen, scaler)
         data: dict[str, Any] = {
             "scaler": seen.number(scaler),
             "optimizer": made.number,
@@ -109,24 +122,27 @@ def _watch_step(seen: Watch, step: _Call) -> _Call:
     def watched(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
         if not scaler._enabled:
             return step(scaler, optimizer, *args, **kwargs)
-        made = seen.add_optimizer(optimizer, find_caller())
+        known = None if seen.detailed else seen.optimizers.get(id(optimizer))
+        made = known or seen.add_optimizer(optimizer, seen.locate())
         held = seen.scales.find(optimizer)
         data: dict[str, Any] = {
             "scaler": seen.number(scaler),
             "optimizer": made.number,
-            "scale": scaler.get_scale(),
+            "scale": _read_scale(seen, scaler),
             "num_gradients": len(held.gradients),
             "halves": [i for i, p in enumerate(made.parameters) if p.dtype == torch.float16 and p.grad is not None],
             "applied": False,
         }
-        seen.note("scaler-step", data)
+        event = seen.note("scaler-step", data)
         seen.note_attempt()
-        num_events = len(seen.events)
+        num_steps = seen.num_events["step"]
         with _one_event(seen):
             result = step(scaler, optimizer, *args, **kwargs)
         found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
         overflow = sum(float(flag) for flag in found) if found else 0.0
-        data["applied"] = any(event.kind == "step" for event in seen.events[num_events:]) and not overflow
+        data["applied"] = seen.num_events["step"] > num_steps and not overflow
+        if seen.listener is not None:
+            seen.listener.see_attempt(event)
         return result
 
     return watched
@@ -136,10 +152,11 @@ def _watch_update(seen: Watch, update: _Call) -> _Call:
     def watched(scaler: Any, *args: Any, **kwargs: Any) -> None:
         if not scaler._enabled:
             return update(scaler, *args, **kwargs)
-        data = {"scaler": seen.number(scaler), "before": scaler.get_scale(), "after": 0.0}
+        data = {"scaler": seen.number(scaler), "before": _read_scale(seen, scaler), "after": 0.0}
         seen.note("update", data)
         result = update(scaler, *args, **kwargs)
-        data["after"] = scaler.get_scale()
+        seen.loss_scales.pop(id(scaler), None)
+        data["after"] = _read_scale(seen, scaler)
         return result
 
     return watched
@@ -148,6 +165,7 @@ def _watch_update(seen: Watch, update: _Call) -> _Call:
 def _watch_state(seen: Watch, call: _Call, kind: str) -> _Call:
     def watched(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scaler, *args, **kwargs)
+        seen.loss_scales.pop(id(scaler), None)
         if scaler._enabled:
             seen.note(kind, {"owner": "scaler", "number": seen.number(scaler), "scale": scaler.get_scale()})
         return result
@@ -157,6 +175,8 @@ def _watch_state(seen: Watch, call: _Call, kind: str) -> _Call:
 
 def _watch_norm(seen: Watch, read: _Call) -> _Call:
     def watched(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not seen.detailed:
+            return read(tensors, *args, **kwargs)
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         with _one_event(seen):
             norm = read(tensors, *args, **kwargs)
@@ -169,6 +189,8 @@ def _watch_norm(seen: Watch, read: _Call) -> _Call:
 
 def _watch_clip(seen: Watch, clip: _Call) -> _Call:
     def watched(parameters: Any, max_norm: float, total_norm: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not seen.detailed:
+            return clip(parameters, max_norm, total_norm, *args, **kwargs)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         owners = seen.scales.owners_of_all([p.grad for p in parameters if p.grad is not None])
         data = {"call": "torch.nn.utils.clip_grad_norm_", "norm": total_norm.detach(), "limit": float(max_norm)}
@@ -184,7 +206,7 @@ def _watch_clip(seen: Watch, clip: _Call) -> _Call:
 
 
 def _note_use(seen: Watch, kind: str, held: Held, data: dict[str, Any]) -> None:
-    made = seen.add_optimizer(held.optimizer, find_caller())
+    made = seen.add_optimizer(held.optimizer, seen.locate())
     seen.note(kind, {"optimizer": made.number, "factor": held.scale, **data})
 
 
@@ -204,7 +226,7 @@ def _patch_gradients(seen: Watch, patches: Patches) -> None:
 
 def _watch_use(seen: Watch, call: _Call, kind: str, name: str) -> _Call:
     def watched(first: Any, *args: Any, **kwargs: Any) -> Any:
-        if seen.busy or seen.elsewhere:
+        if seen.busy or not seen.detailed or seen.elsewhere:
             return call(first, *args, **kwargs)
         tensors: list[Any] = [*first] if isinstance(first, (list, tuple)) else [first]  # pyright: ignore[reportUnknownArgumentType]
         owners = seen.scales.owners_among([tensor for tensor in tensors if isinstance(tensor, Tensor)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from floatline.numerics.ranges import Ranges
 
 Zone = Literal["zero", "subnormal", "normal", "overflow"]
-_STYLES: dict[Zone, str] = {"zero": "red", "subnormal": "yellow", "normal": "green", "overflow": "red"}
-_COLOURS: dict[Zone, str] = {"zero": "#c0392b", "subnormal": "#d29b00", "normal": "#2e8b57", "overflow": "#c0392b"}
+STYLES: dict[Zone, str] = {"zero": "red", "subnormal": "yellow", "normal": "green", "overflow": "red"}
+COLOURS: dict[Zone, str] = {"zero": "#c0392b", "subnormal": "#d29b00", "normal": "#2e8b57", "overflow": "#c0392b"}
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 _HEIGHT = 6  # rows of bars in the terminal
 
@@ -55,12 +55,7 @@ class Chart:
     @property
     def marks(self) -> tuple[tuple[int, str], ...]:
         """The three lines: exponent at which each stands, and its name."""
-        fmt = self.format
-        return (
-            (round(math.log2(fmt.min_subnormal)), "floor"),
-            (fmt.min_exponent, "subnormal line"),
-            (math.floor(math.log2(fmt.max)) + 1, "ceiling"),
-        )
+        return marks_of(self.format)
 
     def __str__(self) -> str:
         """Plain text for a terminal without colours, a log or a test."""
@@ -79,9 +74,10 @@ class Chart:
         tallest = max((column.share for column in self.columns), default=0.0) or 1.0
         for row in reversed(range(_HEIGHT)):
             for column in self.columns:
-                text.append(_cell(column.share / tallest, row), style=_STYLES[column.zone])
+                text.append(_cell(column.share / tallest, row), style=STYLES[column.zone])
             text.append("\n")
-        text.append(f"{_axis(self)}\n{_labels(self)}")
+        places = [(sum(c.last < exponent for c in self.columns), exponent, name) for exponent, name in self.marks]
+        text.append(f"{draw_axis(places, len(self.columns))}\n{draw_labels(places, len(self.columns))}")
         return text
 
     def svg(self, *, width: int = 720, height: int = 240) -> str:
@@ -106,7 +102,7 @@ class Chart:
                     exponents += f" to 2^{column.last}"
                 parts.append(
                     f'<rect x="{left + i * step:.1f}" y="{top + tall - bar:.1f}" width="{max(step - 1, 0.5):.1f}" '
-                    f'height="{bar:.1f}" fill="{_COLOURS[column.zone]}"><title>{exponents}: '
+                    f'height="{bar:.1f}" fill="{COLOURS[column.zone]}"><title>{exponents}: '
                     f"{html.escape(_percent(column.share))}</title></rect>"
                 )
         floor = top + tall
@@ -139,7 +135,7 @@ def draw_ranges(ranges: Ranges, to: Format | str, *, title: str = "", width: int
     columns: list[Column] = []
     for start in range(first, last + 1, wide):
         held = sum(exponents.get(e, 0) for e in range(start, start + wide))
-        columns.append(Column(start, start + wide - 1, fit.share(held), _zone(start + (wide - 1) // 2, fmt)))
+        columns.append(Column(start, start + wide - 1, fit.share(held), zone_of(start + (wide - 1) // 2, fmt)))
     shares: dict[Zone, float] = {
         "zero": fit.share(fit.to_zero),
         "subnormal": fit.share(fit.subnormal),
@@ -150,7 +146,16 @@ def draw_ranges(ranges: Ranges, to: Format | str, *, title: str = "", width: int
     return Chart(named, fmt, tuple(columns), shares)
 
 
-def _zone(exponent: int, fmt: Format) -> Zone:
+def marks_of(fmt: Format) -> tuple[tuple[int, str], ...]:
+    """The three lines of a format: exponent at which each stands, and its name."""
+    return (
+        (round(math.log2(fmt.min_subnormal)), "floor"),
+        (fmt.min_exponent, "subnormal line"),
+        (math.floor(math.log2(fmt.max)) + 1, "ceiling"),
+    )
+
+
+def zone_of(exponent: float, fmt: Format) -> Zone:
     """What happens to most values of that exponent."""
     if exponent < math.log2(fmt.zero_at):
         return "zero"
@@ -169,24 +174,21 @@ def _cell(level: float, row: int) -> str:
     return _EIGHTHS[max(int(filled * 8), 1 if row == 0 else 0)]
 
 
-def _positions(chart: Chart) -> list[tuple[int, int, str]]:
-    return [(sum(c.last < exponent for c in chart.columns), exponent, name) for exponent, name in chart.marks]
-
-
-def _axis(chart: Chart) -> str:
-    line = ["─"] * len(chart.columns)
-    for position, _, _ in _positions(chart):
-        if position < len(line):
+def draw_axis(places: Sequence[tuple[int, int, str]], width: int) -> str:
+    """A line with a foot under each mark, given as column, exponent and name."""
+    line = ["─"] * width
+    for position, _, _ in places:
+        if position < width:
             line[position] = "┴"
     return "".join(line)
 
 
-def _labels(chart: Chart) -> str:
+def draw_labels(places: Sequence[tuple[int, int, str]], width: int) -> str:
     """Names under the marks, moved left where they would leave the chart, on a second line where they would meet."""
     lines: list[str] = [""]
-    for position, exponent, name in _positions(chart):
+    for position, exponent, name in places:
         label = f"{name} 2^{exponent}"
-        start = max(min(position, len(chart.columns) - len(label)), 0)
+        start = max(min(position, width - len(label)), 0)
         for i, line in enumerate(lines):
             if len(line) < start or not line:
                 lines[i] = line.ljust(start) + label

@@ -1,4 +1,4 @@
-"""A diagnosis for people: the primary cause in ten lines, then the rest. Renders, computes nothing."""
+"""A diagnosis for people: the primary cause in ten lines, then the rest and the step's chart. Computes nothing."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     else:
         _print_primary(diagnosis, diagnosis.primary, console)
         _print_others(diagnosis.findings[1:], console)
+        _print_chart(diagnosis, console)
     for note in diagnosis.notes:
         console.print(_line((f"note: {note}", "dim")), soft_wrap=True)
 
@@ -61,6 +62,15 @@ def _print_others(findings: tuple[Finding, ...], console: Console) -> None:
     for number, finding in enumerate(findings, start=2):
         rest = f"  {_place(finding)}  {finding.seen}"
         console.print(_line(f"  {number}. ", (finding.cause.id, "yellow"), rest), soft_wrap=True)
+
+
+def _print_chart(diagnosis: Diagnosis, console: Console) -> None:
+    if not diagnosis.chart:
+        return
+    from floatline.report.step_chart import draw_step
+
+    console.print()
+    console.print(draw_step(diagnosis.chart, width=min(console.width, _WIDTH)), soft_wrap=True)
 
 
 def _print_code(label: str, text: Text, console: Console) -> None:

@@ -1,0 +1,112 @@
+"""What `floatline diagnose -- python train.py` costs a script: the same loops with and without it, in turns.
+
+    python benchmarks/diagnose_scripts.py [--pairs 5] [--device cuda]
+
+Prints a Markdown table: the median step, watched and not, and the whole loop with its recorded steps. On a CPU the
+times are those that the processor spent on the script, in one thread, so that other work on the machine hardly matters;
+on a GPU they are those of the clock, over ten steps at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+
+LOOP = """
+import contextlib, json, sys, time
+import torch
+from torch import nn
+
+torch.set_num_threads(1)
+torch.manual_seed(0)
+kind, steps, target, device = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+on_gpu = device == "cuda"
+chunk = 10 if on_gpu else 1
+now = time.perf_counter if on_gpu else time.process_time
+if kind == "mlp":
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    batch = torch.randn(32, 16, device=device)
+    compute = lambda: nn.functional.mse_loss(net(batch), batch[:, :4])
+else:
+    width, depth, size = (768, 6, (16, 512)) if on_gpu else (128, 2, (4, 64))
+    layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True, norm_first=True, dropout=0.0)
+    body = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+    net = nn.Sequential(nn.Embedding(256, width), body, nn.Linear(width, 256))
+    batch = torch.randint(256, size, device=device)
+    compute = lambda: nn.functional.cross_entropy(net(batch).flatten(0, 1), batch.flatten())
+net.to(device)
+scaler = torch.amp.GradScaler(device, enabled=kind.endswith("scaled"))
+dtype = torch.float16 if kind.endswith("scaled") else torch.bfloat16
+region = (lambda: torch.autocast(device, dtype)) if on_gpu else contextlib.nullcontext
+optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+times = []
+began = start = now()
+for step in range(1, steps + 1):
+    optimizer.zero_grad()
+    with region():
+        loss = compute()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    if step % chunk == 0:
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append((now() - start) / chunk)
+        start = now()
+whole = now() - began
+times = sorted(times[40 // chunk:])
+with open(target, "w") as file:
+    json.dump({"step": times[len(times) // 2], "whole": whole}, file)
+"""
+LOOPS = {
+    "cpu": [("mlp", 1500), ("transformer", 120), ("transformer-scaled", 120)],
+    "cuda": [("mlp", 4000), ("transformer", 600), ("transformer-scaled", 600)],
+}
+WATCHED = "import sys; from floatline.diagnosis.script_main import main; main(sys.argv[1], '', sys.argv[2:])"
+
+
+def measure(folder: Path, kind: str, steps: int, device: str, *, watched: bool) -> dict[str, float]:
+    """Run a loop once."""
+    script, target = folder / "loop.py", folder / "times.json"
+    script.write_text(LOOP, encoding="utf-8")
+    start = [sys.executable, "-c", WATCHED, str(folder / "report.json")] if watched else [sys.executable]
+    subprocess.run([*start, str(script), kind, str(steps), str(target), device], check=True, capture_output=True)
+    return json.loads(target.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="What diagnosing a script costs it.")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    options = parser.parse_args()
+    import torch
+
+    now = datetime.now(tz=timezone.utc).strftime("%Y-%m-%d")
+    machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, one thread"
+    print(f"{now}, {machine}, torch {torch.__version__}; medians of {options.pairs} pairs.\n")
+    print("| loop | plain step | watched step | ratio | added a step | whole loop, ratio |")
+    print("|---|---|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        for kind, steps in LOOPS[options.device]:
+            pairs = [
+                [measure(Path(name), kind, steps, options.device, watched=watched) for watched in (False, True)]
+                for _ in range(options.pairs)
+            ]
+            plain = statistics.median(pair[0]["step"] for pair in pairs)
+            added = statistics.median(pair[1]["step"] - pair[0]["step"] for pair in pairs)
+            ratio = statistics.median(pair[1]["step"] / pair[0]["step"] for pair in pairs)
+            whole = statistics.median(pair[1]["whole"] / pair[0]["whole"] for pair in pairs)
+            row = f"{kind}, {steps} steps | {plain * 1e3:.3f} ms | {(plain + added) * 1e3:.3f} ms | {ratio:.3f}"
+            print(f"| {row} | {added * 1e6:.0f} µs | {whole:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""diagnose_script: a whole script runs as it is, in a process of its own, and is explained. Without torch."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import floatline
+from floatline.causes import find_cause
+from floatline.diagnosis.result import Diagnosis, Verdict
+from floatline.diagnosis.script_command import parse_command
+from floatline.errors import TargetError
+from floatline.findings import Finding
+
+# The first entry of sys.path is what -c put there: the script's own takes its place. floatline comes last, so that it
+# hides nothing of the script's.
+_START = """
+import sys
+if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+    del sys.path[0]
+report, trace, home, *words = sys.argv[1:]
+if home not in sys.path:
+    sys.path.append(home)
+try:
+    from floatline.diagnosis.script_main import main
+except ImportError as error:
+    open(report, "w").write('{"missing": "%s"}' % (error.name or "floatline"))
+    sys.exit(2)
+main(report, trace, words)
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptDiagnosis(Diagnosis):
+    """What a script's training suffers from.
+
+    Args:
+        exit_code: The script's own.
+        unexplained: What went wrong without a finding; '' where nothing did.
+    """
+
+    exit_code: int = 0
+    unexplained: str = ""
+
+    @property
+    def verdict(self) -> Verdict:
+        """As for other targets. Where something failed for an unknown cause, 16 bits are suspected if there are any."""
+        if self.unexplained and not self.findings:
+            return "not-precision" if self.precision == "fp32" else "precision"
+        return super().verdict
+
+    @property
+    def status(self) -> int:
+        """The exit code of the command: the script's own, or 1 where it ended well and something is wrong."""
+        return self.exit_code or int(bool(self.findings or self.unexplained))
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of the command-line contract, and what only a script has."""
+        own = {"exit_code": self.exit_code, "unexplained": self.unexplained, "notes": list(self.notes)}
+        return super().as_json() | own
+
+
+def diagnose_script(
+    words: Sequence[str], *, trace_path: str | None = None, keep_stdout: bool = False
+) -> ScriptDiagnosis:
+    """Run a command and name what its training suffers from.
+
+    The script runs once, as it is, in its own process. Its input and output are its own.
+
+    Args:
+        words: The command: 'python', 'train.py' and so on.
+        trace_path: Where to keep the trace of the step that was looked into.
+        keep_stdout: Whether what the script prints goes to stderr.
+
+    Raises:
+        TargetError: The command runs no Python code, or the script trains nothing.
+    """
+    command = parse_command(list(words))
+    text = " ".join(words)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
+        report = Path(folder) / "report.json"
+        home = str(Path(floatline.__file__).parents[1])
+        trace = str(Path(trace_path).absolute()) if trace_path else ""
+        start = [command.python, *command.options, "-c", _START, str(report), trace, home, *command.words]
+        code = _run(start, keep_stdout=keep_stdout)
+        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    seconds = time.perf_counter() - began
+    if "missing" in seen:
+        raise TargetError(f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it.")
+    if not seen:
+        ended = f"it ended with exit code {code} before floatline could sum it up"
+        return ScriptDiagnosis(text, "", (), seconds, notes=(ended,), exit_code=code, unexplained=ended)
+    if not seen["num_backward"] and not seen["findings"] and not code:
+        raise TargetError(f"No backward pass was seen in '{text}'. Give the command that trains.")
+    notes = [*seen["notes"]]
+    if seen["exception"] and not seen["findings"]:
+        notes.append(f"the script ended with {seen['exception'].splitlines()[0]}")
+    return ScriptDiagnosis(
+        text,
+        seen["precision"],
+        tuple(_read_finding(entry) for entry in seen["findings"]),
+        seconds,
+        notes=tuple(notes),
+        exit_code=code,
+        unexplained=seen["unexplained"],
+    )
+
+
+def _read_finding(entry: dict[str, Any]) -> Finding:
+    names = ("seen", "fix", "module", "file", "line", "op")
+    return Finding(find_cause(entry["cause"]), **{name: entry[name] for name in names})
+
+
+def _run(start: list[str], *, keep_stdout: bool) -> int:
+    """Run a process to its end; gives the exit code as a shell would."""
+    process = subprocess.Popen(start, stdout=sys.stderr if keep_stdout else None)
+    with _passing_on(process):
+        code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _passing_on(process: subprocess.Popen[bytes]) -> Generator[None]:
+    """Let the script have the signals: Ctrl-C reaches it by itself, SIGTERM is sent on."""
+
+    def wait_on(*_: object) -> None:
+        pass
+
+    def send_on(number: int, *_: object) -> None:
+        process.send_signal(number)
+
+    old = {
+        signal.SIGINT: signal.signal(signal.SIGINT, wait_on),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, send_on),
+    }
+    try:
+        yield
+    finally:
+        for number, action in old.items():
+            signal.signal(number, action)

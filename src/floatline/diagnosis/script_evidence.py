@@ -1,0 +1,148 @@
+"""ScriptEvidence: what was seen of a script, which runs once: its recorded steps stand in for the run in FP32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from floatline.diagnosis.evidence import Evidence
+from floatline.diagnosis.silent import STUCK_SHARE, stuck_updates
+from floatline.probe.operations import Op, Operand, Values
+from floatline.probe.records import RunRecord
+from floatline.probe.runs import Precision
+from floatline.probe.script_steps import Captured
+from floatline.probe.trace import Trace
+from floatline.workload import Target
+
+# All gradients together, or one that is no small part of them, this far from FP32's are damaged.
+DAMAGED, ONE_DAMAGED, NO_SMALL_PART = 0.15, 0.3, 0.02
+
+
+@dataclass
+class ScriptEvidence(Evidence):
+    """The run of a script, and the steps that were recorded of it.
+
+    There is no run in FP32. Whether FP32 does better is asked of the FP32 twins of the recorded steps: a step fails
+    in FP32 too where its twin does; training falls behind where the gradients or updates of every healthy step that
+    was recorded are far from their twins.
+
+    Args:
+        captured: What was recorded.
+    """
+
+    captured: list[Captured] = field(default_factory=list[Captured])
+
+    def trace(self, step: int, precision: Precision | None = None) -> Trace | None:
+        """The recorded step that tells most about one; as FP32 would have had it, where that is asked for."""
+        known = self.failed if self.fails else self.healthy
+        if not known:
+            return None
+        nearest = min(known, key=lambda one: abs(one.step - step))
+        return nearest.trace if precision is None else view_in_fp32(nearest.trace)
+
+    @property
+    def healthy(self) -> list[Captured]:
+        """Recorded steps that were applied."""
+        return [one for one in self.captured if one.kind == "healthy"]
+
+    @property
+    def failed(self) -> list[Captured]:
+        """Recorded steps that failed; skipped ones only where the scaler keeps skipping."""
+        failed = [one for one in self.captured if one.kind == "failed"]
+        return failed or [one for one in self.captured if one.kind == "skipped"]
+
+    @property
+    def falls_behind(self) -> bool:
+        """Whether the gradients of every healthy step that was recorded are damaged."""
+        return bool(self.healthy) and all(_is_damaged(one.trace) for one in self.healthy)
+
+    def falls_behind_by(self, share: float) -> bool:
+        """The same, or that most weights stand still in every one."""
+        del share
+        return self.falls_behind or (
+            bool(self.healthy) and all(_share_of_lost_updates(one.trace) > STUCK_SHARE for one in self.healthy)
+        )
+
+    def motion(self, name: str) -> float:
+        """1 for a parameter whose gradient is all but lost in every healthy step, else 0."""
+        gradients = [one.trace.gradients.get(name) for one in self.healthy]
+        values = [operand.value for operand in gradients if operand is not None]
+        return float(bool(values) and all((v.lost or 0) > 0.95 * (v.numel - v.zeros + (v.lost or 0)) for v in values))
+
+
+def stand_in_for_fp32(given: RunRecord) -> RunRecord:
+    """A record in the place of the FP32 run: the losses up to the failure, and all parameters as moved."""
+    end = given.first_bad_step
+    kept = [(x, s) for x, s in zip(given.losses, given.loss_steps, strict=True) if end is None or s < end]
+    return RunRecord(
+        kind="train",
+        entry=given.entry,
+        precision="fp32",
+        file=given.file,
+        losses=[loss for loss, _ in kept],
+        loss_steps=[step for _, step in kept],
+        num_steps=given.num_steps,
+        moved=[*given.moved, *given.still],
+    )
+
+
+def make_target(text: str) -> Target:
+    """A target that nothing can run again."""
+    return Target(text, None, None, Path())
+
+
+def _is_damaged(trace: Trace) -> bool:
+    error = trace.meta.get("gradients", {}).get("error", 0.0)
+    if error is None or error > DAMAGED:
+        return True
+    values = [operand.value for operand in trace.gradients.values()]
+    top = max((value.twin_largest or 0.0 for value in values), default=0.0)
+    return any(
+        (value.error or 0.0) > ONE_DAMAGED and value.numel >= 4 and (value.twin_largest or 0.0) > NO_SMALL_PART * top
+        for value in values
+    )
+
+
+def _share_of_lost_updates(trace: Trace) -> float:
+    """Elements of 16-bit weights that their update leaves as they are, of all that it would move in FP32."""
+    moved = sum(op.moved or 0 for op in trace.ops if op.phase == "update" and _writes_weight(op))
+    return sum(op.stuck or 0 for op, _ in stuck_updates(trace)) / moved if moved else 0.0
+
+
+def _writes_weight(op: Op) -> bool:
+    return any(operand.role.startswith("param:") for operand in op.inputs)
+
+
+def view_in_fp32(trace: Trace) -> Trace:
+    """The step as its FP32 twins had it, as far as they tell.
+
+    Numerics:
+        What only 16 bits blew up or lost is finite and not zero again. Where the twin is not finite either, the counts
+        of inf and NaN are those of the step. Data from outside that is not finite counts as an input of the loss.
+    """
+    ops = [
+        replace(op, inputs=[_widen(operand) for operand in op.inputs], outputs=[_as_twin(v) for v in op.outputs])
+        for op in trace.ops
+    ]
+    return Trace(ops, {name: _widen(operand) for name, operand in trace.gradients.items()}, dict(trace.meta))
+
+
+def _widen(operand: Operand) -> Operand:
+    value = _as_twin(operand.value)
+    from_outside = operand.made_by is None and not operand.role and value.numel > 1 and value.nan > 0
+    return replace(operand, value=value, role="inputs of the loss" if from_outside else operand.role)
+
+
+def _as_twin(value: Values) -> Values:
+    if not value.dtype.startswith(("float16", "bfloat16")):
+        return value
+    fine = not value.twin_nonfinite
+    return replace(
+        value,
+        dtype="float32",
+        zeros=value.zeros - (value.lost or 0),
+        pos_inf=0 if fine else value.pos_inf,
+        neg_inf=0 if fine else value.neg_inf,
+        nan=0 if fine else value.nan or int(not (value.pos_inf or value.neg_inf)),
+        largest=value.twin_largest if value.twin_largest is not None else value.largest,
+    )

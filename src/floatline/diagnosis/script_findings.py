@@ -1,0 +1,124 @@
+"""find_in_script: the families of causes, asked of a script that ran once."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import replace
+
+from floatline.causes import find_cause
+from floatline.diagnosis.births import Birth
+from floatline.diagnosis.exceptions import find_exceptions
+from floatline.diagnosis.learning import find_what_never_learns
+from floatline.diagnosis.loop import find_loop_faults
+from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
+from floatline.diagnosis.numbers import find_failures, find_silent_damage
+from floatline.diagnosis.resuming import find_schedule_ahead
+from floatline.diagnosis.script_evidence import ScriptEvidence
+from floatline.findings import Finding
+from floatline.probe.records import RunRecord
+from floatline.probe.trace import Trace
+
+# A run diverges where its weights go this far, against their size, and the loss grows by a factor on the way.
+FAR, GROWN = 0.5, 5.0
+# So do weights that go this far within a run, whatever the loss says.
+VERY_FAR = 30.0
+
+
+def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Finding]:
+    """What a script suffers from, the primary cause first.
+
+    Args:
+        evidence: The run and its recorded steps.
+        motion: How far the weights went from their start, against their size; None where it is not known.
+    """
+    for family in (
+        lambda: find_exceptions(evidence.given, None),
+        lambda: _find_loop_faults(evidence),
+        lambda: _find_what_fp32_has_too(evidence, motion),
+        lambda: find_failures(_without_history(evidence)),
+        lambda: find_silent_damage(evidence),
+        lambda: find_what_never_learns(evidence),
+    ):
+        found = family()
+        if found:
+            return found
+    return []
+
+
+def _without_history(evidence: ScriptEvidence) -> ScriptEvidence:
+    """The evidence without the losses that have been judged: they are the script's own, not those of a run in FP32."""
+    return replace(evidence, fp32=replace(evidence.fp32, losses=[], loss_steps=[]))
+
+
+def _find_loop_faults(evidence: ScriptEvidence) -> list[Finding]:
+    found = find_loop_faults(evidence.given, None)
+    # Without FP32 no one can say that a schedule a little ahead did harm: it must be far ahead.
+    ahead = find_schedule_ahead(evidence.given, evidence.fp32)
+    return [f for f in found if f.cause.id != "scheduler-vs-skipped-step" or ahead]
+
+
+def _find_what_fp32_has_too(evidence: ScriptEvidence, motion: float | None) -> list[Finding]:
+    """What is not finite in FP32 either, or a loss that grew before anything was not finite."""
+    given = evidence.given
+    losses = [loss for loss in evidence.fp32.losses if math.isfinite(loss)]
+    if evidence.fails:
+        trace = evidence.trace(given.step_to_trace, "fp32")
+        birth = None if trace is None or not _fails(trace) else first_birth_in_fp32(trace)
+        if birth is not None:
+            return [_finding(birth)]
+        if _diverges(losses, motion) or (trace is not None and _fails(trace) and overflows(trace)):
+            return [_divergence(given, losses, motion)]
+    elif _ran_away(losses, motion) and not evidence.falls_behind:
+        return [_divergence(given, losses, motion)]
+    return []
+
+
+def _ran_away(losses: list[float], motion: float | None) -> bool:
+    """The same of losses that are all finite."""
+    if motion is None or motion > FAR:
+        return runs_away(losses) or (motion is not None and motion > VERY_FAR and _has_grown(losses, GROWN))
+    return False
+
+
+def _diverges(losses: list[float], motion: float | None) -> bool:
+    """Whether losses grow because the weights run away; data that grows does not move them."""
+    if motion is None:
+        return is_diverging(losses)
+    return motion > VERY_FAR or (motion > FAR and (is_diverging(losses) or _has_grown(losses, GROWN)))
+
+
+def _fails(trace: Trace) -> bool:
+    """Whether the twin of a step is not finite in the loss or the gradients."""
+    made = [op for op in trace.ops if op.phase == "forward" and op.outputs]
+    ends = [*(operand.value for operand in trace.gradients.values()), *(made[-1].outputs if made else ())]
+    return any(value.nonfinite for value in ends)
+
+
+def _has_grown(losses: list[float], factor: float) -> bool:
+    late = [abs(loss) for loss in losses[-max(3, len(losses) // 5) :]]
+    return len(losses) > 1 and statistics.median(late) > factor * max(abs(losses[0]), 1e-12)
+
+
+def _finding(birth: Birth) -> Finding:
+    cause, op = find_cause(birth.cause), birth.op
+    name = op.node if op.phase == "backward" and op.node else op.name
+    return Finding(cause, birth.seen, next(iter(cause.remedies), ""), op.module, op.file, op.line, name)
+
+
+def _divergence(given: RunRecord, losses: list[float], motion: float | None) -> Finding:
+    cause = find_cause("optimization-divergence")
+    made = next(iter(given.optimizers), None)
+    seen = f"the loss went from {losses[0]:.4g} to {max(map(abs, losses)):.4g} in {len(losses)} steps" if losses else ""
+    if motion is not None:
+        seen += f"{', and ' if seen else ''}the weights moved by {motion:.3g} times their size"
+    seen += " before anything was not finite" if given.first_bad_step is not None else ""
+    return Finding(
+        cause,
+        seen,
+        next(iter(cause.remedies), ""),
+        "optimizer",
+        made.file if made else "",
+        made.line if made else 0,
+        f"{made.name}.step" if made else "",
+    )

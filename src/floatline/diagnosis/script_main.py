@@ -1,0 +1,100 @@
+"""The process in which a script runs: watches it, explains it, and writes what was found as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from floatline.diagnosis.script_evidence import ScriptEvidence, make_target, stand_in_for_fp32
+from floatline.diagnosis.script_findings import find_in_script
+from floatline.probe.script_run import ScriptRun, ScriptWatch
+
+
+def main(report: str, trace: str, words: list[str]) -> None:
+    """Run a script to its end, and write the report; the process ends as the script would have.
+
+    Args:
+        report: Where the JSON goes.
+        trace: Where to keep the trace of the step that was looked into; '' keeps none.
+        words: The script's file, or `-m` and a module, and its arguments.
+    """
+    watched = ScriptWatch(words)
+    process = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # As without a handler: the script dies here, none of its `finally` runs. But first it is explained.
+        del frame
+        if os.getpid() == process:
+            watched.exit_code = 128 + number
+            write_report(watched, report, trace, ended_by=signal.Signals(number).name)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)
+    watched.run()
+    if os.getpid() != process:
+        os._exit(watched.exit_code)  # a fork of the script that came back here
+    write_report(watched, report, trace)
+    sys.exit(watched.exit_code)
+
+
+def write_report(watched: ScriptWatch, report: str, trace: str, *, ended_by: str = "") -> None:
+    """Explain what was seen so far, and write it down."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        content = explain(watched.sum_up(), trace)
+    content["ended_by"] = ended_by
+    path = Path(report)
+    path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
+    path.with_suffix(".new").replace(path)
+
+
+def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
+    """The findings about a run, as JSON."""
+    given, capture = run.record, run.capture
+    evidence = ScriptEvidence(
+        make_target(""), 0, given, stand_in_for_fp32(given), lambda _: None, captured=list(capture.steps)
+    )
+    findings = find_in_script(evidence, run.motion) if given.losses or given.exception else []
+    if trace_path and capture.steps:
+        (evidence.found_in or capture.steps[-1].trace).save(trace_path)
+    return {
+        "precision": given.precision,
+        "findings": [finding.as_json() for finding in findings],
+        "notes": _notes(run),
+        "unexplained": "" if findings else _say_unexplained(evidence),
+        "exception": "" if given.exception is None else f"{given.exception.kind}: {given.exception.message}",
+        "num_backward": len(given.losses),
+        "exit_code": run.exit_code,
+    }
+
+
+def _say_unexplained(evidence: ScriptEvidence) -> str:
+    given = evidence.given
+    if given.first_bad_step is not None:
+        text = f"loss, gradients or weights were not finite from step {given.first_bad_step} on"
+        tried = sum(one.kind == "failed" for one in evidence.captured)
+        return f"{text}, and {'its recorded step does' if tried else 'the steps recorded afterwards do'} not tell why"
+    if evidence.keeps_skipping:
+        return f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps, for an unknown cause"
+    return ""
+
+
+def _notes(run: ScriptRun) -> list[str]:
+    capture, given = run.capture, run.record
+    steps = ", ".join(str(one.step) for one in capture.steps)
+    num_steps = len(set(given.loss_steps)) or given.num_steps
+    recorded = f"{len(capture.steps)} of {num_steps} steps recorded" + (f" (step {steps})" if steps else "")
+    notes = [
+        f"{recorded}, {capture.seconds:.1f} s of {given.seconds:.1f} s; the script ran once, and not in FP32",
+        *dict.fromkeys(capture.errors),
+    ]
+    if given.skipped and len(given.skipped) < len(given.of("scaler-step")):
+        notes.append(f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps")
+    return notes

@@ -1,0 +1,279 @@
+"""StepCapture: records steps of a loop that runs on: healthy ones now and then, and the one that fails."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from floatline.probe.events import Event, Watch
+from floatline.probe.gradient_errors import GradientRecorder
+from floatline.probe.script_flags import LateFlags
+from floatline.probe.script_forward import Forward, has_room, replay_forward, tensors_in
+from floatline.probe.script_schedule import Schedule
+from floatline.probe.script_weights import Weights, all_finite
+from floatline.probe.trace import Trace
+from floatline.probe.watch_light import loss_is_finite
+from floatline.probe.watch_steps import has_bad
+
+Kind = Literal["healthy", "failed", "skipped"]
+# How often a failing step is tried again on healthy weights.
+_ATTEMPTS = 3
+# Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
+_SEARCH = (8, 18)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One recorded step.
+
+    Args:
+        step: Its number.
+        kind: 'failed' where loss, gradients or weights were not finite, 'skipped' where a scaler left it out.
+        trace: What was recorded.
+        seconds: How long it took.
+    """
+
+    step: int
+    kind: Kind
+    trace: Trace
+    seconds: float
+
+
+class StepCapture:
+    """Listens to a light watch.
+
+    Healthy steps are recorded when `Schedule` says so. A step fails where its loss or gradients are not finite and
+    nothing will leave it out. The weights, which are still healthy then, are copied; the next step runs on that copy
+    and is recorded; then the script gets back the weights that it had. A failure that does not come again is tried
+    three times.
+
+    Args:
+        seen: The watch.
+
+    Attributes:
+        steps: What was recorded.
+        seconds: How long recording took.
+        errors: What went wrong with it.
+        before_failure: The weights with which a step failed; None where none did, or they were not finite.
+    """
+
+    def __init__(self, seen: Watch) -> None:
+        self.steps: list[Captured] = []
+        self.seconds = 0.0
+        self.errors: list[str] = []
+        self.before_failure: Weights | None = None
+        self._seen = seen
+        self._recorder: GradientRecorder | None = None
+        self._recorded_step = self._last_step = self._applied_step = -1
+        self._clock = 0.0
+        self._devices: dict[int, str] = {}  # of root modules, by id
+        self._schedule = Schedule()
+        self._recent: deque[Forward] = deque(maxlen=2)
+        self._healthy: Weights | None = None  # those of the step that failed
+        self._stashed: Weights | None = None
+        self._before: Weights | None = None
+        self._snapshots: dict[int, Weights] = {}  # on a GPU, of each optimizer before its last step
+        self._stepping: Event | None = None
+        self._attempts = 0
+        self._kind: Kind = "healthy"
+        self._skips = self._relapses = 0
+        self._worked = 0.0
+        self._wanted = False
+        self._flags = LateFlags()
+
+    # What the watch tells.
+
+    def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
+        """A root module is about to run, with gradients."""
+        device = self._devices.get(id(root)) or self._devices.setdefault(id(root), _device_of(root))
+        state = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        self._recent.append(Forward(root, args, kwargs, event, state))
+        if event.step == self._last_step:
+            return
+        self._last_step = event.step
+        if self._recorder is None and self._is_wanted():
+            self._try(lambda: self._begin(self._recent[-1]))
+
+    def note_event(self) -> None:
+        """Something happened: where it belongs to a new step, the recorded one is over."""
+        if self._recorder is not None and self._seen.step > self._recorded_step:
+            self.leave_step()
+
+    def leave_step(self) -> None:
+        """What comes now is no part of the step."""
+        if self._recorder is not None and self._stepping is not None and self._stepping.step >= self._recorded_step:
+            self._try(self._finish)
+
+    def see_gradients(self, optimizer: Optimizer, event: Event, health: Tensor | float) -> None:
+        """An optimizer is about to step."""
+        self._stepping = event
+        if event.data["through_scaler"]:
+            return  # it has been asked, and lets the step through or not
+        if isinstance(health, Tensor):
+            self._try(lambda: self._look_late(optimizer, event, health))
+            return
+        if not math.isfinite(health):
+            self._fail(event, None)
+        elif self._seen.detailed or _is_narrow(optimizer):
+            self._before = Weights.copy(_parameters(optimizer), most=True)
+
+    def _look_late(self, optimizer: Optimizer, event: Event, health: Tensor) -> None:
+        """On a GPU, the answer about the step before is there by now; and this step's is asked for."""
+        failed = self._flags.read()
+        if failed is not None:
+            failed.data["largest"] = failed.data["largest"] if len(failed.data["largest"]) else [math.nan]
+            self._fail(failed, Weights.merge(self._snapshots.values()))
+        if self._healthy is None and self._attempts < _ATTEMPTS:
+            fresh = Weights.refresh(self._snapshots.get(id(optimizer)), _parameters(optimizer))
+            if fresh is not None:
+                self._snapshots[id(optimizer)] = fresh
+        self._flags.ask(health, event)
+
+    def see_weights(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        event, before = self._stepping, self._before
+        if event is not None and event.step != self._applied_step:
+            self._applied_step = event.step
+            self._schedule.num_applied += 1
+        if event is None or before is None or not before.on_cpu or self._kind == "failed":
+            return
+        self._before = None
+        if not all_finite(_parameters(optimizer)):
+            event.data["finite_after"] = False
+            self._fail(event, before)
+
+    def see_attempt(self, event: Event) -> None:
+        """A scaler has let a step through, or not."""
+        if event.data["applied"]:
+            self._skips, self._worked = 0, max(self._worked, event.data["scale"])
+            if not loss_is_finite(self._seen):  # the device has been waited for just now
+                self._fail(event, None)
+            return
+        self._note_inputs(event.step)
+        self._kind = "skipped"
+        self._skips += 1
+        self._relapses += event.data["scale"] <= self._worked
+        self._wanted = self._wanted or self._skips in _SEARCH or self._relapses in (3, 9)
+
+    # What is done about it.
+
+    def _fail(self, event: Event, healthy: Weights | None) -> None:
+        self._kind = "failed"
+        if self._recorder is not None or self._healthy is not None or self._attempts:
+            return
+        self._note_inputs(event.step)
+        found = Weights.copy(list(self._all_weights())) if healthy is None else healthy
+        if found is not None and all_finite(found.copies):
+            self._healthy = self.before_failure = found
+        else:
+            self._attempts = _ATTEMPTS  # nothing healthy is left to try it on
+
+    def _note_inputs(self, step: int) -> None:
+        for forward in self._recent:
+            if forward.event.step == step:
+                forward.event.data["bad_inputs"] = bool(has_bad(forward.args, forward.kwargs))
+
+    def _is_wanted(self) -> bool:
+        self._kind = "healthy"
+        if self._healthy is not None:
+            return True
+        if self._wanted:
+            self._wanted = False
+            return True
+        return self._schedule.is_due(spent=self.seconds, last=self.steps[-1].seconds if self.steps else 0.0)
+
+    def _begin(self, forward: Forward) -> None:
+        if not has_room(forward.root):
+            self.errors.append("a step was not recorded: the GPU has not enough free memory for its FP32 twins")
+            self._healthy = None
+            return
+        self._clock = time.perf_counter()
+        if self._healthy is not None:
+            self._attempts += 1
+            self._stashed = Weights.copy(list(self._all_weights()))
+            self._healthy.put_back()
+        inputs = tensors_in(forward.args, forward.kwargs)
+        self._recorded_step = forward.event.step
+        recorder = GradientRecorder(self._find_model(forward.root), batch=(inputs, ()))
+        recorder.__enter__()
+        self._recorder = recorder
+
+    def finish(self) -> None:
+        """The script is over, or is about to be explained."""
+        if self._recorder is not None:
+            self._try(self._finish)
+
+    def _finish(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return
+        recorder.__exit__(None, None, None)
+        if self._kind == "healthy" and self._flags.waiting:
+            failed = self._flags.read()
+            self._kind = "failed" if failed is not None and failed.step == self._recorded_step else self._kind
+        if self._stashed is not None:
+            self._stashed.put_back()
+            self._stashed = None
+            if self._kind == "failed" or self._attempts >= _ATTEMPTS:
+                self._healthy = None
+        seconds = time.perf_counter() - self._clock
+        self.seconds += seconds
+        recorder.trace.meta["step"] = self._recorded_step
+        self.steps.append(Captured(self._recorded_step, self._kind, recorder.trace, seconds))
+
+    def replay_last_forward(self) -> bool:
+        """Record the last forward pass once more, where the script ended before its step could fail.
+
+        Returns:
+            Whether something that it gives is not finite.
+        """
+        if not self._recent or any(captured.kind == "failed" for captured in self.steps):
+            return False
+        if not all_finite(list(self._all_weights())):
+            return False
+        last = self._recent[-1]
+        trace = replay_forward(last, self._find_model(last.root))
+        if trace is not None:
+            self.steps.append(Captured(last.event.step, "failed", trace, 0.0))
+        return trace is not None
+
+    def _find_model(self, root: nn.Module) -> nn.Module:
+        """The largest module that was called by itself and that the root is a part of."""
+        owners = [m for m in self._seen.roots.values() if any(part is root for part in m.modules())]
+        return max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root)
+
+    def _all_weights(self) -> Iterator[Tensor]:
+        """Parameters and buffers; not those that count, such as the batches that a norm has seen."""
+        owners = self._seen.roots.values()
+        tensors = [tensor for owner in owners for tensor in (*owner.parameters(), *owner.buffers())]
+        tensors += [p for made in self._seen.optimizers.values() for p in made.parameters]
+        yield from {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}.values()
+
+    def _try(self, work: Any) -> None:
+        """Do something beside the script; what goes wrong with it must not end it."""
+        try:
+            work()
+        except Exception as error:
+            self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            self._recorder = self._healthy = None
+
+
+def _device_of(root: nn.Module) -> str:
+    return next((p.device.type for p in root.parameters()), "cpu")
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_narrow(optimizer: Optimizer) -> bool:
+    """Whether an optimizer holds 16-bit weights: its own arithmetic may then fail."""
+    return any(p.dtype in (torch.float16, torch.bfloat16) for p in optimizer.param_groups[0]["params"][:4])

@@ -1,0 +1,190 @@
+"""StandIns: copies that take the place of a run's weights for a while, and everything put back afterwards."""
+
+# torch can set the counter of a tensor's writes under a private name only.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+_NARROW = (torch.float16, torch.bfloat16)
+
+
+class StandIns:
+    """The tensors of a run as they were, and one working copy of them that takes their place in a replay.
+
+    The tensors keep their identity: only the memory behind them is exchanged. So closures, tied weights, hooks and
+    optimizers that hold a parameter see the copy too, and nothing is copied back. Afterwards memory, gradients,
+    buffers, flags, plain attributes and hooks of the modules are those from before, also where the replay raised.
+    Not covered: objects of other kinds that modules keep, and what a closure keeps for itself. No other thread may
+    use the model meanwhile.
+
+    Takes the bytes of the weights and buffers once, and once more from the first replay on.
+
+    Args:
+        model: The model itself, not wrapped.
+        extra: Further tensors that are trained, such as those of a loss.
+        buffers: Values of buffers to start from, by name, where they are no longer what they were.
+    """
+
+    def __init__(
+        self, model: nn.Module, extra: Iterable[Tensor] = (), *, buffers: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self._model = model
+        self.live: dict[str, Tensor] = dict(model.named_parameters())
+        known = {id(tensor) for tensor in self.live.values()}
+        for tensor in extra:
+            if id(tensor) not in known:
+                known.add(id(tensor))
+                self.live[f"optimizer[{len(self.live)}]"] = tensor
+        self._buffers = {name: b for name, b in model.named_buffers() if id(b) not in known}
+        given = buffers or {}
+        with torch.no_grad():
+            self.captured = {name: tensor.detach().clone() for name, tensor in self.live.items()}
+            self.captured_buffers = {name: given.get(name, b).detach().clone() for name, b in self._buffers.items()}
+        self.training = {name: module.training for name, module in _named_modules(model)}
+        self._copies: dict[int, Tensor] = {}
+
+    @contextlib.contextmanager
+    def in_place(self, *, narrow_as: torch.dtype | None = None) -> Generator[None]:
+        """The copies, with the values that were captured, in the place of the run's tensors.
+
+        Args:
+            narrow_as: Format of weights and buffers that are 16-bit; None leaves it.
+        """
+        pairs = [(tensor, self.captured[name]) for name, tensor in self.live.items()]
+        pairs += [(buffer, self.captured_buffers[name]) for name, buffer in self._buffers.items()]
+        known = {id(tensor) for tensor, _ in pairs}
+        loose = [tensor for tensor in _loose_tensors(self._model) if id(tensor) not in known]
+        with contextlib.ExitStack() as stack:
+            stack.callback(_undo_all([_remember(module) for module in self._model.modules()]))
+            for tensor in (*(tensor for tensor, _ in pairs), *loose):
+                # A graph that is under way must not take writing to the copy for writing to what it has saved.
+                if not tensor.is_inference():
+                    stack.enter_context(_unsafe_preserve_version_counter(tensor))
+                stack.callback(_give_back(tensor))
+            for tensor, values in pairs:
+                tensor.grad = None
+                tensor.data = self._fill(tensor, values, narrow_as)
+            for tensor in loose:
+                tensor.grad = None
+                tensor.data = tensor.detach().clone()
+            for name, module in _named_modules(self._model):
+                module.training = self.training.get(name, module.training)
+            yield
+
+    def _fill(self, tensor: Tensor, values: Tensor, narrow_as: torch.dtype | None) -> Tensor:
+        dtype = narrow_as if narrow_as is not None and values.dtype in _NARROW else values.dtype
+        copy = self._copies.get(id(tensor))
+        if copy is None or copy.dtype != dtype:
+            copy = self._copies[id(tensor)] = torch.empty_like(values, dtype=dtype)
+        with torch.no_grad():
+            return copy.copy_(values)
+
+    def copy_now(self) -> dict[str, Tensor]:
+        """What the tensors hold now, weights and buffers by name."""
+        buffers = dict(self._model.named_buffers())  # a module may have put another tensor there
+        return {name: tensor.detach().clone() for name, tensor in {**self.live, **buffers}.items()}
+
+
+def _give_back(tensor: Tensor) -> Callable[[], None]:
+    data, grad, requires_grad = tensor.data, tensor.grad, tensor.requires_grad
+
+    def undo() -> None:
+        tensor.grad = None  # of another dtype perhaps, which the old memory would not take
+        tensor.data = data
+        if tensor.is_leaf:
+            tensor.requires_grad_(requires_grad)
+        tensor.grad = grad
+
+    return undo
+
+
+def _undo_all(undone: list[Callable[[], None]]) -> Callable[[], None]:
+    def undo() -> None:
+        for one in undone:
+            one()
+
+    return undo
+
+
+def _remember(module: nn.Module) -> Callable[[], None]:
+    """How to put a module's attributes back: which there are, and what lies in its containers."""
+    attributes = vars(module)
+    own = dict(attributes)
+    filled = [again for value in own.values() if (again := _remember_content(value)) is not None]
+
+    def undo() -> None:
+        for one in filled:
+            one()
+        attributes.clear()
+        attributes.update(own)
+
+    return undo
+
+
+def _remember_content(value: Any) -> Callable[[], None] | None:
+    if isinstance(value, torch.Generator):
+        state = value.get_state()
+        return lambda: cast("None", value.set_state(state))
+    if isinstance(value, dict):
+        table = cast("dict[Any, Any]", value)
+        items = list(table.items())
+
+        def refill() -> None:
+            table.clear()
+            table.update(items)
+
+        return refill
+    if isinstance(value, list):
+        row = cast("list[Any]", value)
+        before = list(row)
+
+        def put_back() -> None:
+            row[:] = before
+
+        return put_back
+    if isinstance(value, set | deque):
+        bag = cast("set[Any] | deque[Any]", value)
+        content = list(bag)
+
+        def fill_again() -> None:
+            bag.clear()
+            for item in content:
+                bag.add(item) if isinstance(bag, set) else bag.append(item)
+
+        return fill_again
+    return None
+
+
+def _loose_tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Tensors in plain attributes of modules, also in lists, tuples and dicts; each once, without those of a graph."""
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name.startswith("_"):
+                continue
+            for tensor in _tensors_in(value):
+                if id(tensor) not in seen and tensor.is_leaf and tensor.layout is torch.strided:
+                    seen.add(id(tensor))
+                    yield tensor
+
+
+def _tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, list | tuple | dict):
+        items = list(cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value))
+        for item in items:
+            yield from _tensors_in(item, depth - 1)
+
+
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    return list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
