@@ -24,7 +24,7 @@ def asked(monkeypatch):
     """Stands in for the diagnosis itself: records how it is called, answers with `asked.findings`."""
     asked = types.SimpleNamespace(findings=(), target=None, options=None)
 
-    def diagnose(target, *, steps=40, seed=0, on_progress=None, trace_path=None):
+    def diagnose(target, *, steps=40, seed=0, on_progress=None, trace_path=None, bundle=None, with_data=False):
         asked.target = target
         asked.options = {"steps": steps, "seed": seed, "trace_path": trace_path}
         sys.stdout.write("the target says hello\n")
@@ -131,3 +131,22 @@ def test_the_mended_example_is_healthy():
     result = run(f"{EXAMPLE}:mended")
     assert result.returncode == 0, result.stdout
     assert result.stdout.startswith("healthy")
+
+
+def test_a_step_is_kept_as_a_bundle_that_can_be_replayed(tmp_path):
+    folder = tmp_path / "bundle"
+    given = run(str(EXAMPLE), "--bundle", str(folder), "--with-data", "--format", "json")
+    assert given.returncode == 1, given.stderr
+    assert {path.name for path in folder.iterdir()} == {"bundle.json", "state.safetensors", "data.safetensors"}
+    assert json.loads((folder / "bundle.json").read_text())["findings"][0]["cause"] == "scalar-out-of-range"
+
+
+def test_an_exception_that_no_cause_explains_is_not_called_healthy(tmp_path):
+    target = tmp_path / "raises.py"
+    text = EXAMPLE.read_text().replace("scores = scores.masked_fill(future, self.hidden)", 'raise KeyError("lost")')
+    target.write_text(text)
+    given = run(str(target))
+    assert given.returncode == 2
+    assert "KeyError" in given.stderr
+    assert "FP32 raises it, too" in given.stderr
+    assert len(given.stderr.strip().splitlines()) == 1

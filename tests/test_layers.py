@@ -11,6 +11,7 @@ ROOT = Path(floatline.__file__).parent
 # From the top floor to the ground. A module may import from its own floor's room and from any floor below.
 FLOORS = [
     {"cli"},
+    {"integrations"},
     {"report"},
     {"validate"},
     {"diagnosis"},
@@ -18,10 +19,10 @@ FLOORS = [
     {"choose"},
     {"probe"},
     {"guard"},
-    {"ledger", "optim"},
+    {"ledger", "optim", "rewrites"},
     {"hardware", "parameters", "workload"},
     {"numerics", "presets"},
-    {"plan"},
+    {"fixes", "plan"},
     {"findings"},
     {"causes", "formats"},
     {"errors"},

@@ -46,6 +46,15 @@ def test_the_wheel_holds_the_package_and_its_licence(dist):
     assert not any(n.startswith("tests/") for n in names)
 
 
+def test_the_wheel_holds_what_a_report_is_made_of(dist):
+    with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
+        names = {n.removeprefix("floatline/report/") for n in archive.namelist()}
+    assert {
+        f"templates/{name}" for name in ("look.css", "validation.css", "validation.js", "validation.html.j2")
+    } <= names
+    assert {f"vendor/uplot/{name}" for name in ("uPlot.iife.min.js", "uPlot.min.css", "LICENSE")} <= names
+
+
 def test_the_sdist_can_be_tested(dist):
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         names = {n.split("/", 1)[1] for n in archive.getnames() if "/" in n}

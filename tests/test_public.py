@@ -11,6 +11,7 @@ import floatline
 PUBLIC = {
     "CAUSES",
     "Cause",
+    "Diagnoser",
     "FORMATS",
     "Finding",
     "FloatlineError",
@@ -23,6 +24,7 @@ PUBLIC = {
     "Workload",
     "__version__",
     "choose_plan",
+    "compare",
     "cuda_autocast_lists",
     "draw_ranges",
     "find_cause",
@@ -37,6 +39,7 @@ PUBLIC = {
     "round_nearest",
     "round_stochastic",
     "split_master",
+    "validate",
 }
 WITHOUT_TORCH = ("floatline", "floatline.formats", "floatline.causes", "floatline.findings", "floatline.plan")
 

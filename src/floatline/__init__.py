@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from floatline import optim
     from floatline.causes import CAUSES, Cause, find_cause, match_message
     from floatline.choose import choose_plan
+    from floatline.diagnosis.in_place import Diagnoser
     from floatline.errors import FloatlineError, GuardStop
     from floatline.findings import Finding
     from floatline.formats import FORMATS, Format, find_format
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from floatline.numerics.split import join_master, split_master
     from floatline.plan import Plan
     from floatline.report.chart import draw_ranges
+    from floatline.validate.finished import compare
+    from floatline.validate.target_study import validate
     from floatline.workload import Workload
 
 __version__ = "0.1.0"
@@ -31,6 +34,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "CAUSES": "causes",
     "Cause": "causes",
+    "Diagnoser": "diagnosis.in_place",
     "FORMATS": "formats",
     "Finding": "findings",
     "FloatlineError": "errors",
@@ -44,6 +48,7 @@ _HOMES = {
     "Ranges": "numerics.ranges",
     "Workload": "workload",
     "choose_plan": "choose",
+    "compare": "validate.finished",
     "cuda_autocast_lists": "numerics.cuda_autocast",
     "draw_ranges": "report.chart",
     "find_cause": "causes",
@@ -56,12 +61,14 @@ _HOMES = {
     "round_nearest": "numerics.rounding",
     "round_stochastic": "numerics.rounding",
     "split_master": "numerics.split",
+    "validate": "validate",
 }
 
 __all__ = [
     "CAUSES",
     "FORMATS",
     "Cause",
+    "Diagnoser",
     "Finding",
     "FloatlineError",
     "Format",
@@ -76,6 +83,7 @@ __all__ = [
     "Workload",
     "__version__",
     "choose_plan",
+    "compare",
     "cuda_autocast_lists",
     "draw_ranges",
     "find_cause",
@@ -87,6 +95,7 @@ __all__ = [
     "round_nearest",
     "round_stochastic",
     "split_master",
+    "validate",
 ]
 
 

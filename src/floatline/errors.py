@@ -14,6 +14,7 @@ FloatlineError
 ├── ReplayError      a step that cannot be replayed, or a replay bundle that cannot be written or read
 ├── LedgerError      a ledger that cannot be written, read or locked, or a record it cannot hold
 ├── ComparisonError  a comparison's setting, run or result that cannot be used
+├── ApprovalError    a sign-off that cannot be given, found, read or written
 └── TensorError      a tensor that cannot be measured or rounded
 
 Every message says what is wrong, with the value, then what to do. The command line prints it as one
@@ -89,6 +90,10 @@ class TraceError(FloatlineError, ValueError):
 
 class ComparisonError(FloatlineError, ValueError):
     """A comparison's setting, run or result that cannot be used."""
+
+
+class ApprovalError(FloatlineError):
+    """A sign-off that cannot be given, found, read or written."""
 
 
 class ReplayError(FloatlineError, ValueError):

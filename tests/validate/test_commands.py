@@ -214,22 +214,38 @@ def test_a_study_of_commands_ends_in_a_verdict(place, worse, verdict):
     assert decide(runs, candidate=candidate.name, terms=terms).verdict == verdict
 
 
-def test_ctrl_c_ends_the_command_as_well(place):
-    code = (
-        "from pathlib import Path; from floatline.validate.commands import *;"
-        f"place = Path({str(place)!r});"
-        'words = sys.executable + \' -c \' + repr(\'import os, time; open("pid", "w").write(str(os.getpid()));'
-        " time.sleep(60) # {seed}');"
-        "run_job(CommandArm('own', words, 'a', place / 'study', place).job(0))"
-    )
+SLEEPER = """
+import sys
+from pathlib import Path
+from floatline.validate.commands import CommandArm
+place = Path(sys.argv[1])
+code = 'import os, time; open("pid", "w").write(str(os.getpid())); time.sleep(60) # {seed}'
+words = f"{sys.executable} -c '{code}'"
+CommandArm("own", words, "a", place / "study", place).job(0).run()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_command_ends_with_the_study_however_that_ends(place, number):
     process = subprocess.Popen(
-        [sys.executable, "-c", "import sys; " + code], stderr=subprocess.DEVNULL, start_new_session=True
+        [sys.executable, "-c", SLEEPER, str(place)], stderr=subprocess.DEVNULL, start_new_session=True
     )
     pid = wait_for(place / "pid")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     process.wait(30)
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    assert has_ended(pid)
+
+
+def has_ended(pid: int) -> bool:
+    for _ in range(400):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        if f"{pid} (python) Z" in Path(f"/proc/{pid}/stat").read_text():
+            return True  # ended, and nobody has asked how
+        time.sleep(0.05)
+    return False
 
 
 def wait_for(path: Path) -> int:
@@ -238,6 +254,19 @@ def wait_for(path: Path) -> int:
             return int(path.read_text())
         time.sleep(0.05)
     raise AssertionError(f"{path} did not appear")
+
+
+def test_a_program_that_the_system_cannot_run_is_an_error_of_the_run(tmp_path):
+    script = tmp_path / "run"
+    script.write_bytes(b"\x7fELF no program")
+    script.chmod(0o755)
+    run = run_job(CommandArm("own", "./run {seed}", "a", tmp_path / "s", tmp_path).job(0))
+    assert "run cannot be run: Exec format error" in run.error
+
+
+def test_a_command_has_the_signals_that_it_would_have_alone(place):
+    code = "import signal as s, json; print(json.dumps({'a': s.getsignal(s.SIGINT) is not s.SIG_IGN and 1}))"
+    assert run_job(arm(place, f"-c {shlex.quote(code)} {{seed}}", metric="a").job(0)).metric == 1
 
 
 def test_a_job_of_a_command_goes_to_another_process_as_json(place):

@@ -5,9 +5,12 @@ import json
 import math
 import sqlite3
 import struct
+import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from floatline.errors import ComparisonError
 from floatline.validate.metric_files import changed_files, choose_recorded, list_files, match_files, read_metrics
@@ -132,6 +135,23 @@ def test_a_wandb_file_that_is_cut_off_gives_what_is_whole(wandb_file):
     wandb_file.write_bytes(whole[:-300])
     cut = only(wandb_file)
     assert 0 < len(cut.curve("val/hmean")) <= 5
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=60), st.sampled_from([b"", b"\x10\x03", b"\x12\x04", b"\x2a\x06\x0a\x04", b"\x8a\x01\x02"]))
+def test_records_of_any_bytes_with_right_checksums_are_read_or_refused(tmp_path, data, head):
+    from floatline.validate.metrics.tensorboard import _masked_crc
+
+    record = head + data
+    length = struct.pack("<Q", len(record))
+    event = length + struct.pack("<I", _masked_crc(length)) + record + struct.pack("<I", _masked_crc(record))
+    run = b":W&B\xe1\xbe\x00" + struct.pack("<IHB", zlib.crc32(b"\x01" + record), len(record), 1) + record
+    for name, content in (("events.out.tfevents.1", event), ("run-1.wandb", run)):
+        (tmp_path / name).write_bytes(content)
+        try:
+            read_metrics(tmp_path / name)
+        except ComparisonError as error:
+            assert "\n" not in str(error)
 
 
 def test_mlflow_files_are_read():

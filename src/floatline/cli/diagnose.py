@@ -4,17 +4,38 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
 
+if TYPE_CHECKING:
+    from floatline.diagnosis.result import Diagnosis
+
+_COMMAND = "floatline.command"
+
+
+class TargetOrCommand(TyperCommand):
+    """Takes the words after `--` as they are: they are a command of the user's, with options of its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Split the words at the first `--`."""
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[_COMMAND] = args[place + 1 :]
+            args = [*args[:place], "--", " ".join(args[place + 1 :])]
+        return super().parse_args(ctx, args)
+
 
 def diagnose(
+    context: typer.Context,
     target: Annotated[
         str,
-        typer.Argument(help="What is trained: FILE.py, package.module or package.module:name."),
+        typer.Argument(
+            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS."
+        ),
     ],
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of training to look at.")] = 40,
     seed: Annotated[int, typer.Option("--seed", help="Of the target and of the training.")] = 0,
@@ -22,29 +43,72 @@ def diagnose(
     trace: Annotated[
         str | None, typer.Option("--trace", metavar="FILE", help="Keep the trace of the step that was looked at.")
     ] = None,
+    bundle: Annotated[
+        str | None,
+        typer.Option("--bundle", metavar="FOLDER", help="Write that step to a folder; floatline replay runs it again."),
+    ] = None,
+    with_data: Annotated[bool, typer.Option("--with-data", help="Put the step's batch into the bundle.")] = False,
 ) -> None:
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.
 
     The target is trained as it is, replayed in FP32 and BF16, and one step is traced operation by operation.
-    Exit code 1 means that something was found, 0 that training is healthy.
+    A command after -- runs once, as it is, and is observed.
+    Exit code 1 means that something was found, 0 that training is healthy; a script that fails keeps its own.
     """
     import sys
 
     if trace is not None:
         _check_writable(trace)
+    if with_data and bundle is None:
+        raise typer.BadParameter("--with-data says what goes into a bundle. Give --bundle FOLDER, too.")
+    if _COMMAND in context.meta and bundle is not None:
+        raise typer.BadParameter("--bundle holds a step of a target, and a script is none. Give it a build() file.")
+    if _COMMAND in context.meta:
+        _diagnose_command(context, output, trace)
+        return
     from floatline.diagnosis.diagnose import diagnose as find_out
 
     # What the target prints is not the report.
     with contextlib.redirect_stdout(sys.stderr), _progress() as show:
-        diagnosis = find_out(target, steps=steps, seed=seed, on_progress=show, trace_path=trace)
-    if output is OutputFormat.json:
-        print_json(diagnosis.as_json())
-    else:
-        from floatline.report.diagnosis import print_diagnosis
-
-        print_diagnosis(diagnosis, text_console())
+        diagnosis = find_out(
+            target,
+            steps=steps,
+            seed=seed,
+            on_progress=show,
+            trace_path=trace,
+            bundle=bundle,
+            with_data=with_data,
+        )
+    _print(diagnosis, output)
     if diagnosis.findings:
         raise typer.Exit(1)
+
+
+def _diagnose_command(context: typer.Context, output: OutputFormat, trace: str | None) -> None:
+    """Observe the script that a command runs."""
+    from floatline.diagnosis.script import diagnose_script
+
+    for name in ("steps", "seed"):
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            raise typer.BadParameter(f"--{name} does not reach into a script. Give the script's own options after it.")
+    diagnosis = diagnose_script(context.meta[_COMMAND], trace_path=trace, keep_stdout=output is OutputFormat.json)
+    if output is OutputFormat.text and diagnosis.unexplained and not diagnosis.findings:
+        text_console().print(f"unexplained  {diagnosis.unexplained}", style="bold red", markup=False, soft_wrap=True)
+        for note in diagnosis.notes:
+            text_console().print(f"note: {note}", style="dim", markup=False, soft_wrap=True)
+    else:
+        _print(diagnosis, output)
+    if diagnosis.status:
+        raise typer.Exit(diagnosis.status)
+
+
+def _print(diagnosis: Diagnosis, output: OutputFormat) -> None:
+    if output is OutputFormat.json:
+        print_json(diagnosis.as_json())
+        return
+    from floatline.report.diagnosis import print_diagnosis
+
+    print_diagnosis(diagnosis, text_console())
 
 
 def _check_writable(file: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from floatline import __version__
-from floatline.cli import diagnose, doctor, explain, train
+from floatline.cli import approve, compare, diagnose, doctor, explain, replay, rollback, status, train, validate
 from floatline.errors import FloatlineError
 
 app = typer.Typer(
@@ -35,10 +35,16 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     pass
 
 
-app.command()(diagnose.diagnose)
+app.command()(approve.approve)
+app.command()(compare.compare)
+app.command(cls=diagnose.TargetOrCommand)(diagnose.diagnose)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
+app.command()(replay.replay)
+app.command()(rollback.rollback)
+app.command()(status.status)
 app.command()(train.train)
+app.command()(validate.validate)
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from floatline.guard.outcome import Outcome
+    from floatline.plan import Plan
     from floatline.training.result import RunResult
     from floatline.training.trainer import Trainer
 
@@ -39,6 +40,9 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
     save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between two checkpoints.")] = 500,
+    approved_only: Annotated[
+        bool, typer.Option("--approved-only", help="Train with the plan that is signed off, or not at all.")
+    ] = False,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Train a target under the guard: no damaged weights, a ledger of every step, checkpoints.
@@ -49,10 +53,13 @@ def train(
     import sys
 
     from floatline.presets import resolve_plan
+    from floatline.training.run_names import name_folder
     from floatline.workload import load_target
 
     asked = resolve_plan(plan) if plan is not None else None
-    place = folder if folder is not None else f"runs/{_name(target)}"
+    if approved_only:
+        asked = _approved(target, plan)
+    place = folder if folder is not None else f"runs/{name_folder(target)}"
     # What the target prints is not the report.
     with contextlib.redirect_stdout(sys.stderr):
         workload = load_target(target).build(seed)
@@ -83,16 +90,13 @@ def train(
         raise typer.Exit(INTERRUPTED)
 
 
-def _name(target: str) -> str:
-    """A folder name for a target: 'examples/small_gpt.py' is 'small_gpt', 'a.b:tiny' is 'b-tiny'."""
-    import re
-    from pathlib import Path
+def _approved(target: str, plan: str | None) -> Plan:
+    """The plan that is signed off for the target."""
+    from floatline.validate.approval_status import approved_plan
 
-    place, _, function = target.rpartition(":")
-    stem = Path(place or function).name
-    stem = stem.removesuffix(".py") if stem.endswith(".py") else stem.rpartition(".")[2]
-    parts = [stem] if not place or function == "build" else [stem, function]
-    return re.sub(r"[^\w-]", "-", "-".join(parts))
+    if plan is not None:
+        raise typer.BadParameter("--plan and --approved-only say two things. Leave one out.")
+    return approved_plan(target)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from floatline.diagnosis.search_judge import Outcome
+from floatline.diagnosis.search_errors import Outcome
 from floatline.diagnosis.search_lines import LineAlternative
 from floatline.plan import KeptModule
 

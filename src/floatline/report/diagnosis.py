@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 _VERDICTS = {
     "precision": "a precision problem",
-    "not-precision": "not a precision problem: FP32 fails too",
+    "not-precision": "not a precision problem",
 }
 # The finding is read first and at once.
-_MOST_TRIED = 2
+_MOST_TRIED = 2  # lines
 _WIDTH = 100
 
 
@@ -49,8 +49,13 @@ def _print_primary(diagnosis: Diagnosis, finding: Finding, console: Console) -> 
     code, _, why = next((remedy for remedy in cause.remedies if "  # " in remedy), "").partition("  # ")
     if code and code not in finding.fix:
         _print_code("code", _line((code, "green"), (f"  # {why}", "dim")), console)
-    for text in diagnosis.tried[:_MOST_TRIED]:
+    left = _MOST_TRIED
+    for text in diagnosis.tried:
+        lines = _wrap(text, console)
+        if left < len(lines) and left < _MOST_TRIED:
+            break
         _print_prose("tried", text, console)
+        left -= len(lines)
     _print_code("why", _line(f"floatline explain {cause.id}"), console)
     _print_code("run", _line(f"{_run(diagnosis)}; {_VERDICTS[diagnosis.verdict]}"), console)
 
@@ -80,10 +85,13 @@ def _print_code(label: str, text: Text, console: Console) -> None:
 
 def _print_prose(label: str, words: str, console: Console) -> None:
     """Sentences, broken between words."""
-    width = max(min(console.width, _WIDTH) - 9, 20)
-    lines = textwrap.wrap(_printable(words), width, break_on_hyphens=False, break_long_words=False) or [""]
-    for number, line in enumerate(lines):
+    for number, line in enumerate(_wrap(words, console)):
         _print_code("" if number else label, _line(line), console)
+
+
+def _wrap(words: str, console: Console) -> list[str]:
+    width = max(min(console.width, _WIDTH) - 9, 20)
+    return textwrap.wrap(_printable(words), width, break_on_hyphens=False, break_long_words=False) or [""]
 
 
 def _run(diagnosis: Diagnosis) -> str:

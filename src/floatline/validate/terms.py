@@ -69,8 +69,11 @@ class Terms:
         return "metric" if self.scale == "difference" else "percent"
 
     def show(self, value: float) -> str:
-        """A difference for people: +0.31 %, or +0.0031 on the difference scale."""
-        return f"{value:+.3g}" if self.unit == "metric" else f"{100 * value:+.2f} %"
+        """A difference for people: +0.31 %, +0.0031 % where two digits would show none, or the metric's own unit."""
+        if self.unit == "metric":
+            return f"{value:+.3g}"
+        percent = 100 * value
+        return f"{percent:+.2f} %" if percent == 0 or abs(percent) >= 0.01 else f"{percent:+.4f} %"
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, fit for JSON."""

@@ -1,0 +1,42 @@
+"""`floatline approve`: sign a validation report off."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+
+
+def approve(
+    report: Annotated[str, typer.Argument(help="report.json, validation.json, or the folder of the study.")],
+    by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who signs.")],
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="What the one who signs has to say.")] = "",
+    override: Annotated[
+        str, typer.Option("--override", metavar="REASON", help="Sign it although it is no PASS; the reason is kept.")
+    ] = "",
+    candidate: Annotated[
+        str | None, typer.Option("--candidate", metavar="NAME", help="Which candidate. [the one that is ranked first]")
+    ] = None,
+    output: FormatOption = OutputFormat.text,
+) -> None:
+    """Sign a report off: its plan is current for its target, until something changes or it is rolled back.
+
+    The record is added to floatline-approvals.yaml in the root of the repository, or in the current folder outside of
+    one. Only a PASS is signed without --override.
+    """
+    from floatline.validate.approval import approve as sign
+    from floatline.validate.approval_file import APPROVALS, find_root, on_one_line
+
+    record = sign(report, by=by, note=note, override=override, candidate=candidate)
+    if output is OutputFormat.json:
+        print_json({name: value for name, value in vars(record).items() if value})
+        return
+    from rich.text import Text
+
+    name = record.plan.get("name", "plan")
+    lines = [f"{record.target}: {name} is approved by {record.by}", f"  {record.verdict} {record.result}"]
+    lines += [f"  override: {record.override}"] if record.override else []
+    lines.append(f"  written to {find_root() / APPROVALS}; commit it with the code")
+    text_console().print(Text("\n".join(map(on_one_line, lines))), soft_wrap=True)

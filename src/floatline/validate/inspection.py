@@ -1,0 +1,79 @@
+"""A first look at a target: whether it can be validated, its batches, its metric, and what evaluating it costs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from floatline.errors import TargetError
+from floatline.guard.policy import DEFAULT
+from floatline.plan import Plan
+from floatline.training.trainer import Trainer
+from floatline.validate.trained_arm import NUM_CHECKPOINTS, first_batches
+from floatline.workload import Workload, load_target
+
+_TRIAL_STEPS = 2
+# Evaluating on the way may cost this much of the training; what costs more is evaluated at the end only.
+_MOST_EVALUATING = 0.5
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found out about a target.
+
+    Args:
+        metric: Name of its metric: that of its evaluate function, or 'loss'.
+        num_batches: Batches that it has.
+        step_seconds: One FP32 step, roughly.
+        evaluate_seconds: One evaluation.
+    """
+
+    metric: str
+    num_batches: int
+    step_seconds: float
+    evaluate_seconds: float
+
+    def curve_of(self, steps: int) -> Literal["metric", "loss"]:
+        """What to record on the way: the metric where that is cheap against so many steps, else the training loss."""
+        evaluating = (NUM_CHECKPOINTS - 1) * self.evaluate_seconds
+        return "metric" if evaluating <= _MOST_EVALUATING * steps * self.step_seconds else "loss"
+
+
+def inspect_target(settings: dict[str, Any]) -> dict[str, Any]:
+    """Called in a child process: load the target, and look at it."""
+    target = load_target(settings["target"])
+    if target.builder is None:
+        raise TargetError(
+            f"Target '{target.text}' has only train(), which cannot be started twice from the same weights. Add "
+            "build(), or run it as a command with --baseline and --candidate."
+        )
+    return vars(inspect_workload(target.build(settings["seed"]), settings))
+
+
+def inspect_workload(workload: Workload, settings: dict[str, Any]) -> Inspection:
+    """Evaluate a workload once, and take two steps of it."""
+    metric = "loss"
+    if workload.evaluate is not None:
+        name = getattr(workload.evaluate, "__name__", "")
+        metric = name if name.isidentifier() and name != "evaluate" else "metric"
+    num_batches = len(workload.batches)
+    workload = first_batches(workload, settings["num_batches"])
+    trainer = Trainer(
+        workload,
+        plan=Plan(**settings["plan"]),
+        policy=DEFAULT,
+        folder=None,
+        steps=_TRIAL_STEPS,
+        seed=settings["seed"],
+    )
+    began = time.monotonic()
+    trainer.measure()
+    evaluated = time.monotonic()
+    seconds = evaluated - began
+    trainer.step()  # the first one sets things up, and is not counted
+    trainer.guard.drain()
+    began = time.monotonic()
+    trainer.step()
+    trainer.guard.close()
+    return Inspection(metric, num_batches, time.monotonic() - began, seconds)

@@ -1,0 +1,1 @@
+"""Metrics as training scripts leave them behind: JSON, CSV, TensorBoard, Weights & Biases, MLflow."""

@@ -1,0 +1,140 @@
+"""Subject: what a study is about, looked at once before the first arm, and the arms made of it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from floatline.errors import ComparisonError, TargetError
+from floatline.plan import Plan
+from floatline.validate.approval_file import find_root
+from floatline.validate.arms import Arm, FunctionArm, PlanArm
+from floatline.validate.code_files import target_code
+from floatline.validate.environment import describe_environment
+from floatline.validate.limits import Limits
+from floatline.validate.pairs import BROKEN, NUDGED, REFERENCE, ArmRun
+from floatline.validate.processes import call_in_child
+from floatline.validate.terms import LOOKS, MARGINS, Terms
+from floatline.workload import Target, Workload
+
+Candidate = Plan | tuple[str, Callable[[int], ArmRun]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A target, its candidates and how long each arm trains.
+
+    Args:
+        text: The target as the user wrote it, or the name of the function that builds it.
+        candidates: Plans, and functions with a name.
+        reference: FP32, with the candidates' clipping and accumulation.
+        limits: How long.
+        seed: The first seed.
+        build: Builds the workload here, where no other process could.
+    """
+
+    text: str
+    candidates: Sequence[Candidate]
+    reference: Plan
+    limits: Limits
+    seed: int
+    build: Callable[[int], Workload] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        target: str | Callable[..., Any],
+        candidates: Sequence[Candidate],
+        reference: Plan,
+        limits: Limits,
+        *,
+        seed: int,
+    ) -> Subject:
+        """The subject of a target, or of a function that builds a workload."""
+        if isinstance(target, str):
+            return cls(target, candidates, reference, limits, seed)
+        if not callable(target):
+            raise TargetError(f"The target is a {type(target).__name__}. Give its path, or a function that builds it.")
+        text = str(getattr(target, "__name__", "workload"))
+        return cls(text, candidates, reference, limits, seed, Target(text, target, None, Path.cwd()).build)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What a study that is resumed must have in common with the one that was begun."""
+        names = [c.name if isinstance(c, Plan) else c[0] for c in self.candidates]
+        return {
+            "target": self.text,
+            "code": dict.fromkeys(names, target_code(self.text, find_root()) if self.build is None else {}),
+            "plans": {
+                name: c.model_dump(mode="json") if isinstance(c, Plan) else {}
+                for name, c in zip(names, self.candidates, strict=True)
+            },
+            "limits": vars(self.limits),
+            "seed": self.seed,
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """What a child process needs to build it."""
+        return {"target": self.text, "seed": self.seed, "num_batches": self.limits.batches}
+
+    def inspect(self) -> dict[str, Any]:
+        """Look at the target, and settle steps and curve for all arms; plain data.
+
+        Raises:
+            TargetError: It cannot be loaded, built or trained for two steps in FP32.
+        """
+        from floatline.validate.inspection import Inspection, inspect_workload
+
+        asked = {**self.settings(), "plan": self.reference.model_dump(mode="json")}
+        if self.build is not None:
+            seen = inspect_workload(self.build(self.seed), asked)
+        else:
+            try:
+                seen = Inspection(**call_in_child("floatline.validate.inspection:inspect_target", asked))
+            except ComparisonError as error:
+                raise TargetError(str(error)) from None
+        steps = self.limits.steps_of(seen.num_batches, self.reference.accumulate)
+        return {
+            "metric": seen.metric,
+            "num_batches": seen.num_batches,
+            "steps": steps,
+            "curve_of": seen.curve_of(steps),
+            "environment": describe_environment(self.text if self.build is None else ""),
+        }
+
+    def make_arms(self, found: dict[str, Any], *, broken: bool) -> list[Arm]:
+        """FP32, nudged FP32, the broken arm and the candidates."""
+        curve_of: Literal["metric", "loss"] = found["curve_of"]
+
+        def arm(name: str, plan: Plan) -> PlanArm:
+            return PlanArm(name, self.text, plan, found["steps"], self.limits.batches, curve_of, self.build)
+
+        arms: list[Arm] = [arm(REFERENCE, self.reference), arm(NUDGED, self.reference)]
+        for candidate in self.candidates:
+            if not isinstance(candidate, Plan):
+                arms.append(FunctionArm(*candidate))
+            elif candidate.name != REFERENCE:
+                arms.append(arm(candidate.name, candidate))
+        return [*arms, arm(BROKEN, self.reference)] if broken else arms
+
+
+def reproduce(subject: Subject, terms: Terms) -> str:
+    """The command that does it again; '' where a function takes part, which no command can name."""
+    if subject.build is not None or any(isinstance(candidate, tuple) for candidate in subject.candidates):
+        return ""
+    words = ["floatline", "validate", subject.text]
+    for candidate in subject.candidates:
+        words += ["--plan", candidate.name if isinstance(candidate, Plan) else ""]
+    for name, value in vars(subject.limits).items():
+        words += [] if value is None else [f"--{name}", str(value)]
+    if terms.margins != MARGINS:
+        words += ["--margin", *(f"{margin:g}" for margin in terms.margins)]
+    words += ["--scale", terms.scale] if terms.scale != "log" else []
+    words += ["--higher-is-better"] if terms.higher_is_better else []
+    words += ["--language-model"] if terms.language_model else []
+    words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
+    words += ["--max-seeds", str(terms.looks[-1])] if terms.looks != LOOKS else []
+    return shlex.join([*words, "--seed", str(subject.seed)])

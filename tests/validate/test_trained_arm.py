@@ -1,0 +1,160 @@
+"""One seed of one arm: same start, same data order, same evaluation; what is changed on purpose, and nothing else."""
+
+import math
+
+import pytest
+import torch
+
+import floatline as fl
+from floatline.presets import resolve_plan
+from floatline.validate.arms import Job, PlanArm, absolute_target, plans_of, reference_plan
+from floatline.validate.inspection import Inspection, inspect_workload
+from floatline.validate.limits import Limits
+from floatline.validate.trained_arm import checkpoints_of, nudge_weights, train_job
+from tests.validate import tiny_lm
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def job(name="fp32", plan="fp32", *, steps=24, batches=None, curve_of="metric") -> Job:
+    return PlanArm(name, "tests/validate/tiny_lm.py", resolve_plan(plan), steps, batches, curve_of).job(0)
+
+
+def run(name="fp32", plan="fp32", **options):
+    return train_job(job(name, plan, **options), tiny_lm.build(0))
+
+
+def test_the_same_arm_twice_is_the_same_to_the_last_bit():
+    one, other = run(), run()
+    assert (one.metric, one.curve, one.first_losses) == (other.metric, other.curve, other.first_losses)
+    assert run("fp16-mixed", "fp16-mixed").first_losses != one.first_losses
+
+
+def test_an_arm_says_what_it_did():
+    one = run()
+    assert (one.steps, one.applied, one.skipped, one.weights_changed, one.lost) == (24, 24, 0, True, False)
+    assert len(one.first_losses) == 20 and one.start > one.metric
+    assert [step for step, _ in one.curve] == list(checkpoints_of(24)) == [*range(2, 25, 2)]
+    assert one.curve[-1] == (24, one.metric)
+
+
+def test_evaluating_on_the_way_changes_nothing():
+    by_metric, by_loss = run(), run(curve_of="loss")
+    assert by_metric.metric == by_loss.metric and by_metric.first_losses == by_loss.first_losses
+    assert by_loss.curve_of == "loss" and by_loss.curve[0] == (2, math.fsum(by_loss.first_losses[:2]) / 2)
+
+
+def test_no_steps_leave_the_start():
+    one = run(steps=0)
+    assert one.metric == one.start
+    assert (one.steps, one.applied, one.weights_changed) == (0, 0, False)
+
+
+def test_fewer_batches_are_the_first_ones():
+    few, all_of_them = run(batches=2), run()
+    assert few.first_losses[:2] == all_of_them.first_losses[:2]
+    assert few.first_losses[2] != all_of_them.first_losses[2]
+
+
+def test_nudging_moves_every_weight_by_a_unit_or_two_in_the_last_place():
+    model = tiny_lm.build(0).model
+    before = [p.detach().clone() for p in model.parameters()]
+    nudge_weights(model, seed=0)
+    for old, new in zip(before, model.parameters(), strict=True):
+        ulps = (old.view(torch.int32) - new.view(torch.int32)).abs()
+        assert int(ulps[old != 0].min()) >= 1 and int(ulps.max()) <= 2
+
+
+def test_the_nudged_arm_starts_next_to_fp32_and_is_not_fp32():
+    one, nudged = run(), run("fp32-nudged")
+    assert nudged.first_losses != one.first_losses
+    assert nudged.metric == pytest.approx(one.metric, rel=1e-4)
+
+
+def test_the_broken_arm_has_weights_in_fp8_and_loses_by_far():
+    workload = tiny_lm.build(0)
+    broken = train_job(job("broken"), workload)
+    weights = torch.cat([p.detach().flatten() for p in workload.model.parameters()])
+    assert torch.equal(weights, weights.to(torch.float8_e5m2).float())
+    assert math.log(broken.metric / run().metric) > 0.02
+
+
+def test_sixteen_bit_weights_are_evaluated_as_they_are():
+    workload = tiny_lm.half(0)
+    one = train_job(job("bf16-true", "bf16-true"), workload)
+    assert {p.dtype for p in workload.model.parameters()} == {torch.bfloat16}
+    with torch.no_grad():
+        assert one.metric == workload.evaluate(workload.model.float())
+
+
+def test_an_arm_that_raises_is_an_error_and_one_without_a_value_too():
+    failed = Job("x", 3, function=lambda seed: 1 / 0).run()
+    assert (failed.arm, failed.seed, failed.error) == ("x", 3, "ZeroDivisionError: division by zero")
+    assert "gave a int" in Job("x", 3, function=lambda seed: 7).run().error
+
+
+def test_the_reference_clips_and_accumulates_as_the_candidates_do():
+    plan = reference_plan(plans_of(["safe"]))
+    assert (plan.name, plan.compute, plan.accumulate, plan.clip.max_norm) == ("fp32", "fp32", 2, 5.0)
+    with pytest.raises(fl.FloatlineError, match="differ in clip, so that no one FP32 run fits both"):
+        reference_plan(plans_of(["fp16-mixed", "balanced"]))
+
+
+@pytest.mark.parametrize(
+    ("plans", "message"),
+    [
+        ([], "There is no candidate"),
+        (["fp16-mixed", "16-mixed"], "Two candidates have the name 'fp16-mixed'"),
+        ([("broken", None)], "name 'broken', which is an arm of every study"),
+        ([("fp32", None)], "name 'fp32', which is an arm of every study"),
+        (["fp17-mixed"], "Did you mean 'fp16-mixed'"),
+    ],
+)
+def test_candidates_that_cannot_be_told_apart_are_refused(plans, message):
+    with pytest.raises(fl.FloatlineError, match=message):
+        plans_of(plans)
+
+
+@pytest.mark.parametrize(
+    ("limits", "steps"),
+    [
+        (Limits(), 200),
+        (Limits(steps=7), 7),
+        (Limits(epochs=3), 120),
+        (Limits(epochs=3, batches=10), 30),
+        (Limits(epochs=0), 0),
+        (Limits(batches=0), 0),
+        (Limits(steps=5, batches=0), 0),
+    ],
+)
+def test_steps_follow_the_limits(limits, steps):
+    assert limits.steps_of(40, 1) == steps
+
+
+def test_a_long_pass_is_longer_than_200_steps():
+    assert Limits().steps_of(900, 2) == 450
+
+
+def test_steps_and_epochs_at_once_are_refused():
+    with pytest.raises(fl.FloatlineError, match="both given"):
+        Limits(steps=1, epochs=1)
+
+
+def test_the_inspection_names_the_metric_and_a_costly_one_is_not_taken_on_the_way():
+    asked = {"num_batches": None, "plan": resolve_plan("fp32").model_dump(mode="json"), "seed": 0}
+    seen = inspect_workload(tiny_lm.build(0), asked)
+    assert (seen.metric, seen.num_batches) == ("val_loss", 40)
+    assert Inspection("loss", 40, step_seconds=0.01, evaluate_seconds=0.05).curve_of(200) == "metric"
+    assert Inspection("loss", 40, step_seconds=0.01, evaluate_seconds=0.50).curve_of(200) == "loss"
+
+
+def test_a_file_is_found_from_anywhere_and_a_module_stays():
+    assert absolute_target("tests/validate/tiny_lm.py:half").endswith("/tests/validate/tiny_lm.py:half")
+    assert absolute_target("tests/validate/tiny_lm.py:half").startswith("/")
+    assert absolute_target("some.module:name") == "some.module:name"
