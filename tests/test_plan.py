@@ -14,7 +14,7 @@ from torch import nn
 
 from floatline.errors import PlanError
 from floatline.formats import FP16
-from floatline.plan import Clip, KeptModule, Plan, Scaling
+from floatline.plan import Clip, KeptFunction, KeptModule, Plan, Rewrite, Scaling
 from floatline.presets import ALIASES, PLANS, resolve_plan
 
 MIXED = {"weights": "fp32", "compute": "fp16"}
@@ -303,3 +303,53 @@ def test_a_pattern_without_a_module_names_the_nearest():
 def test_a_pattern_like_nothing_lists_a_few_modules():
     with pytest.raises(PlanError, match=r"Known: encoder, encoder.norm, encoder.proj, head\."):
         keeping("zzz").check_modules(model())
+
+
+# --- functions, rewrites and updates -----------------------------------------------------------------------------
+
+WHOLE = Plan(
+    name="whole",
+    weights="fp16",
+    compute="fp16",
+    update="kahan",
+    fp32_modules=(KeptModule(pattern="type:*Norm", reason="sums"),),
+    fp32_functions=(KeptFunction(function="loss"), KeptFunction(function="losses.py:31", reason="squares")),
+    rewrites=(
+        Rewrite(kind="log-sigmoid", function="losses.py:focal", reason="1 - p rounds to 0"),
+        Rewrite(kind="mask-constant", module="decoder.*.attention"),
+    ),
+)
+
+
+def test_a_plan_with_everything_survives_a_round_trip(tmp_path: Path):
+    WHOLE.save(tmp_path / "plan.yaml")
+    assert Plan.load(tmp_path / "plan.yaml") == WHOLE
+
+
+def test_a_plan_without_them_is_as_before(tmp_path: Path):
+    (tmp_path / "plan.yaml").write_text("weights: fp32\ncompute: fp16\n", encoding="utf-8")
+    plan = Plan.load(tmp_path / "plan.yaml")
+    assert (plan.update, plan.fp32_functions, plan.rewrites) == (None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"update": "exakt"}, "update is 'exakt'. It must be null, exact, stochastic, kahan, nearest."),
+        ({"rewrite": []}, "key 'rewrite' is not known. Did you mean 'rewrites'"),
+        ({"rewrites": [{"kind": "log-sigmoid"}]}, "neither module nor function is given. Give exactly one."),
+        (
+            {"rewrites": [{"kind": "log-sigmoid", "module": "a", "function": "b"}]},
+            "both module and function are given. Give exactly one.",
+        ),
+        ({"rewrites": [{"kind": "log", "module": "a"}]}, "It must be one of log-sigmoid, log-softmax"),
+        ({"rewrites": [{"kinds": "log", "module": "a"}]}, "kinds' is not known. Did you mean 'kind'"),
+        ({"fp32_functions": [{"functions": "a"}]}, "functions' is not known. Did you mean 'function'"),
+        ({"fp32_functions": ["loss"]}, "fp32_functions.0 is 'loss'. It must be a list of mappings with function"),
+    ],
+)
+def test_wrong_entries_get_one_line(fields: dict[str, object], words: str):
+    with pytest.raises(PlanError) as caught:
+        Plan(**MIXED, **fields)  # pyright: ignore[reportArgumentType]
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

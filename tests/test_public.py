@@ -26,6 +26,7 @@ PUBLIC = {
     "choose_plan",
     "compare",
     "cuda_autocast_lists",
+    "describe_plan",
     "draw_ranges",
     "find_cause",
     "find_format",

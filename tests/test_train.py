@@ -289,6 +289,6 @@ def test_help_needs_no_torch():
     ],
 )
 def test_the_default_folder_is_named_after_the_target(text, name):
-    from floatline.cli.train import _name
+    from floatline.training.run_names import name_folder
 
-    assert _name(text) == name
+    assert name_folder(text) == name

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from floatline.findings import Finding
     from floatline.formats import FORMATS, Format, find_format
     from floatline.guard.guard import Guard
+    from floatline.guard.placements import describe_plan
     from floatline.guard.policy import Policy
     from floatline.guard.scaler import LossScaler
     from floatline.ledger.ledger import Ledger
@@ -50,6 +51,7 @@ _HOMES = {
     "choose_plan": "choose",
     "compare": "validate.finished",
     "cuda_autocast_lists": "numerics.cuda_autocast",
+    "describe_plan": "guard.placements",
     "draw_ranges": "report.chart",
     "find_cause": "causes",
     "find_format": "formats",
@@ -85,6 +87,7 @@ __all__ = [
     "choose_plan",
     "compare",
     "cuda_autocast_lists",
+    "describe_plan",
     "draw_ranges",
     "find_cause",
     "find_format",

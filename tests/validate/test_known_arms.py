@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
+from tests.validate import tiny_lm
 from torch import nn
 
 import floatline as fl
 from floatline.validate.pairs import NUM_FIRST_LOSSES, ArmRun
 from floatline.validate.terms import LANGUAGE_MODEL_MARGINS
-from tests.validate import tiny_lm
 
 STEPS, CLIP = 120, 1.0
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.validate import tiny_lm
 
 from floatline.presets import resolve_plan
 from floatline.validate import measure, measure_child
@@ -10,7 +11,6 @@ from floatline.validate.layers import record_layers
 from floatline.validate.limits import Limits
 from floatline.validate.measure import Bench
 from floatline.validate.preparation import Subject
-from tests.validate import tiny_lm
 
 FP32, FP16, BF16_TRUE = (resolve_plan(name).model_dump(mode="json") for name in ("fp32", "fp16-mixed", "bf16-true"))
 

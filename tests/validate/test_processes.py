@@ -7,7 +7,7 @@ import pytest
 
 from floatline.errors import ComparisonError
 from floatline.validate import processes
-from floatline.validate.arms import Job
+from floatline.validate.jobs import Job
 from floatline.validate.pairs import ArmRun
 from floatline.validate.processes import ProcessRunner, call_in_child
 
@@ -49,10 +49,8 @@ def test_crashes_and_errors_are_runs_and_the_others_go_on():
 
 
 def test_what_is_not_wanted_any_more_is_not_run():
-    seen = []
-    for run in ProcessRunner(jobs=1).run([job(0), job(1), job(2)], wanted=lambda job: job.seed != 1):
-        seen.append(run.seed)
-    assert seen == [0, 2]
+    runs = ProcessRunner(jobs=1).run([job(0), job(1), job(2)], wanted=lambda job: job.seed != 1)
+    assert [run.seed for run in runs] == [0, 2]
 
 
 def test_closing_ends_what_is_under_way():

@@ -12,9 +12,20 @@ from floatline.validate.store import Store, file_name
 ASKED = {"target": "t.py", "seed": 0, "limits": {"steps": 5}}
 
 
+def begin(folder, **more):
+    with Store(folder, asked=ASKED | more) as store:
+        store.settle({})
+
+
+def test_a_target_that_was_wrong_leaves_no_study_behind(tmp_path):
+    Store(tmp_path, asked=ASKED).close()
+    Store(tmp_path, asked=ASKED | {"target": "mended.py"}).close()
+
+
 def test_runs_come_back_as_they_were(tmp_path):
     odd = ArmRun("a/b ..", 1, math.nan, diverged=True, first_losses=(0.1, math.inf))
     with Store(tmp_path, asked=ASKED) as store:
+        store.settle({})
         store.add(odd)
     with Store(tmp_path, asked=ASKED, resume=True) as store:
         (found,) = store.runs().values()
@@ -29,7 +40,8 @@ def test_runs_that_raised_are_tried_again(tmp_path):
 
 
 def test_two_at_once_are_refused(tmp_path):
-    with Store(tmp_path, asked=ASKED), pytest.raises(LedgerError, match="in use by process"):
+    begin(tmp_path)
+    with Store(tmp_path, asked=ASKED, resume=True), pytest.raises(LedgerError, match="in use by process"):
         Store(tmp_path, asked=ASKED, resume=True)
     Store(tmp_path, asked=ASKED, resume=True).close()
 
@@ -37,19 +49,19 @@ def test_two_at_once_are_refused(tmp_path):
 def test_a_study_is_resumed_on_purpose_only(tmp_path):
     with pytest.raises(ComparisonError, match="no study to resume"):
         Store(tmp_path, asked=ASKED, resume=True)
-    Store(tmp_path, asked=ASKED).close()
+    begin(tmp_path)
     with pytest.raises(ComparisonError, match="already holds a study. Resume it"):
         Store(tmp_path, asked=ASKED)
 
 
 def test_another_question_names_what_differs(tmp_path):
-    Store(tmp_path, asked=ASKED).close()
+    begin(tmp_path)
     with pytest.raises(ComparisonError, match=r'has limits {"steps": 5}, which is not the {"steps": 6} given now'):
         Store(tmp_path, asked={**ASKED, "limits": {"steps": 6}}, resume=True)
 
 
 def test_changed_code_is_another_study(tmp_path):
-    Store(tmp_path, asked={**ASKED, "code": {"t.py": "1"}}).close()
+    begin(tmp_path, code={"t.py": "1"})
     with pytest.raises(ComparisonError, match="The code was changed since"):
         Store(tmp_path, asked={**ASKED, "code": {"t.py": "2"}}, resume=True)
 

@@ -5,13 +5,13 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from tests.validate.studies import run
 
 from floatline.validate.arms import FunctionArm
 from floatline.validate.processes import ProcessRunner, always
 from floatline.validate.store import Store
 from floatline.validate.study import Silence, Study
 from floatline.validate.terms import Terms
-from tests.validate.studies import run
 
 ASKED = {"target": "t.py"}
 
@@ -69,6 +69,7 @@ ARMS = {
 
 def make(tmp_path, *names, runner=None, watcher=None, resume=False, arms=ARMS):
     store = Store(tmp_path, asked=ASKED, resume=resume)
+    store.settle({})
     chosen = [arms[name] for name in ("fp32", "fp32-nudged", *names, "broken")]
     return Study(chosen, names, Terms(), range(20), runner or Shuffled(), store, watcher or Silence())
 

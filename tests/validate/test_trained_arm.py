@@ -4,14 +4,15 @@ import math
 
 import pytest
 import torch
+from tests.validate import tiny_lm
 
 import floatline as fl
 from floatline.presets import resolve_plan
-from floatline.validate.arms import Job, PlanArm, absolute_target, plans_of, reference_plan
+from floatline.validate.arms import PlanArm, absolute_target, plans_of, reference_plan
 from floatline.validate.inspection import Inspection, inspect_workload
-from floatline.validate.limits import Limits
-from floatline.validate.trained_arm import checkpoints_of, nudge_weights, train_job
-from tests.validate import tiny_lm
+from floatline.validate.jobs import Job
+from floatline.validate.limits import Limits, checkpoints_of
+from floatline.validate.trained_arm import nudge_weights, train_job
 
 
 @pytest.fixture(autouse=True)

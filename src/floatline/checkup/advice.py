@@ -12,12 +12,35 @@ from floatline.checkup.forward import ForwardPass, largest_gemm
 from floatline.checkup.memory import Memory
 from floatline.checkup.note import Note
 from floatline.checkup.units import format_bytes
+from floatline.guard.placements import Placement, place_modules
 from floatline.hardware import Hardware
 from floatline.parameters import floating_parameters
 from floatline.plan import Plan
 
 # 10 million multiply-adds are 0.3 µs at 65 TFLOP/s (a T4's peak); launching a kernel takes microseconds.
 _LAUNCH_BOUND = 10_000_000
+
+
+def note_kept(model: nn.Module, plan: Plan) -> list[Note]:
+    """What a plan keeps in FP32 or rewrites, in a line or two."""
+    placed = place_modules(model, plan)
+    kept = [row for row in placed if row.reason.startswith("kept")]
+    texts: list[str] = []
+    if kept:
+        listed = "; ".join(f"{row.name} ({_why(row)})" for row in kept[:3]) + (" …" if len(kept) > 3 else "")
+        texts.append(f"Plan {plan.name} keeps {len(kept)} of {len(placed)} modules in FP32: {listed}.")
+    others = [kept.function for kept in plan.fp32_functions]
+    if others:
+        texts.append(f"In FP32 as well: {', '.join(others)}.")
+    if plan.rewrites:
+        texts.append("Rewritten: " + ", ".join(f"{r.kind} in {r.module or r.function}" for r in plan.rewrites) + ".")
+    return [Note("precision", " ".join(texts))] if texts else []
+
+
+def _why(row: Placement) -> str:
+    """The plan's reason, or the pattern where it gives none."""
+    inner = row.reason.partition(" (")[2]
+    return inner.removesuffix(")") if inner else row.reason
 
 
 def note_memory(memory: Memory, plan: Plan, optimizer: Optimizer) -> list[Note]:

@@ -137,6 +137,7 @@ def _examine_workload(workload: Workload, plan: Plan, hardware: Hardware) -> tup
     ]
     notes = [
         *model_checks.note_stored_weights(workload.model, plan),
+        *advice.note_kept(workload.model, plan),
         *advice.note_memory(memory, plan, optimizer),
         *advice.note_speed(memory, workload.model, plan, hardware),
     ]

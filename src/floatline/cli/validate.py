@@ -96,7 +96,7 @@ def validate(
     }
     commands = {"--baseline": baseline, "--candidate": candidate, "--metric": metric, "--metric-file": metric_file}
     _check_use(target, {name: value for name, value in commands.items() if value}, plan, steps, epochs, batches)
-    runner = _runner(ray=ray, jobs=jobs, timeout=timeout)
+    asked |= {"runner": _ray_runner(jobs, timeout)} if ray else {"jobs": jobs, "timeout": timeout}
     with Progress() as progress:
         try:
             if target is None:
@@ -108,7 +108,6 @@ def validate(
                     metric=metric or "",
                     metric_file=metric_file,
                     cwd=cwd,
-                    runner=runner,
                     watcher=progress,
                     **asked,
                 )
@@ -123,7 +122,6 @@ def validate(
                     batches=batches,
                     broken=broken,
                     measure=measure,
-                    runner=runner,
                     watcher=progress,
                     **asked,
                 )
@@ -151,14 +149,10 @@ def _check_use(target: str | None, commands: dict[str, Any], plan: list[str] | N
         raise ComparisonError("--plan, --steps, --epochs and --batches are for a target. Put them into the commands.")
 
 
-def _runner(*, ray: bool, jobs: int | None, timeout: float | None) -> Runner:
-    if ray:
-        from floatline.integrations.ray import RayRunner
+def _ray_runner(jobs: int | None, timeout: float | None) -> Runner:
+    from floatline.integrations.ray import RayRunner
 
-        return RayRunner(jobs=jobs, timeout=timeout)
-    from floatline.validate.processes import ProcessRunner
-
-    return ProcessRunner(jobs=jobs, timeout=timeout)
+    return RayRunner(jobs=jobs, timeout=timeout)
 
 
 def _write_report(result: Validation) -> str:

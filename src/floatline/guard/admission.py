@@ -9,6 +9,7 @@ from torch import nn
 
 from floatline.errors import GuardError
 from floatline.guard.run import DTYPES
+from floatline.optim.optimizer import Optimizer
 from floatline.plan import Plan
 
 
@@ -38,6 +39,18 @@ def check_weights(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
             f"Plan '{plan.name}' trains {plan.weights} weights, and the optimizer has {have}. "
             f"Use a plan for these weights, or cast the model before making the optimizer."
         )
+
+
+def check_update(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    """The plan's update is that of the optimizer; GuardError where it is not, and 16-bit weights would feel it."""
+    own = getattr(optimizer, "update", None) if isinstance(optimizer, Optimizer) else None
+    if plan.update is None or plan.weights == "fp32" or own == plan.update:
+        return
+    raise GuardError(
+        f"Plan '{plan.name}' updates weights with '{plan.update}', and {type(optimizer).__name__} "
+        f"{'does not' if own is None else f'with {own!r}'}. "
+        f"Make the guard with floatline.optim.convert(optimizer, update='{plan.update}')."
+    )
 
 
 def choose_clipping(

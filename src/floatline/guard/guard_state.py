@@ -106,7 +106,13 @@ def restore(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> None
                 f"{name!r} is {tensors[name].dtype} {tuple(tensors[name].shape)} in the checkpoint and {tensor.dtype} "
                 f"{tuple(tensor.shape)} in the model. Load it with the model that it was saved from."
             )
-    run.take_plan(Plan(**state["plan"]), state["islands"])
+    plan = Plan(**state["plan"])
+    for key in ("fp32_functions", "rewrites"):
+        if getattr(plan, key) != getattr(run.plan, key):
+            raise GuardError(
+                f"The state's plan '{plan.name}' has other {key} than the guard's. Make it with that plan."
+            )
+    run.take_plan(plan, state["islands"])
     for name, tensor in live.items():
         tensor.copy_(tensors[name])
     _restore_optimizer(run, tensors, state["optimizer"])

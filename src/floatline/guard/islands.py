@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -13,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from floatline.errors import GuardError, PlanError, suggest
-from floatline.guard.nested import find_tensors, map_tensors
+from floatline.guard.fp32_call import NARROW, call_in_fp32
 from floatline.guard.nonfinite import Place, first_nonfinite
 from floatline.parameters import find_overflow
 from floatline.plan import Plan
+from floatline.plan.matching import name_modules
 
 __all__ = ["Islands", "Outputs", "Place", "cast_weights", "first_nonfinite"]
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_NARROW = (torch.float16, torch.bfloat16)
 _CAST = (torch.float64, *_DTYPES.values())  # FP8 and the like are formats of their own
 
 Outputs = Literal["as-inputs", "fp32"]
@@ -99,13 +98,21 @@ class Islands:
     Args:
         model: The model, wrapped or not.
         names: Qualified names of modules, as `plan.check_modules` gives them.
+        select: Tells of each module, by name and module, whether it is one more island.
     """
 
-    def __init__(self, model: nn.Module, names: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        names: Iterable[str] = (),
+        *,
+        select: Callable[[str, nn.Module], bool] | None = None,
+    ) -> None:
         self._model = model
         self._outputs: dict[str, Outputs] = {}
         self._wrapped: list[_Forward] = []
-        for name in names:
+        chosen = () if select is None else (n for n, module in name_modules(model).items() if select(n, module))
+        for name in (*names, *chosen):
             self._outputs[self._check(name)] = _usual_outputs(name)
         self._build()
 
@@ -149,7 +156,7 @@ class Islands:
         for forward in self._wrapped:
             forward.undo()
         self._wrapped = []
-        narrow = next((p.dtype for p in self._model.parameters() if p.dtype in _NARROW), None)
+        narrow = next((p.dtype for p in self._model.parameters() if p.dtype in NARROW), None)
         done: set[nn.Module] = set()
         # Outer islands first: what lies in one is no border, and its outputs stay FP32.
         for name in sorted(self._outputs, key=lambda name: name.count(".") + bool(name)):
@@ -187,74 +194,10 @@ class _Forward:
             vars(self.module).pop("forward", None)
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        inputs = [tensor for tensor in find_tensors(args, kwargs) if tensor.is_floating_point()]
-        devices = {tensor.device.type for tensor in (*inputs, *self.module.parameters())}
-        busy = [device for device in devices if _is_autocast_on(device)]
         original: Callable[..., Any] = self.replaced or type(self.module).forward.__get__(self.module)
-        with contextlib.ExitStack() as stack:
-            for device in busy:
-                stack.enter_context(torch.autocast(device, enabled=False))
-            stack.enter_context(_widened(self.module))
-            result = original(*map_tensors(_widen, args), **map_tensors(_widen, kwargs))
-        back = next((tensor.dtype for tensor in inputs if tensor.dtype in _NARROW), None if inputs else self.default)
-        if self.keep or busy or back is None:
-            return result
-        return map_tensors(lambda x: x.to(back) if x.dtype == torch.float32 else x, result)
+        return call_in_fp32(original, args, kwargs, module=self.module, keep=self.keep, default=self.default)
 
 
 @torch.compiler.disable
 def _run(forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return forward.run(args, kwargs)
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in _NARROW else tensor
-
-
-def _is_autocast_on(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-
-
-@contextlib.contextmanager
-def _widened(module: nn.Module) -> Generator[None]:
-    """Every 16-bit parameter and buffer of a module and its children as an FP32 copy, until the end."""
-    copies: dict[Tensor, tuple[Tensor, int]] = {}  # tied weights stay tied
-    places = list(_narrow_places(module))
-    # Recurrent layers keep a second list of their weights.
-    layers: list[tuple[Any, Any]] = []
-    try:
-        for table, name, tensor, _ in places:
-            if tensor not in copies:
-                wide = tensor.float()
-                copies[tensor] = wide, _version(wide)
-            table[name] = copies[tensor][0]
-        for layer in module.modules() if places else ():
-            if isinstance(layer, nn.RNNBase):
-                layers.append((layer, layer._flat_weights))
-                layer._flat_weights = [getattr(layer, str(name), None) for name in layer._flat_weights_names]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        yield
-    finally:
-        for layer, weights in layers:
-            layer._flat_weights = weights
-        for table, name, tensor, moves in places:
-            wide, version = copies.get(tensor, (None, 0))
-            if wide is None or table.get(name) is not wide:  # not reached, or the module has put another one there
-                continue
-            table[name] = tensor
-            if moves or _version(wide) != version:
-                with torch.no_grad():
-                    tensor.copy_(wide)
-
-
-def _version(tensor: Tensor) -> int:
-    """Grows when a tensor is written to; inference mode does not count."""
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _narrow_places(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Tensor, bool]]:
-    """Table, name, tensor, and whether it may be written to unseen: running statistics do not count as written."""
-    for child in module.modules():
-        for table in (child._parameters, child._buffers):
-            for name, tensor in table.items():
-                if tensor is not None and tensor.dtype in _NARROW:
-                    yield table, name, tensor, isinstance(child, _NormBase) and table is child._buffers

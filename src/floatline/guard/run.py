@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from floatline.guard.applied_plan import AppliedPlan
 from floatline.guard.averages import Average
 from floatline.guard.diary import Diary
 from floatline.guard.islands import Islands, Outputs
@@ -35,7 +36,7 @@ class Run:
         policy: The numbers it is guarded by.
         judge: Scale and windows.
         schedules: Learning rates.
-        islands: Modules that compute in FP32.
+        applied: What the plan keeps in FP32 and rewrites.
         diary: Accounts and ledger.
         recovery: What trouble was seen, and what was done about it.
         ring: Snapshots.
@@ -52,7 +53,7 @@ class Run:
     policy: Policy
     judge: Judge
     schedules: Schedules
-    islands: Islands
+    applied: AppliedPlan
     diary: Diary
     recovery: Recovery
     ring: SnapshotRing
@@ -60,6 +61,11 @@ class Run:
     attempts: int = 0
     epoch: int | None = None
     batch: int | None = None
+
+    @property
+    def islands(self) -> Islands:
+        """Modules that compute in FP32."""
+        return self.applied.islands
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass: the plan's compute dtype, or nothing where weights have it already."""

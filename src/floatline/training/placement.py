@@ -30,15 +30,20 @@ def place(tree: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
     return map_tensors(move, tree)
 
 
-def check_optimizer(optimizer: Any, plan: Plan) -> torch.optim.Optimizer:
-    """The optimizer; GuardError where it is none, or where it would round the updates of 16-bit weights away."""
+def take_optimizer(optimizer: Any, plan: Plan) -> torch.optim.Optimizer:
+    """The optimizer, with the plan's update; GuardError where it would round updates of 16-bit weights away."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise GuardError(f"make_optimizer gave a {type(optimizer).__name__}. It must give a torch.optim.Optimizer.")
-    if plan.weights == "fp32" or isinstance(optimizer, optim.Optimizer):
+    if plan.weights == "fp32":
+        return optimizer
+    if plan.update is not None:
+        return optim.convert(optimizer, update=plan.update)
+    if isinstance(optimizer, optim.Optimizer):
         return optimizer
     name = type(optimizer).__name__
     advice = f"floatline.optim.{name}" if hasattr(optim, name) else "an optimizer of floatline.optim"
     raise GuardError(
         f"Plan '{plan.name}' has {plan.weights} weights, and {name} rounds small updates of 16-bit weights to nothing. "
-        f"Use {advice} in make_optimizer, or a plan with fp32 weights."
+        f"Use {advice} in make_optimizer, or a plan with fp32 weights"
+        + ("; 'update: exact' in the plan swaps it." if hasattr(optim, name) else ".")
     )

@@ -21,7 +21,7 @@ class RunResult:
         last_loss: Loss of the last one.
         metric: The workload's metric, evaluated in FP32; None where the run did not reach its end.
         seconds: Time of this call.
-        folder: The run folder.
+        folder: The run folder; None where nothing was kept.
         checkpoint: What to go on from.
         interrupted: Whether Ctrl-C ended it; its state is saved.
         stopped: Why the guard ended it; None where it did not.
@@ -35,7 +35,7 @@ class RunResult:
     last_loss: float | None
     metric: float | None
     seconds: float
-    folder: Path
+    folder: Path | None
     checkpoint: Path | None
     interrupted: bool = False
     stopped: str | None = None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
 import time
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from floatline import optim
 from floatline.errors import GuardError, GuardStop
 from floatline.guard.guard import Guard
 from floatline.guard.islands import cast_weights
@@ -27,8 +26,9 @@ from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plan import Plan
 from floatline.presets import resolve_plan
 from floatline.training.interrupt import Interrupt
+from floatline.training.metric import measure_metric
 from floatline.training.numpy_random import numpy_state, restore_numpy, seed_numpy
-from floatline.training.placement import check_optimizer, place
+from floatline.training.placement import place, take_optimizer
 from floatline.training.result import RunResult
 from floatline.training.settings import AnyPlan, load_settings, save_settings
 from floatline.workload import Workload
@@ -49,7 +49,8 @@ class Trainer:
         workload: What is trained.
         plan: Precision: a name, a YAML file or a Plan. None takes that of the run that is resumed, else the workload's.
         policy: When to skip, go back and stop: a Policy, a preset's name, or None for that of the run or the plan.
-        folder: Run folder: ledger, plan, policy and checkpoints; made where it is missing.
+        folder: Run folder: ledger, plan, policy and checkpoints; made where it is missing. None keeps nothing on the
+            disk: for a run whose end is all that counts.
         steps: Steps of the whole run. None is what a resumed run had, else one pass over the batches or 200, whichever
             is longer.
         save_every: Steps between two checkpoints; the first step and the end have one in any case.
@@ -66,7 +67,7 @@ class Trainer:
         *,
         plan: AnyPlan | None = None,
         policy: Policy | str | None = None,
-        folder: str | Path,
+        folder: str | Path | None,
         steps: int | None = None,
         save_every: int = 500,
         keep: int = 2,
@@ -74,9 +75,9 @@ class Trainer:
         resume: bool = False,
         on_step: Callable[[Outcome], None] | None = None,
     ) -> None:
-        self.folder = Path(folder).absolute()  # the run may change its working directory
+        self.folder = None if folder is None else Path(folder).absolute()  # the run may change its working directory
         self._check_folder(resume)
-        if resume:
+        if resume and self.folder is not None:
             self.plan, policy = load_settings(self.folder, plan, policy)
         else:
             self.plan = resolve_plan(workload.precision if plan is None else plan)
@@ -92,7 +93,7 @@ class Trainer:
         self._save_every, self._keep, self._seed, self.on_step = save_every, keep, seed, on_step
         workload.model.to(self.device)
         cast_weights(workload.model, self.plan)
-        optimizer = check_optimizer(workload.make_optimizer(workload.model), self.plan)
+        optimizer = take_optimizer(workload.make_optimizer(workload.model), self.plan)
         self.guard = Guard(
             workload.model,
             optimizer,
@@ -101,32 +102,40 @@ class Trainer:
             folder=self.folder,
             resume=resume,
             # Always the same batch, also after a resume; only a run that can go back asks for it.
-            canary=(lambda: self._compute_loss(self._micro_batch(0))) if policy.snapshot_gib > 0 else None,
+            canary=(lambda: self._compute_loss(self.micro_batch(0))) if policy.snapshot_gib > 0 else None,
+            loss_fn=workload.loss_fn,
         )
+        if self.guard.loss_fn is not None:
+            self.workload = replace(workload, loss_fn=self.guard.loss_fn)  # as the plan computes it
         try:
             self._seed_all()
             if resume:
                 self._go_on(keep_steps=steps is None)
             else:
-                save_settings(self.folder, self.plan, policy)
+                if self.folder is not None:
+                    save_settings(self.folder, self.plan, policy)
                 self._save()  # so that there is something to resume from, whenever the run ends
         except BaseException:
             self.guard.close()
             raise
 
-    def run(self) -> RunResult:
-        """Train to the end, to Ctrl-C, or until the guard ends the run; the state is saved in all three cases."""
+    def run(self, *, evaluate: bool = True) -> RunResult:
+        """Train to the end, to Ctrl-C, or until the guard ends the run; the state is saved in all three cases.
+
+        Args:
+            evaluate: False leaves the metric at the end to `measure`.
+        """
         began = time.monotonic()
         metric, stop, caught = None, None, Interrupt()
         try:
-            with caught, self._arithmetic():
+            with caught, self.arithmetic():
                 while self.steps_done < self.steps and not caught.asked:
-                    self._step()
+                    self.step()
                     if self.steps_done % self._save_every == 0 and self.steps_done < self.steps:
                         self._save()
                 self._save()  # waits for the last steps, and hears of a stop there too
-            if self.steps_done >= self.steps:
-                metric = self._measure()
+            if self.steps_done >= self.steps and evaluate:
+                metric = self.measure()
         except GuardStop as error:
             stop = error
         finally:
@@ -134,7 +143,10 @@ class Trainer:
             with contextlib.suppress(GuardStop):
                 self.guard.close()
         account = self.guard.run.diary.accounts.run
-        stopped_at = newest_checkpoint(self.folder / "stopped") if stop is not None else None
+        kept, stopped_at = None, None
+        if self.folder is not None:
+            kept = newest_checkpoint(self.folder)
+            stopped_at = newest_checkpoint(self.folder / "stopped") if stop is not None else None
         return RunResult(
             attempted=account.attempted,
             applied=account.applied,
@@ -144,13 +156,17 @@ class Trainer:
             metric=metric,
             seconds=time.monotonic() - began,
             folder=self.folder,
-            checkpoint=stopped_at or newest_checkpoint(self.folder),
+            checkpoint=stopped_at or kept,
             interrupted=caught.asked and stop is None and self.steps_done < self.steps,
             stopped=None if stop is None else str(stop),
             finding=None if stop is None else stop.finding,
         )
 
     def _check_folder(self, resume: bool) -> None:
+        if self.folder is None:
+            if resume:
+                raise GuardError("A run without a folder cannot be resumed. Give its folder.")
+            return
         holds = self.folder.is_dir() and bool(list_parts(self.folder))
         if holds and newest_checkpoint(self.folder) is None:
             raise GuardError(
@@ -169,7 +185,7 @@ class Trainer:
         seed_numpy(self._seed)
 
     def _go_on(self, *, keep_steps: bool) -> None:
-        extra = self.guard.load(self.folder)
+        extra = self.guard.load(cast("Path", self.folder))
         for name, value in self._settings().items():
             if extra.get(name) != value:
                 raise GuardError(
@@ -186,7 +202,7 @@ class Trainer:
 
     def _save(self) -> None:
         self.guard.drain()
-        if self._saved == self.steps_done:
+        if self.folder is None or self._saved == self.steps_done:
             return
         extra = {**self._settings(), "steps": self.steps, "steps_done": self.steps_done}
         extra["numpy_random"] = numpy_state()
@@ -196,7 +212,7 @@ class Trainer:
         prune_checkpoints(self.folder, self._keep)
 
     @contextlib.contextmanager
-    def _arithmetic(self) -> Generator[None]:
+    def arithmetic(self) -> Generator[None]:
         """On a CPU: 16-bit products as a GPU computes them. torch's own kernels are some hundred times slower."""
         if self.device.type != "cpu" or self.plan.compute == "fp32":
             yield
@@ -204,19 +220,25 @@ class Trainer:
         with HalfOnCPU(), cuda_autocast_lists():
             yield
 
-    def _step(self) -> None:
+    def step(self) -> Outcome:
+        """One step, inside `arithmetic`; `run` makes all of them."""
         first = self.steps_done * self.plan.accumulate
         epoch = first // len(self.workload.batches)
         if epoch != self.guard.run.epoch:
             self.guard.begin_epoch(epoch)
-        micro_batches = [self._micro_batch(i) for i in range(first, first + self.plan.accumulate)]
+        micro_batches = [self.micro_batch(i) for i in range(first, first + self.plan.accumulate)]
         outcome = self.guard.step(self._compute_loss, *micro_batches)
         self.steps_done += 1
         if self.on_step is not None:
             self.on_step(outcome)
+        return outcome
 
-    def _micro_batch(self, number: int) -> tuple[Any, Any]:
-        """A batch of the endless row, on the device."""
+    def measure(self, *, master: bool = True) -> float:
+        """The metric of the model as it is now, in FP32; `run` does it at the end. See `measure_metric`."""
+        return measure_metric(self.workload, self.guard.run, master=master)
+
+    def micro_batch(self, number: int) -> tuple[Any, Any]:
+        """A batch of the endless row, on the device and in the plan's format."""
         inputs, targets = self.workload.batches[number % len(self.workload.batches)]
         # Without autocast nothing else brings inputs into the weights' format.
         dtype = None if self.plan.weights == "fp32" else DTYPES[self.plan.weights]
@@ -224,30 +246,6 @@ class Trainer:
 
     def _compute_loss(self, batch: tuple[Any, Any]) -> Tensor:
         return self.workload.compute_loss(*batch)
-
-    @torch.no_grad()
-    def _measure(self) -> float:
-        """The metric of the trained model in FP32, in evaluation mode, without the guard's hooks."""
-        self.guard.run.islands.remove()
-        model, optimizer = self.workload.model, self.guard.run.optimizer
-        if any(param.dtype in (torch.float16, torch.bfloat16) for param in model.parameters()):
-            trained = model
-            model = copy.deepcopy(model).float()
-            if isinstance(optimizer, optim.Optimizer):
-                model.load_state_dict(optimizer.master_state_dict(trained))
-        modes = [(module, module.training) for module in model.modules()]
-        model.eval()
-        try:
-            if self.workload.evaluate is not None:
-                return float(self.workload.evaluate(model))
-            losses = [
-                self.workload.loss_fn(model(*place(inputs, self.device, torch.float32)), *place(targets, self.device))
-                for inputs, targets in self.workload.batches
-            ]
-            return float(torch.stack(losses).double().mean())
-        finally:
-            for module, training in modes:
-                module.training = training
 
 
 def default_steps(num_batches: int, plan: Plan) -> int:

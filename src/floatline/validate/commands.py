@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from floatline.errors import ComparisonError
-from floatline.validate.arms import Job
+from floatline.validate.jobs import Job
 from floatline.validate.metric_files import changed_files, choose_recorded, list_files, match_files, read_all
 from floatline.validate.metrics.recorded import Recorded, is_flat
 from floatline.validate.metrics.text import read_json_lines

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from floatline.errors import TargetError
-from floatline.guard.policy import DEFAULT
-from floatline.plan import Plan
-from floatline.training.trainer import Trainer
-from floatline.validate.trained_arm import NUM_CHECKPOINTS, first_batches
+from floatline.validate.limits import NUM_CHECKPOINTS
 from floatline.workload import Workload, load_target
 
 _TRIAL_STEPS = 2
@@ -53,6 +50,12 @@ def inspect_target(settings: dict[str, Any]) -> dict[str, Any]:
 
 def inspect_workload(workload: Workload, settings: dict[str, Any]) -> Inspection:
     """Evaluate a workload once, and take two steps of it."""
+    # Whoever only reads an inspection needs no torch.
+    from floatline.guard.policy import DEFAULT
+    from floatline.plan import Plan
+    from floatline.training.trainer import Trainer
+    from floatline.validate.trained_arm import first_batches
+
     metric = "loss"
     if workload.evaluate is not None:
         name = getattr(workload.evaluate, "__name__", "")

@@ -1,4 +1,4 @@
-"""Limits: how long each arm of a study trains."""
+"""Limits: how long each arm of a study trains, and when it is looked at on the way."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 
 from floatline.errors import ComparisonError
+
+NUM_CHECKPOINTS = 12
 
 
 @dataclass(frozen=True)
@@ -39,3 +41,8 @@ class Limits:
             return self.steps
         one_pass = math.ceil(num_batches / accumulate)
         return max(200, one_pass) if self.epochs is None else self.epochs * one_pass
+
+
+def checkpoints_of(steps: int) -> tuple[int, ...]:
+    """At most 12 steps, evenly spread, the last one among them."""
+    return tuple(sorted({math.ceil(steps * place / NUM_CHECKPOINTS) for place in range(1, NUM_CHECKPOINTS + 1)}))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from floatline.errors import ComparisonError
-from floatline.validate.arms import Job, failed_run, job_from_json
+from floatline.validate.jobs import Job, failed_run, job_from_json
 from floatline.validate.pairs import ArmRun
 
 _POLL_SECONDS = 0.02

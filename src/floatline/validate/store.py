@@ -57,10 +57,9 @@ class Store:
             raise ComparisonError(
                 f"{self.folder} already holds a study. Resume it (--resume), or choose another folder (--folder)."
             )
-        if before is None:
-            self.write(_STUDY, {"asked": asked, "found": {}})
-            return
-        _check_same(before.get("asked", {}), asked, self.folder)
+        self._asked = asked
+        if before is not None:
+            _check_same(before.get("asked", {}), asked, self.folder)
 
     @property
     def found(self) -> dict[str, Any]:
@@ -68,8 +67,8 @@ class Store:
         return (self.read(_STUDY) or {}).get("found", {})
 
     def settle(self, found: dict[str, Any]) -> None:
-        """Keep what was found out, for this run and for those that resume it."""
-        self.write(_STUDY, {**(self.read(_STUDY) or {}), "found": found})
+        """Keep what was asked and found out, for this run and for those that resume it: the study begins here."""
+        self.write(_STUDY, {"asked": self._asked, "found": found})
 
     def runs(self) -> dict[tuple[str, int], ArmRun]:
         """Every run on the disk by arm and seed, but for those that raised: they are tried again."""

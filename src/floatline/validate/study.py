@@ -7,8 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from floatline.validate.arms import Arm, Job
+from floatline.validate.arms import Arm
 from floatline.validate.comparison import Comparison, Gate, PowerPlan
+from floatline.validate.jobs import Job
 from floatline.validate.pairs import BROKEN, NUDGED, REFERENCE, ArmRun
 from floatline.validate.power import USUAL_SPREADS, describe_plans, plan_seeds
 from floatline.validate.processes import Runner

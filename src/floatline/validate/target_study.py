@@ -93,7 +93,6 @@ def validate(
         language_model=language_model,
     )
     subject = Subject.of(target, candidates, reference_plan(candidates), Limits(steps, epochs, batches), seed=seed)
-    runner = runner or ProcessRunner(jobs=jobs, timeout=timeout)
     asked = {**subject.asked, "terms": terms.as_json(), "broken": broken}
     place = Path("floatline-runs/validate") / name_folder(subject.text) if folder is None else folder
     with Store(place, asked=asked, resume=resume) as store:
@@ -102,6 +101,7 @@ def validate(
         settle_direction(found["metric"], higher_is_better)
         terms = replace(terms, metric=found["metric"])
         arms = subject.make_arms(found, broken=broken)
+        runner = runner or ProcessRunner(jobs=jobs, timeout=timeout)
         seeds = range(seed, seed + terms.looks[-1])
         study = Study(arms, [*map(arm_of, candidates)], terms, seeds, runner, store, watcher)
         comparisons = study.run()

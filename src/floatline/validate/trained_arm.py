@@ -16,11 +16,11 @@ from floatline.guard.policy import DEFAULT
 from floatline.numerics.rounding import round_nearest
 from floatline.plan import Plan
 from floatline.training.trainer import Trainer
-from floatline.validate.arms import Job
+from floatline.validate.jobs import Job
+from floatline.validate.limits import checkpoints_of
 from floatline.validate.pairs import NUM_FIRST_LOSSES, ArmRun
 from floatline.workload import Workload, load_target
 
-NUM_CHECKPOINTS = 12
 NUDGE = 1e-7
 BROKEN_FORMAT = "float8_e5m2"
 
@@ -84,11 +84,6 @@ def train_job(job: Job, workload: Workload) -> ArmRun:
         weights_changed=any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)),
         seconds=time.monotonic() - began,
     )
-
-
-def checkpoints_of(steps: int) -> tuple[int, ...]:
-    """At most 12 steps, evenly spread, the last one among them."""
-    return tuple(sorted({math.ceil(steps * place / NUM_CHECKPOINTS) for place in range(1, NUM_CHECKPOINTS + 1)}))
 
 
 def first_batches(workload: Workload, num: int | None) -> Workload:

@@ -1,0 +1,277 @@
+"""Expressions that break in 16 bits, and the same in a form that does not: one function for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+from floatline.fixes.names import Names
+from floatline.fixes.operations import (
+    Operation,
+    bare,
+    call,
+    enclosed,
+    float_of,
+    is_simple,
+    method,
+    read_number,
+    read_operation,
+    same,
+)
+from floatline.fixes.widening import WIDENED, widen_tree
+
+_SMALLEST_NORMAL = 2.0**-14  # of FP16
+_LARGEST = 65504.0
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a rewrite may know: the file's imports, what local names were made from, and the operation that failed.
+
+    Args:
+        names: Imports.
+        made: Local names to the expressions that they were made from.
+        op: The operation that failed, such as 'sum'; '' where it is not known.
+        is_sure: Whether a finding has named this line.
+    """
+
+    names: Names
+    made: Mapping[str, cst.BaseExpression] = field(default_factory=dict[str, cst.BaseExpression])
+    op: str = ""
+    is_sure: bool = False
+
+    def read(self, node: cst.BaseExpression) -> Operation | None:
+        """The operation that an expression is, or that its name was made by."""
+        if isinstance(node, cst.Name) and node.value in self.made:
+            node = self.made[node.value]
+        return read_operation(node, self.names)
+
+    def is_one(self, node: cst.BaseExpression) -> bool:
+        """Whether it is the number 1."""
+        return read_number(node) == 1.0
+
+
+@dataclass(frozen=True)
+class Change:
+    """A new expression.
+
+    Args:
+        node: The expression.
+        safe: Whether it is the same function in exact arithmetic.
+        says: What was done, as one line.
+    """
+
+    node: cst.BaseExpression
+    says: str
+    safe: bool = True
+
+
+Rewrite = Callable[[cst.BaseExpression, Scene], Change | None]
+
+
+def log_sigmoid(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """log(sigmoid(x)) to logsigmoid(x), log(1 - sigmoid(x)) to logsigmoid(-x)."""
+    outer = read_operation(node, scene.names)
+    if outer is None or outer.name != "log" or outer.rest or (new := scene.names.functional("logsigmoid")) is None:
+        return None
+    inner, safe = scene.read(outer.operand), True
+    if inner is not None and inner.name == "add" and scene.is_sure:  # log(sigmoid(x) + 1e-8)
+        number = read_number(inner.rest[0].value)
+        if number is not None and 0 < number < 1e-3:
+            inner, safe = scene.read(inner.operand), False
+    if inner is not None and inner.name == "sigmoid":
+        return Change(call(new, inner.operand), "log(sigmoid(x)) is logsigmoid(x)", safe)
+    if inner is None or inner.name != "sub" or not scene.is_one(inner.operand):
+        return None
+    inner = scene.read(inner.rest[0].value)
+    if inner is None or inner.name != "sigmoid":
+        return None
+    minus = cst.UnaryOperation(cst.Minus(), enclosed(inner.operand))
+    return Change(call(new, minus), "log(1 - sigmoid(x)) is logsigmoid(-x)", safe)
+
+
+def log_softmax(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """log(softmax(x, dim)) to log_softmax(x, dim)."""
+    outer = read_operation(node, scene.names)
+    if outer is None or outer.name != "log" or outer.rest:
+        return None
+    inner, new = scene.read(outer.operand), scene.names.functional("log_softmax")
+    if inner is None or inner.name != "softmax" or new is None:
+        return None
+    if inner.is_method and inner.rest and inner.rest[0].keyword is None:  # F.log_softmax(x, -1) takes it in this place
+        return Change(call(new, inner.operand, rest=inner.rest), "log(softmax(x)) is log_softmax(x)")
+    return Change(call(new, inner.operand, rest=inner.rest), "log(softmax(x)) is log_softmax(x)")
+
+
+def softplus(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """log(1 + exp(x)) and log1p(exp(x)) to softplus(x)."""
+    outer, new = read_operation(node, scene.names), scene.names.functional("softplus")
+    if outer is None or new is None or outer.name not in ("log", "log1p") or outer.rest:
+        return None
+    inner = scene.read(outer.operand)
+    if outer.name == "log":
+        if inner is None or inner.name != "add":
+            return None
+        parts = (inner.operand, inner.rest[0].value)
+        other = next((b for a, b in (parts, parts[::-1]) if scene.is_one(a)), None)
+        inner = None if other is None else scene.read(other)
+    if inner is None or inner.name != "exp":
+        return None
+    # Not quite the same: torch's softplus is x above 20, which FP32 cannot tell apart, and FP64 can.
+    return Change(call(new, inner.operand), "log(1 + exp(x)) is softplus(x)", safe=False)
+
+
+def exp_ratio(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """exp(x) / exp(x).sum(dim, keepdim=True) to softmax(x, dim); 1 / (1 + exp(-x)) to sigmoid(x)."""
+    fraction = read_operation(node, scene.names)
+    if fraction is None or fraction.name != "div" or len(fraction.rest) != 1:
+        return None
+    above, below = fraction.operand, scene.read(fraction.rest[0].value)
+    if below is None:
+        return None
+    if below.name == "add":
+        return _sigmoid(above, below, scene)
+    top, new = scene.read(above), scene.names.spell("torch.softmax")
+    inner = scene.read(below.operand) if below.name == "sum" else None
+    if top is None or inner is None or new is None or top.name != "exp" or inner.name != "exp":
+        return None
+    keeps = any(arg.keyword and arg.keyword.value == "keepdim" and _is_true(arg) for arg in below.rest)
+    dims = [arg for arg in below.rest if arg.keyword is None or arg.keyword.value == "dim"]
+    if not keeps or len(dims) != 1 or not same(top.operand, inner.operand):
+        return None
+    return Change(call(new, top.operand, rest=dims), "exp(x) / sum(exp(x)) is softmax(x)")
+
+
+def bce_with_logits(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """binary_cross_entropy(sigmoid(x), t) to binary_cross_entropy_with_logits(x, t)."""
+    outer, new = read_operation(node, scene.names), scene.names.functional("binary_cross_entropy_with_logits")
+    if outer is None or outer.name != "binary_cross_entropy" or outer.is_method or new is None:
+        return None
+    inner = scene.read(outer.operand)
+    if inner is None or inner.name != "sigmoid":
+        return None
+    says = "binary_cross_entropy of a sigmoid is binary_cross_entropy_with_logits"
+    return Change(call(new, inner.operand, rest=outer.rest), says)
+
+
+def mask_constant(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """masked_fill(x, mask, -1e9) and where(mask, x, -1e9) with the smallest number of x's dtype."""
+    found, finfo = read_operation(node, scene.names), scene.names.spell("torch.finfo")
+    if found is None or finfo is None or not isinstance(node, cst.Call):
+        return None
+    if found.name in ("masked_fill", "masked_fill_") and len(found.rest) == 2:
+        x, index = found.operand, len(node.args) - 1
+    elif found.name == "where" and not found.is_method and len(node.args) == 3:
+        x, index = node.args[1].value, 2
+    else:
+        return None
+    constant = read_number(node.args[index].value)
+    if not is_simple(x) or (constant is None and not scene.is_sure) or (constant is not None and constant >= -_LARGEST):
+        return None
+    least = cst.Attribute(call(finfo, cst.Attribute(x, cst.Name("dtype"))), cst.Name("min"))
+    args = [*node.args]
+    args[index] = args[index].with_changes(value=least)
+    return Change(node.with_changes(args=args), "the mask's constant is the smallest number of the dtype")
+
+
+def small_eps(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """y + 1e-8 and y.clamp(min=1e-8) with y in FP32; a quotient by it goes back to the dtype of what is divided.
+
+    Where a quotient is known to fail, its eps becomes 1e-4 at least: the gradient of x / eps is 1 / eps, and FP16 ends
+    at 65504.
+    """
+    found = read_operation(node, scene.names)
+    if found is None:
+        return None
+    if found.name == "div" and len(found.rest) == 1 and is_simple(found.operand):
+        inner = small_eps(bare(found.rest[0].value), scene)
+        if inner is None or not isinstance(node, cst.BinaryOperation):
+            return None
+        under = _larger_eps(inner.node, scene) if scene.is_sure else inner.node
+        whole = node.with_changes(right=enclosed(bare(under)), lpar=(), rpar=())
+        back = method(whole, "to", cst.Arg(cst.Attribute(found.operand, cst.Name("dtype"))))
+        return Change(back, inner.says, safe=under is inner.node)
+    says = "the eps is added in FP32, where it is not 0"
+    if found.name == "add" and isinstance(node, cst.BinaryOperation):
+        if _is_eps(node.right, scene) and not same(node.left, float_of(node.left, scene.names)):
+            return Change(node.with_changes(left=float_of(node.left, scene.names)), says)
+        if _is_eps(node.left, scene) and not same(node.right, float_of(node.right, scene.names)):
+            return Change(node.with_changes(right=float_of(node.right, scene.names)), says)
+        return None
+    bounds = [arg.value for arg in found.rest if arg.keyword is None or arg.keyword.value in ("min", "eps")]
+    if found.name not in ("clamp", "clamp_min", "normalize", "cosine_similarity"):
+        return None
+    is_small = any(_is_eps(bound, scene) for bound in bounds) or (found.name == "normalize" and scene.is_sure)
+    return _on_float(found, scene, says) if is_small else None
+
+
+def float_operands(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """The operation that failed, and what it is made of in this statement, in FP32."""
+    found = read_operation(node, scene.names)
+    if found is None or found.name != scene.op or scene.op not in WIDENED:
+        return None
+    wide = widen_tree(node, scene.names)
+    return None if wide is None else Change(wide, f"{found.name} is computed in FP32")
+
+
+def _on_float(found: Operation, scene: Scene, says: str) -> Change | None:
+    wide = float_of(found.operand, scene.names)
+    if wide is found.operand or not isinstance(found.node, cst.Call):
+        return None
+    if found.is_method:
+        function = cst.ensure_type(found.node.func, cst.Attribute)
+        return Change(found.node.with_changes(func=function.with_changes(value=wide)), says)
+    first = found.node.args[0].with_changes(value=wide)
+    return Change(found.node.with_changes(args=[first, *found.node.args[1:]]), says)
+
+
+def _sigmoid(above: cst.BaseExpression, below: Operation, scene: Scene) -> Change | None:
+    parts = (below.operand, below.rest[0].value)
+    other = next((b for a, b in (parts, parts[::-1]) if scene.is_one(a)), None)
+    inner = None if other is None else scene.read(other)
+    new = scene.names.spell("torch.sigmoid")
+    if inner is None or inner.name != "exp" or new is None:
+        return None
+    x = bare(inner.operand)
+    if scene.is_one(above):
+        return Change(call(new, _negative(x)), "1 / (1 + exp(-x)) is sigmoid(x)")
+    top = scene.read(above)
+    if top is None or top.name != "exp" or not same(top.operand, x):
+        return None
+    return Change(call(new, x), "exp(x) / (1 + exp(x)) is sigmoid(x)")
+
+
+def _negative(node: cst.BaseExpression) -> cst.BaseExpression:
+    """-x for x, x for -x, and a * b for -a * b."""
+    if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
+        return node.expression
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Multiply, cst.Divide)):
+        left = node.left
+        if isinstance(left, cst.UnaryOperation) and isinstance(left.operator, cst.Minus):
+            return node.with_changes(left=left.expression)
+    return cst.UnaryOperation(cst.Minus(), enclosed(node))
+
+
+def _larger_eps(node: cst.BaseExpression, scene: Scene) -> cst.BaseExpression:
+    """y + 1e-4 for y + 1e-8, and y + max(eps, 1e-4) for y + eps."""
+    if not isinstance(node, cst.BinaryOperation):
+        return node
+    for side, eps in (("right", node.right), ("left", node.left)):
+        if _is_eps(eps, scene):
+            least = cst.Float("1e-4")
+            return node.with_changes(**{side: least if read_number(eps) else call(cst.Name("max"), eps, least)})
+    return node
+
+
+def _is_eps(node: cst.BaseExpression, scene: Scene) -> bool:
+    number = read_number(node)
+    if number is not None:
+        return 0 < number < _SMALLEST_NORMAL
+    last = node.attr.value if isinstance(node, cst.Attribute) else node.value if isinstance(node, cst.Name) else ""
+    return scene.is_sure and "eps" in last.lower()
+
+
+def _is_true(arg: cst.Arg) -> bool:
+    return isinstance(arg.value, cst.Name) and arg.value.value == "True"

@@ -1,0 +1,74 @@
+"""What names mean in a source file: its imports, and how torch's functions are spelled in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import libcst as cst
+
+_FUNCTIONAL = "torch.nn.functional"
+
+
+@dataclass
+class Names:
+    """The imports of a file.
+
+    Args:
+        aliases: Local name to the dotted path that it stands for.
+    """
+
+    aliases: dict[str, str] = field(default_factory=dict)
+
+    def resolve(self, node: cst.BaseExpression) -> str:
+        """The dotted path that a name or attribute stands for: `F.softmax` is torch.nn.functional.softmax; or ''."""
+        if isinstance(node, cst.Name):
+            return self.aliases.get(node.value, "")
+        if isinstance(node, cst.Attribute):
+            owner = self.resolve(node.value)
+            return f"{owner}.{node.attr.value}" if owner else ""
+        return ""
+
+    def spell(self, path: str) -> cst.BaseExpression | None:
+        """A dotted path of torch in the file's own words; None where the file does not import torch so."""
+        best = ""
+        for name, stands_for in self.aliases.items():
+            if path != stands_for and not path.startswith(f"{stands_for}."):
+                continue
+            text = name + path[len(stands_for) :]
+            best = text if not best or len(text) < len(best) else best
+        return cst.parse_expression(best) if best else None
+
+    def functional(self, name: str) -> cst.BaseExpression | None:
+        """A function of torch.nn.functional."""
+        return self.spell(f"{_FUNCTIONAL}.{name}")
+
+
+class ReadImports(cst.CSTVisitor):
+    """Collects the imports of a file, wherever they stand."""
+
+    def __init__(self) -> None:
+        self.names = Names()
+
+    def visit_Import(self, node: cst.Import) -> None:  # noqa: N802
+        """`import torch.nn as nn`."""
+        for alias in node.names:
+            path = _dotted(alias.name)
+            if alias.asname is not None and isinstance(alias.asname.name, cst.Name):
+                self.names.aliases[alias.asname.name.value] = path
+            else:
+                self.names.aliases[path.split(".")[0]] = path.split(".")[0]
+
+    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
+        """`from torch import nn`."""
+        if node.relative or node.module is None or isinstance(node.names, cst.ImportStar):
+            return
+        for alias in node.names:
+            local = alias.asname.name if alias.asname is not None else alias.name
+            if isinstance(local, cst.Name):
+                self.names.aliases[local.value] = f"{_dotted(node.module)}.{_dotted(alias.name)}"
+
+
+def _dotted(node: cst.BaseExpression) -> str:
+    if isinstance(node, cst.Attribute):
+        return f"{_dotted(node.value)}.{node.attr.value}"
+    return node.value if isinstance(node, cst.Name) else ""

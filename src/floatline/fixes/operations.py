@@ -1,0 +1,118 @@
+"""Torch operations in source code: which one an expression is, and on what, however it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+
+from floatline.fixes.names import Names
+
+_HOMES = ("torch.nn.functional.", "torch.special.", "torch.linalg.", "torch.")
+_ALIASES = {"expit": "sigmoid", "square": "pow", "true_divide": "div", "divide": "div", "multiply": "mul"}
+_SIGNS: dict[type[cst.BaseBinaryOp], str] = {
+    cst.Multiply: "mul",
+    cst.Divide: "div",
+    cst.Add: "add",
+    cst.Subtract: "sub",
+    cst.Power: "pow",
+    cst.MatrixMultiply: "matmul",
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation: its name, its first operand, and the rest.
+
+    Args:
+        name: As torch calls it, such as 'softmax'.
+        operand: What it is applied to.
+        rest: The other arguments.
+        node: The whole expression.
+        is_method: Whether it is written as a method of its operand.
+    """
+
+    name: str
+    operand: cst.BaseExpression
+    rest: tuple[cst.Arg, ...]
+    node: cst.BaseExpression
+    is_method: bool = False
+
+
+def read_operation(node: cst.BaseExpression, names: Names) -> Operation | None:
+    """The operation that an expression is; None where it is none of torch's, or cannot be told."""
+    if isinstance(node, cst.BinaryOperation):
+        name = _SIGNS.get(type(node.operator), "")
+        return Operation(name, node.left, (cst.Arg(node.right),), node) if name else None
+    if not isinstance(node, cst.Call):
+        return None
+    path = names.resolve(node.func)
+    if path:
+        home = next((home for home in _HOMES if path.startswith(home)), "")
+        name = path.removeprefix(home)
+        if not home or "." in name or not node.args or node.args[0].keyword is not None or node.args[0].star:
+            return None
+        return Operation(_ALIASES.get(name, name), node.args[0].value, tuple(node.args[1:]), node)
+    if isinstance(node.func, cst.Attribute):
+        name = node.func.attr.value
+        return Operation(_ALIASES.get(name, name), node.func.value, tuple(node.args), node, is_method=True)
+    return None
+
+
+def read_number(node: cst.BaseExpression) -> float | None:
+    """A number in the source, such as -1e9 or -10 ** 9; None for anything else."""
+    if isinstance(node, (cst.Integer, cst.Float)):
+        return float(node.evaluated_value)
+    if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, (cst.Minus, cst.Plus)):
+        inner = read_number(node.expression)
+        return None if inner is None else (-inner if isinstance(node.operator, cst.Minus) else inner)
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+        base, power = read_number(node.left), read_number(node.right)
+        return None if base is None or power is None else float(base**power)
+    return None
+
+
+def is_simple(node: cst.BaseExpression) -> bool:
+    """Whether evaluating an expression twice costs and changes nothing: a name, or an attribute of one."""
+    if isinstance(node, cst.Attribute):
+        return is_simple(node.value)
+    return isinstance(node, cst.Name)
+
+
+def bare(node: cst.BaseExpression) -> cst.BaseExpression:
+    """An expression without the parentheses around it."""
+    return node.with_changes(lpar=(), rpar=()) if getattr(node, "lpar", ()) else node
+
+
+def call(function: cst.BaseExpression, *args: cst.BaseExpression, rest: Sequence[cst.Arg] = ()) -> cst.Call:
+    """`function(args, rest)`."""
+    own = [cst.Arg(bare(arg)) for arg in args]
+    every = [arg.with_changes(comma=cst.MaybeSentinel.DEFAULT) for arg in (*own, *rest)]
+    return cst.Call(function, every)
+
+
+def method(owner: cst.BaseExpression, name: str, *args: cst.Arg) -> cst.Call:
+    """`owner.name(args)`, with parentheses around the owner where it needs them."""
+    return cst.Call(cst.Attribute(enclosed(owner), cst.Name(name)), list(args))
+
+
+def enclosed(node: cst.BaseExpression) -> cst.BaseExpression:
+    """An expression that a dot or a sign may stand beside."""
+    closed = (cst.Name, cst.Attribute, cst.Call, cst.Subscript)
+    if isinstance(node, closed) or getattr(node, "lpar", ()):
+        return node
+    return node.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
+
+
+def same(left: cst.BaseExpression, right: cst.BaseExpression) -> bool:
+    """Whether two expressions are written alike."""
+    return bare(left).deep_equals(bare(right))
+
+
+def float_of(node: cst.BaseExpression, names: Names) -> cst.BaseExpression:
+    """`node.float()`; what is FP32 already, or a number, stays."""
+    found = read_operation(node, names)
+    if read_number(node) is not None or (found is not None and found.is_method and found.name in ("float", "double")):
+        return node
+    return method(node, "float")

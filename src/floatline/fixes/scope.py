@@ -1,0 +1,121 @@
+"""Where a line stands in a file: its statement, the function around it, and what local names were made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import libcst as cst
+
+Positions = Mapping[cst.CSTNode, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A statement.
+
+    Args:
+        line: The statement.
+        around: The innermost function around it, or the module.
+    """
+
+    line: cst.SimpleStatementLine
+    around: cst.CSTNode
+
+
+def find_statement(module: cst.Module, positions: Positions, line: int) -> Place | None:
+    """The simple statement that a line belongs to; None where there is none."""
+    finder = _Find(positions, line)
+    module.visit(finder)
+    return finder.found
+
+
+class _Find(cst.CSTVisitor):
+    def __init__(self, positions: Positions, line: int) -> None:
+        self._positions, self._line = positions, line
+        self._around: list[cst.CSTNode] = []
+        self.found: Place | None = None
+
+    def visit_Module(self, node: cst.Module) -> None:  # noqa: N802
+        self._around.append(node)
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
+        self._around.append(node)
+
+    def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:  # noqa: N802
+        del original_node
+        self._around.pop()
+
+    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> bool:  # noqa: N802
+        where = self._positions[node]
+        if where.start.line <= self._line <= where.end.line:
+            self.found = Place(node, self._around[-1])
+        return False
+
+
+def find_made(around: cst.CSTNode, positions: Positions, line: int) -> dict[str, cst.BaseExpression]:
+    """What local names stand for at a line: those assigned once, from names that have not changed since."""
+    reader = _Assignments(positions)
+    around.visit(reader)
+    made: dict[str, cst.BaseExpression] = {}
+    for name, found in reader.found.items():
+        at, value = found[0]
+        if len(found) != 1 or value is None:
+            continue
+        used = {node.value for node in _all_names(value)}
+        later = [n for other in used for n, _ in reader.found.get(other, ()) if at <= n <= line]
+        if at < line and not later:
+            made[name] = value
+    return made
+
+
+class _Assignments(cst.CSTVisitor):
+    """Every assignment to a name: its line, and its value where that is one expression."""
+
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+        self.found: dict[str, list[tuple[int, cst.BaseExpression | None]]] = {}
+
+    def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802
+        for target in node.targets:
+            alone = node.value if isinstance(target.target, cst.Name) else None
+            self._note(target.target, alone)
+
+    def visit_AugAssign(self, node: cst.AugAssign) -> None:  # noqa: N802
+        self._note(node.target, None)
+
+    def visit_AnnAssign(self, node: cst.AnnAssign) -> None:  # noqa: N802
+        self._note(node.target, node.value)
+
+    def visit_For(self, node: cst.For) -> None:  # noqa: N802
+        self._note(node.target, None)
+
+    def visit_NamedExpr(self, node: cst.NamedExpr) -> None:  # noqa: N802
+        self._note(node.target, None)
+
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
+        # x.clamp_(…) writes to x.
+        if isinstance(node.func, cst.Attribute) and node.func.attr.value.endswith("_"):
+            self._note(node.func.value, None)
+
+    def _note(self, target: cst.BaseExpression, value: cst.BaseExpression | None) -> None:
+        at = self._positions[target].start.line
+        # p[0] = 1 writes to p.
+        names = [target] if isinstance(target, cst.Name) else _all_names(target)
+        for name in names:
+            self.found.setdefault(name.value, []).append((at, value))
+
+
+def _all_names(node: cst.CSTNode) -> list[cst.Name]:
+    reader = _Names()
+    node.visit(reader)
+    return reader.found
+
+
+class _Names(cst.CSTVisitor):
+    def __init__(self) -> None:
+        self.found: list[cst.Name] = []
+
+    def visit_Name(self, node: cst.Name) -> None:  # noqa: N802
+        self.found.append(node)

@@ -1,0 +1,91 @@
+"""Statements of a training loop, or of a constructor, that are wrong in themselves: what stands there instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import libcst as cst
+import libcst.matchers as m
+
+from floatline.fixes.names import Names
+
+_MAKERS = ("rand", "randn", "zeros", "ones", "full", "empty", "tensor")
+
+
+@dataclass(frozen=True)
+class NewStatements:
+    """What stands in the place of one statement.
+
+    Args:
+        statements: As source, one each.
+        says: What was done, as one line.
+    """
+
+    statements: tuple[str, ...]
+    says: str
+
+
+def unscale_before_clip(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Names) -> NewStatements | None:
+    """`scaler.unscale_(optimizer)` before gradients are clipped."""
+    del names
+    text = _source(line)
+    scaler, optimizer = _find_scaler(around), _find_optimizer(around)
+    if "clip_grad" not in text or not scaler or not optimizer:
+        return None
+    return NewStatements((f"{scaler}.unscale_({optimizer})", text), "gradients are unscaled before they are clipped")
+
+
+def step_through_scaler(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Names) -> NewStatements | None:
+    """`scaler.step(optimizer)` in the place of `optimizer.step()`."""
+    del names
+    scaler = _find_scaler(around)
+    if (
+        not scaler
+        or len(line.body) != 1
+        or not m.matches(line.body[0], m.Expr(m.Call(m.Attribute(attr=m.Name("step")), args=[])))
+    ):
+        return None
+    optimizer = _source(line).strip().removesuffix(".step()")
+    update = () if m.findall(around, m.Call(m.Attribute(m.Name(scaler), m.Name("update")))) else (f"{scaler}.update()",)
+    return NewStatements((f"{scaler}.step({optimizer})", *update), "the scaler unscales, checks and makes the step")
+
+
+def bare_parameter(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Names) -> NewStatements | None:
+    """`self.x = torch.rand(…, requires_grad=True)` as a parameter, which optimizers see."""
+    del around
+    new = names.spell("torch.nn.Parameter")
+    if len(line.body) != 1 or not isinstance(line.body[0], cst.Assign) or new is None:
+        return None
+    assign = line.body[0]
+    target, value = assign.targets[0].target, assign.value
+    owned = m.matches(target, m.Attribute(m.Name("self")))
+    if not owned or not isinstance(value, cst.Call) or names.resolve(value.func).rpartition(".")[2] not in _MAKERS:
+        return None
+    trained = [arg for arg in value.args if arg.keyword is not None and arg.keyword.value == "requires_grad"]
+    if not trained or _source(trained[0].value) != "True":
+        return None
+    rest = [arg for arg in value.args if arg is not trained[0]]
+    if rest:
+        rest[-1] = rest[-1].with_changes(comma=cst.MaybeSentinel.DEFAULT)
+    made = cst.Call(new, [cst.Arg(value.with_changes(args=rest))])
+    return NewStatements((_source(assign.with_changes(value=made)),), "a bare tensor becomes a parameter of the module")
+
+
+def _find_scaler(around: cst.CSTNode) -> str:
+    """The name of what scales the loss: `scaler.scale(loss).backward()`."""
+    for node in m.findall(around, m.Call(m.Attribute(m.Name(), m.Name("scale")))):
+        return _source(cst.ensure_type(cst.ensure_type(node, cst.Call).func, cst.Attribute).value)
+    return ""
+
+
+def _find_optimizer(around: cst.CSTNode) -> str:
+    """What the scaler steps, or what is stepped itself."""
+    for node in m.findall(around, m.Call(m.Attribute(attr=m.Name("step")), args=[m.Arg(), m.ZeroOrMore()])):
+        return _source(cst.ensure_type(node, cst.Call).args[0].value)
+    return ""
+
+
+def _source(node: cst.CSTNode) -> str:
+    if isinstance(node, cst.SimpleStatementLine):
+        return "; ".join(cst.Module([]).code_for_node(part) for part in node.body).strip()
+    return cst.Module([]).code_for_node(node)

@@ -1,0 +1,67 @@
+"""Where in the user's code something happened: the innermost frame that is not torch's, floatline's or Python's."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+import torch
+
+_PACKAGES = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parents[1]) + "/")
+_STANDARD = tuple(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib"))
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A line of code.
+
+    Args:
+        file: Its file; '' where no frame of the user's was on the stack.
+        line: Counted from 1.
+        function: Name of the function, with its class where Python tells.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+NOWHERE = Spot()
+
+
+@cache
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's, floatline's nor the standard library's."""
+    if file.startswith(("<frozen", "<eval_with_key", "<__array_function__", *_PACKAGES)):
+        return False
+    return not file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file
+
+
+def find_caller() -> Spot:
+    """The user's innermost frame on the stack of this call."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return Spot(frame.f_code.co_filename, frame.f_lineno, _name(frame.f_code))
+        frame = frame.f_back
+    return NOWHERE
+
+
+def find_raiser(trace: TracebackType | None) -> Spot:
+    """The user's innermost frame in a traceback."""
+    found = NOWHERE
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename):
+            found = Spot(code.co_filename, trace.tb_lineno, _name(code))
+        trace = trace.tb_next
+    return found
+
+
+def _name(code: CodeType) -> str:
+    # co_qualname came with Python 3.11; 'f.<locals>.g' is just g to a reader.
+    return str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]

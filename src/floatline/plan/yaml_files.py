@@ -1,0 +1,54 @@
+"""Plans on the disk: YAML, written whole or not at all, and read without running anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from floatline.errors import PlanError
+
+
+def write_yaml(path: Path, data: dict[str, Any]) -> None:
+    """Write a mapping: whole or not at all, also when the machine stops half way."""
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise PlanError(f"Plan cannot be written to '{path}': {error.strerror}. Choose another path.") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping that a YAML file holds; PlanError where it holds none."""
+    if path.is_dir():
+        raise PlanError(f"Plan '{path}' is a folder. Give a YAML file.")
+    if not path.is_file():
+        raise PlanError(f"Plan '{path}' does not exist. Give a YAML file or the name of a plan.")
+    try:
+        data: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise PlanError(f"Plan '{path}' is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise PlanError(f"Plan '{path}' is not plain YAML: {_first_problem(error)}. Mend it there.") from None
+    except OSError as error:
+        raise PlanError(f"Plan '{path}' cannot be read: {error.strerror}. Check its permissions.") from None
+    if data is None:
+        raise PlanError(f"Plan '{path}' is empty. It needs at least weights and compute.")
+    if not isinstance(data, Mapping):
+        raise PlanError(f"Plan '{path}' holds a {type(data).__name__}. It must map keys to values.")
+    return {str(key): value for key, value in data.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+
+
+def _first_problem(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{error.problem}, line {error.problem_mark.line + 1}"
+    return "nested too deep" if isinstance(error, RecursionError) else str(error)

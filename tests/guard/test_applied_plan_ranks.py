@@ -1,0 +1,48 @@
+"""An applied plan on two processes: modules, functions and rewrites are exact under DDP and FSDP2."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+import torch
+import torch.distributed as dist
+
+SCRIPT = Path(__file__).with_name("applied_on_ranks.py")
+
+pytestmark = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"
+)
+
+
+@cache
+def found_by_all():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
+    with TemporaryDirectory() as folder:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=200, env=env)
+        assert run.returncode == 0, run.stderr[-6000:]
+        return [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(2)]
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_everything_that_is_kept_has_the_bits_of_fp32(kind):
+    if kind == "FSDP2" and torch.__version__.startswith("2.6."):
+        pytest.skip("FSDP2 does not run on the CPU in torch 2.6")
+    for rank in found_by_all():
+        found = rank[kind]
+        assert found["head"]
+        assert found["needed"]  # FP16 would have been inf there
+        assert found["function"]
+        assert found["function_dtype"] == "torch.float32"
+        assert found["applied"]
+
+
+def test_both_ways_find_the_same_gradient():
+    for rank in found_by_all():
+        assert rank["DDP"]["norm"] == pytest.approx(rank["FSDP2"]["norm"], rel=1e-5)
+        assert rank["DDP"]["norm"] > 0
