@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo test lint format bench build clean
 
 demo: ready  ## run the main job and write demo/report.html
-	@$(BIN)/python examples/how_low.py
+	@$(BIN)/python examples/demo.py
 
 test: ready  ## all tests
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4

@@ -2,7 +2,7 @@
 
 Trains in FP32 for a while, looks at the gradients one step sends back through every layer, says what FP16 would
 make of them with and without loss scaling, and then runs that same step in real FP16 to see whether it was right.
-Writes demo/report.html. `make demo` runs it.
+Writes demo/how_low.html.
 """
 
 import sys
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import small_gpt
 
 STEPS = 150
-REPORT = Path(__file__).parent.parent / "demo" / "report.html"
+REPORT = Path(__file__).parent.parent / "demo" / "how_low.html"
 
 
 def gradients(model, batch, loss_fn, *, fp16: bool, scale: float) -> list[torch.Tensor]:

@@ -150,3 +150,14 @@ def test_an_exception_that_no_cause_explains_is_not_called_healthy(tmp_path):
     assert "KeyError" in given.stderr
     assert "FP32 raises it, too" in given.stderr
     assert len(given.stderr.strip().splitlines()) == 1
+
+
+def test_what_would_not_fit_a_format_is_told(tmp_path):
+    target = tmp_path / "wide.py"
+    wide = EXAMPLE.read_text().replace('"fp16-mixed"', '"fp32"')
+    target.write_text(wide)
+    given = run(str(target), "--would-fit", "fp16", "--steps", "4", "--format", "json")
+    assert given.returncode == 1, given.stderr
+    (fit,) = json.loads(given.stdout)["formats"]
+    assert fit["format"] == "fp16"
+    assert run(str(target), "--would-fit", "bf16", "--steps", "4").returncode == 0

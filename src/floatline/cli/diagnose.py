@@ -48,6 +48,10 @@ def diagnose(
         typer.Option("--bundle", metavar="FOLDER", help="Write that step to a folder; floatline replay runs it again."),
     ] = None,
     with_data: Annotated[bool, typer.Option("--with-data", help="Put the step's batch into the bundle.")] = False,
+    formats: Annotated[
+        list[str] | None,
+        typer.Option("--would-fit", metavar="FORMAT", help="Instead: what of an FP32 or BF16 run does not fit FORMAT."),
+    ] = None,
 ) -> None:
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.
 
@@ -61,10 +65,15 @@ def diagnose(
         _check_writable(trace)
     if with_data and bundle is None:
         raise typer.BadParameter("--with-data says what goes into a bundle. Give --bundle FOLDER, too.")
+    if _COMMAND in context.meta and formats:
+        raise typer.BadParameter("--would-fit looks at a target, and a script is none. Give it a build() file.")
     if _COMMAND in context.meta and bundle is not None:
         raise typer.BadParameter("--bundle holds a step of a target, and a script is none. Give it a build() file.")
     if _COMMAND in context.meta:
         _diagnose_command(context, output, trace)
+        return
+    if formats:
+        _foresee(target, tuple(formats), steps, seed, output)
         return
     from floatline.diagnosis.diagnose import diagnose as find_out
 
@@ -81,6 +90,26 @@ def diagnose(
         )
     _print(diagnosis, output)
     if diagnosis.findings:
+        raise typer.Exit(1)
+
+
+def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, output: OutputFormat) -> None:
+    """Say what would not fit a format, before anyone trains in it."""
+    import sys
+
+    from floatline.diagnosis.would_fit import would_fit
+    from floatline.report.fit import as_json, print_fit
+    from floatline.workload import load_target
+
+    with contextlib.redirect_stdout(sys.stderr), _progress() as show:
+        loaded = load_target(target)
+        show("recording steps from several points of training")
+        fits = would_fit(loaded, formats=formats, steps=steps, seed=seed)
+    if output is OutputFormat.json:
+        print_json(as_json(target, fits))
+    else:
+        print_fit(fits, text_console())
+    if any(fit.unfit for fit in fits):
         raise typer.Exit(1)
 
 

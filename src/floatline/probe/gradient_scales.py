@@ -74,7 +74,7 @@ class GradientScales:
 
     def owner_of(self, tensor: Tensor) -> Held | None:
         """Whose scaled gradient lies in the memory of a tensor."""
-        return self._memory.get(tensor.data_ptr()) if self._memory else None
+        return self._memory.get(_address(tensor)) if self._memory else None
 
     def owners_among(self, tensors: list[Tensor]) -> list[Held]:
         """Whose scaled gradients are among tensors, each once."""
@@ -152,11 +152,16 @@ class GradientScales:
         held.largest = _largest(held.gradients) if scaled else None
         self._memory = {pointer: owner for pointer, owner in self._memory.items() if owner is not held}
         if scaled:
-            self._memory |= {gradient.data_ptr(): held for gradient in held.gradients}
+            self._memory |= {_address(gradient): held for gradient in held.gradients}
 
     def _forget(self, held: Held) -> None:
         held.factors, held.shrunk = [], 1.0
         self._note(held, {})
+
+
+def _address(tensor: Tensor) -> int:
+    """Where the numbers of a tensor lie; a sparse one has no memory of its own, but its values have."""
+    return (tensor._values() if tensor.is_sparse else tensor).data_ptr()
 
 
 def _read_marks(held: Held) -> _Marks:

@@ -6,13 +6,17 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from floatline import optim
 from floatline.errors import TargetError
+from floatline.guard.applied_plan import AppliedPlan
 from floatline.guard.islands import Islands, cast_weights
 from floatline.plan import Clip, Plan
 from floatline.presets import resolve_plan
@@ -288,16 +292,25 @@ def _arguments(trainer: Callable[..., object], text: str, *, steps: int | None, 
 def _train(workload: Workload, seen: Watch, steps: int) -> None:
     """The plain loop over a workload's batches."""
     plan = resolve_plan(workload.precision)
-    model, dtype = workload.model, _DTYPES[plan.compute]
-    device = next((p.device.type for p in model.parameters()), "cpu")
+    model = workload.model
     whole = plan.weights != "fp32"  # weights and batches in 16 bits, no autocast
     if whole and plan.fp32_modules:
         cast_weights(model, plan)
     elif whole:
-        model.to(dtype)
-    if plan.compute != "fp32" and plan.fp32_modules:
-        Islands(model, plan.check_modules(model))
+        model.to(_DTYPES[plan.compute])
     optimizer = workload.make_optimizer(model)
+    if whole and plan.update is not None:
+        optimizer = optim.convert(optimizer, update=plan.update)
+    applied = AppliedPlan(model, plan, loss_fn=workload.loss_fn)
+    try:
+        _train_steps(replace(workload, loss_fn=applied.loss_fn or workload.loss_fn), plan, optimizer, seen, steps)
+    finally:
+        applied.remove()
+
+
+def _train_steps(workload: Workload, plan: Plan, optimizer: Optimizer, seen: Watch, steps: int) -> None:
+    model, dtype, whole = workload.model, _DTYPES[plan.compute], plan.weights != "fp32"
+    device = next((p.device.type for p in model.parameters()), "cpu")
     scaler = _make_scaler(plan, device, enabled=plan.compute == "fp16" and not whole)
     mixed = plan.compute != "fp32" and not whole
     model.train()

@@ -85,7 +85,7 @@ def capture_target(target: Target, *, step: int, seed: int = 0) -> Step:
         plan=plan,
         scaler=made["scaler"],
         random_state=made["random"],
-        half_on_cpu=not torch.cuda.is_available(),
+        half_on_cpu=True,  # what lies on a GPU passes through it
         origin=replace(origin, islands=tuple(plan.check_modules(workload.model))),
     )
 
