@@ -164,31 +164,8 @@ def _write_report(result: Validation) -> str:
 
 
 def _print(result: Validation, report: str) -> None:
-    """What was found, for people; the best candidate first."""
-    from rich.text import Text
+    from pathlib import Path
 
-    from floatline.checkup.units import format_bytes
-    from floatline.validate.ranking import describe_several
+    from floatline.report.validation_terminal import print_validation
 
-    lines: list[str] = []
-    memories = {memory.arm: memory for memory in result.memory}
-    for comparison in result.comparisons:
-        lines += str(comparison).splitlines()
-        speed = next((speed for speed in result.speed if speed.arm == comparison.candidate), None)
-        if speed is not None:
-            timing = speed.timing
-            lines.append(
-                f"  speed      {timing.speedup:.2f} times FP32's [{1 / timing.high:.2f}, {1 / timing.low:.2f}]: "
-                f"{timing.verdict}"
-            )
-        own, fp32 = memories.get(comparison.candidate), memories.get(comparison.reference)
-        if own is not None and fp32 is not None:
-            share = own.peak / fp32.peak
-            lines.append(
-                f"  memory     {format_bytes(own.peak)}, {100 * share:.0f} % of FP32's {format_bytes(fp32.peak)}"
-            )
-        lines += [f"  why: {reason}" for reason in result.reasons.get(comparison.candidate, ())]
-    several = describe_several(len(result.comparisons))
-    lines += [several] if several else []
-    lines.append(f"report {report}")
-    text_console().print(Text("\n".join(lines)), soft_wrap=True)
+    print_validation(result, text_console(), report=Path(report))
