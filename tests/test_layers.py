@@ -13,6 +13,7 @@ FLOORS = [
     {"cli"},
     {"integrations"},
     {"report"},
+    {"rescue"},
     {"validate"},
     {"diagnosis"},
     {"checkup", "training"},

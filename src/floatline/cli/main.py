@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from floatline import __version__
-from floatline.cli import approve, compare, diagnose, doctor, explain, replay, rollback, status, train, validate
+from floatline.cli import approve, compare, diagnose, doctor, explain, replay, rescue, rollback, status, train, validate
 from floatline.errors import FloatlineError
 
 app = typer.Typer(
@@ -41,6 +41,7 @@ app.command(cls=diagnose.TargetOrCommand)(diagnose.diagnose)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(replay.replay)
+app.command()(rescue.rescue)
 app.command()(rollback.rollback)
 app.command()(status.status)
 app.command()(train.train)

@@ -1,0 +1,69 @@
+"""`floatline rescue`: from a broken 16-bit run to a plan that is verified against FP32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Annotated
+
+import typer
+
+from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+
+
+def rescue(
+    target: Annotated[str, typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")],
+    steps: Annotated[
+        int | None,
+        typer.Option("--steps", min=1, help="Steps of every run. [40; of the validation one pass or 200]"),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Of the target and of the training.")] = 0,
+    budget: Annotated[
+        float, typer.Option("--budget", min=1.0, help="Seconds for the search, and again for trying plans.")
+    ] = 60.0,
+    prove: Annotated[bool, typer.Option("--prove", help="Validate in full, in place of the short form.")] = False,
+    folder: Annotated[
+        str | None, typer.Option("--folder", metavar="FOLDER", help="Of the results. [floatline-runs/rescue/NAME]")
+    ] = None,
+    output: FormatOption = OutputFormat.text,
+) -> None:
+    """Diagnose a target, find a plan under which it trains as FP32 does, and verify it.
+
+    Writes plan.yaml, fix.patch where the code could change, rescue.json and report.html. The code is left alone.
+    Exit code 0 means that the plan is verified, or that none is needed; 1 that something is left to do.
+    """
+    import sys
+    from pathlib import Path
+
+    from floatline.training.run_names import name_folder
+
+    place = Path("floatline-runs/rescue") / name_folder(target) if folder is None else Path(folder)
+    if place.exists() and not place.is_dir():  # now, and not after minutes of work
+        raise typer.BadParameter(f"--folder '{place}' is a file. Name a folder.")
+    from floatline.report.rescue import print_rescue, write_rescue
+    from floatline.rescue.rescue import rescue as save
+
+    # What the target prints is not the report.
+    with contextlib.redirect_stdout(sys.stderr), _progress() as show:
+        result = save(target, folder=place, steps=steps, seed=seed, budget=budget, prove=prove, on_progress=show)
+        files = write_rescue(result, place)
+    if output is OutputFormat.json:
+        print_json({**result.as_json(), "files": files})
+    else:
+        print_rescue(result, files, text_console())
+    if not result.solved:
+        raise typer.Exit(1)
+
+
+@contextlib.contextmanager
+def _progress() -> Generator[Callable[[str], None]]:
+    """A line on stderr that says what is being done; nothing where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(Text("loading the target")) as status:
+        yield lambda text: status.update(Text(text))

@@ -1,0 +1,176 @@
+"""A rescue for people: the summary on the terminal, and report.html with the evidence of every stage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from floatline import __version__
+from floatline.report.document import Block, Code, Document, Part, Table, Tile, Tone, Words
+from floatline.report.package_files import put_in_place
+from floatline.report.validation_facts import document_of
+from floatline.report.validation_html import page_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from floatline.findings import Finding
+    from floatline.rescue.result import Rescue
+
+_STYLES = {
+    "healthy": "bold green",
+    "rescued": "bold green",
+    "not-verified": "bold yellow",
+    "code-change": "bold yellow",
+    "not-precision": "bold red",
+    "unsolved": "bold red",
+}
+# A page has one of validate's verdicts as its mark; without a validation there is nothing to pass.
+_MARKS = {"healthy": "PASS"}
+
+
+def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
+    """Write plan.yaml, fix.patch, rescue.json and report.html, each in one step; what there is none of is taken away.
+
+    Args:
+        rescue: What was found out.
+        folder: Made where it is not there.
+
+    Returns:
+        Name of each file that was written to its path.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: folder / name for name in ("plan.yaml", "fix.patch", "rescue.json", "report.html")}
+    for name, text in (("plan.yaml", rescue.plan), ("fix.patch", rescue.patch)):
+        if not text:  # of an earlier rescue: it does not belong to this one
+            files.pop(name).unlink(missing_ok=True)
+    if rescue.plan is not None:
+        rescue.plan.save(files["plan.yaml"])
+    if rescue.patch:
+        put_in_place(files["fix.patch"], rescue.patch)
+    put_in_place(files["report.html"], page_of(document_of_rescue(rescue)))
+    written = {name: str(path) for name, path in files.items()}
+    data = json.dumps(_plain({**rescue.as_json(), "files": written}), indent=1, ensure_ascii=False, allow_nan=False)
+    put_in_place(files["rescue.json"], data + "\n")
+    return written
+
+
+def print_rescue(rescue: Rescue, files: dict[str, str], console: Console) -> None:
+    """Print the outcome, what led to it, and where the files are."""
+    lines = [Text(rescue.outcome, style=_STYLES[rescue.outcome]) + Text(f"  {_printable(rescue.words)}")]
+    primary = rescue.diagnosis.primary
+    if primary is not None:
+        lines.append(_row("found", f"{primary.cause.id}: {primary.cause.title}, at {rescue.where}"))
+        lines.append(_row("seen", primary.seen))
+    lines += [_row("tried", f"{tried.does}: {tried.shortfall or 'trains as FP32 does'}") for tried in rescue.tried]
+    if rescue.validation is not None:
+        lines.append(_row("check", f"{rescue.validation.verdict}: {rescue.validation.best.reason}"))
+    lines += [
+        _row("code", f"{fix.name}:{fix.line}: {fix.says}{'' if fix.safe else ' (look at it first)'}")
+        for fix in rescue.fixes
+    ]
+    lines += [_row("note", note) for note in rescue.notes]
+    taken = ", ".join(f"{stage.name} {stage.seconds:.1f} s" for stage in rescue.stages)
+    lines.append(_row("time", taken))
+    lines += [_row(_LABELS[name], path) for name, path in files.items() if name in _LABELS]
+    if rescue.plan is not None:
+        lines.append(_row("next", f"floatline train {rescue.target} --plan {files['plan.yaml']}"))
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+_LABELS = {"plan.yaml": "plan", "fix.patch": "patch", "report.html": "report"}
+
+
+def document_of_rescue(rescue: Rescue) -> Document:
+    """The report: diagnosis, plan and trials first, then the validation where there is one."""
+    own = (_diagnosis(rescue), *_trials(rescue), *_code(rescue), _stages(rescue))
+    if rescue.validation is not None:
+        document = document_of(rescue.validation)
+        return replace(document, subtitle=f"{rescue.words} {document.subtitle}", before=(*own, *document.before))
+    primary = rescue.diagnosis.primary
+    return Document(
+        title=f"Rescue of {rescue.target}: {rescue.outcome}",
+        subtitle=f"in {rescue.diagnosis.precision}",
+        verdict=_MARKS.get(rescue.outcome, "INCONCLUSIVE" if rescue.plan is not None else "FAIL"),
+        meaning="No validation was made: nothing is claimed about it.",
+        reason=rescue.words,
+        tiles=(
+            Tile("cause", "none" if primary is None else primary.cause.id, "" if primary is None else primary.where),
+        ),
+        flags=rescue.notes,
+        before=own,
+        chapters=(),
+        after=(),
+        footer=f"floatline {__version__}, {sum(stage.seconds for stage in rescue.stages):.0f} s",
+    )
+
+
+def _diagnosis(rescue: Rescue) -> Part:
+    findings = rescue.diagnosis.findings
+    if not findings:
+        return Part("What is wrong", (Words("Nothing was found."),))
+    rows = tuple((finding.cause.id, _place(finding), finding.seen, finding.fix) for finding in findings)
+    table = Table(
+        "Findings, the primary cause first", ("cause", "where", "seen", "fix"), rows, named=(0, 1), cards=True
+    )
+    more = [Words(text, "note") for text in (*rescue.diagnosis.tried, *rescue.diagnosis.notes)]
+    return Part("What is wrong", (table, *more))
+
+
+def _trials(rescue: Rescue) -> tuple[Part, ...]:
+    blocks: list[Block] = []
+    if rescue.island is not None:
+        blocks.append(Words(f"The smallest FP32 island: {', '.join(rescue.island.modules) or rescue.island.reason}."))
+        blocks += [Words(f"{m.module}: {m.reason}", "note") for m in rescue.island.members if m.reason]
+    if rescue.tried:
+        tones: tuple[Tone, ...] = tuple("bad" if tried.shortfall else "good" for tried in rescue.tried)
+        rows = tuple((t.does, t.shortfall or "trains as FP32 does", t.why) for t in rescue.tried)
+        caption = f"Plans in the order of trial, {rescue.steps} steps each"
+        blocks.append(Table(caption, ("plan", "against FP32", "why it was tried"), rows, tones=tones, cards=True))
+    if rescue.plan is not None:
+        import yaml
+
+        data = rescue.plan.model_dump(mode="json", exclude_defaults=True)
+        blocks.append(Code(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), "yaml", "plan.yaml"))
+    return (Part("The plan", tuple(blocks)),) if blocks else ()
+
+
+def _code(rescue: Rescue) -> tuple[Part, ...]:
+    if not rescue.patch:
+        return ()
+    words = Words("The code itself could change so. Nothing was changed: `patch -p1` does it.")
+    return (Part("Change of the code", (words, Code(rescue.patch, "diff", "fix.patch"))),)
+
+
+def _stages(rescue: Rescue) -> Part:
+    rows = tuple((stage.name, f"{stage.seconds:.1f} s", stage.text) for stage in rescue.stages)
+    notes = tuple(Words(note, "flag") for note in rescue.notes)
+    return Part("Stages", (Table("What was done", ("stage", "time", "result"), rows, numeric=(1,)), *notes))
+
+
+def _place(finding: Finding) -> str:
+    return " ".join(part for part in (finding.where, finding.module if finding.file else "", finding.op) if part)
+
+
+def _row(label: str, words: str) -> Text:
+    return Text(f"  {label:<7}", style="cyan") + Text(_printable(words))
+
+
+def _printable(words: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in words)
+
+
+def _plain(value: Any) -> Any:
+    """NaN and infinity as texts: strict JSON has none."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value
