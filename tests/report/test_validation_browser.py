@@ -1,6 +1,7 @@
 """report.html in a real browser: it renders, answers to the pointer, fits a phone, and runs nothing a name brings."""
 
 import math
+import os
 import shutil
 
 import pytest
@@ -32,9 +33,13 @@ TEXTS = "p, h1, h2, h3, td, th, caption, dt, dd, summary, li, .badge, .chip, .re
 
 
 @pytest.fixture(scope="module")
-def browser():
+def browser(tmp_path_factory):
+    # Chromium writes into the home folder even without a profile, and a test leaves that alone.
+    home = tmp_path_factory.mktemp("home")
+    places = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_CACHE_HOME": home / "cache"}
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=BROWSER)
+        environment = {**os.environ, **{name: str(place) for name, place in places.items()}}
+        started = driver.chromium.launch(executable_path=BROWSER, env=environment)
         yield started
         started.close()
 
