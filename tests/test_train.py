@@ -96,7 +96,7 @@ def test_a_run_says_what_happened_and_where_it_lies(target, command, tmp_path):
     code, out, err = command(target, "--steps", "6")
     assert code == 0, err
     assert re.search(r"6 attempted, \d applied, \d skipped", out)
-    assert re.search(r"metric [\d.e-]+ in FP32 after 6 steps", out)
+    assert re.search(r"\nloss [\d.e-]+ in FP32 after 6 steps", out)
     assert "ledger and checkpoints in runs/small\n" in out
     assert "the target prints" not in out
     assert "the target prints" in err
@@ -109,7 +109,7 @@ def test_json_is_one_object_with_the_numbers(target, command, tmp_path):
     assert code == 0
     assert list(found) == [
         *("target", "plan", "steps", "attempted", "applied", "skipped", "first_loss", "last_loss", "metric"),
-        *("seconds", "folder", "checkpoint", "interrupted", "stopped", "finding"),
+        *("seconds", "folder", "checkpoint", "interrupted", "stopped", "finding", "best", "epochs"),
     ]
     assert (found["target"], found["plan"], found["attempted"]) == (target, "bf16-mixed", 4)
     assert found["checkpoint"] == str(tmp_path / "here" / "checkpoint-00000004")

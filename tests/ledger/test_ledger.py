@@ -416,7 +416,7 @@ def test_important_events_are_synced_at_once(tmp_path, monkeypatch):
         ledger.event(event)
         ledger.accounts()  # the thread has taken it
         counts.append(len(synced))
-    assert counts == [3, 4, 5, 6, 7, 8, 8, 8]  # the header and its folder came first
+    assert counts == [3, 4, 5, 6, 7, 8, 8, 8, 8]  # the header and its folder came first
     ledger.close()
     assert len(synced) > 7
 

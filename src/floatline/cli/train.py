@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -14,18 +14,35 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
     from floatline.guard.outcome import Outcome
+    from floatline.ledger.account import Account
     from floatline.plan import Plan
     from floatline.training.result import RunResult
     from floatline.training.trainer import Trainer
 
 # 128 + SIGINT, as shells have it: the run is saved but not finished, so a script must not go on as after 0.
 INTERRUPTED = 130
+_MOST_EPOCHS = 12  # of the last ones in the summary; the ledger has all
 
 
 def train(
-    target: Annotated[str, typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")],
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="What is trained: FILE.py, package.module[:name], or a reference workload: NAME[:VARIANT]."
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of a reference workload; they win.")
+    ] = None,
     plan: Annotated[
         str | None, typer.Option("--plan", metavar="PLAN", help="Precision: a name or a YAML file. [target's own]")
+    ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option("--preset", metavar="VARIANT", help="A variant of a reference workload, such as a size."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="YAML file with settings of a reference workload.")
     ] = None,
     policy: Annotated[
         str | None,
@@ -40,6 +57,10 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
     save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between two checkpoints.")] = 500,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option("--evaluate-every", min=1, help="Steps between two evaluations; the best is kept. [the end only]"),
+    ] = None,
     approved_only: Annotated[
         bool, typer.Option("--approved-only", help="Train with the plan that is signed off, or not at all.")
     ] = False,
@@ -51,9 +72,11 @@ def train(
     ended the run, and says why.
     """
     import sys
+    from pathlib import Path
 
     from floatline.presets import resolve_plan
     from floatline.training.run_names import name_folder
+    from floatline.training.settings import CONFIG
     from floatline.workload import load_target
 
     asked = resolve_plan(plan) if plan is not None else None
@@ -62,7 +85,10 @@ def train(
     place = folder if folder is not None else f"runs/{name_folder(target)}"
     # What the target prints is not the report.
     with contextlib.redirect_stdout(sys.stderr):
-        workload = load_target(target).build(seed)
+        # A run goes on with the settings it was begun with, unless others are given; they are compared then.
+        kept = f"{place}/{CONFIG}"
+        own = kept if resume and not (preset or config or settings) and Path(kept).is_file() else config
+        workload = load_target(target, preset=preset, config=own, pairs=settings or ()).build(seed)
         from floatline.training.trainer import Trainer
 
         with _blaming(target):
@@ -73,6 +99,7 @@ def train(
                 folder=place,
                 steps=steps,
                 save_every=save_every,
+                evaluate_every=evaluate_every,
                 seed=seed,
                 resume=resume,
             )
@@ -131,6 +158,7 @@ class _Bar:
 
         self._trainer = trainer
         self._skips = 0
+        self._epoch: int | None = None
         # Shown once the guard has read them: the bar waits for the device no more than the guard does.
         self._outcomes: deque[Outcome] = deque()
         self._progress, self._task = self._make(trainer)
@@ -154,6 +182,9 @@ class _Bar:
             return
         old = self._outcomes.popleft()
         self._skips += not old.applied
+        if old.epoch != self._epoch:
+            self._end_epoch()
+            self._epoch = old.epoch
         self._progress.update(
             self._task,
             completed=self._trainer.steps_done,
@@ -161,6 +192,12 @@ class _Bar:
             scale=f"{old.scale:g}",
             skips=f"{self._skips:,}",
         )
+
+    def _end_epoch(self) -> None:
+        """A line for the epoch that is over, above the bar."""
+        account = self._trainer.guard.run.diary.accounts.epochs.get(-1 if self._epoch is None else self._epoch)
+        if account is not None and not self._progress.disable:
+            self._progress.console.print(describe_epoch(cast("int", self._epoch), account), highlight=False)
 
     def __enter__(self) -> _Bar:
         self._progress.start()
@@ -170,14 +207,30 @@ class _Bar:
         self._progress.stop()
 
 
+def describe_epoch(number: int, account: Account) -> str:
+    """One line: losses, what was skipped and why, the scale and how often it was reduced."""
+    loss = "no finite loss" if account.mean_loss is None else f"loss {account.mean_loss:.6g}"
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in account.skipped.items() if count)
+    scale = "" if account.scale is None else f", scale {account.scale:g}"
+    return (
+        f"epoch {number}: {loss}, {account.applied:,} of {account.attempted:,} applied"
+        + (f" (skipped: {reasons})" if reasons else "")
+        + f"{scale}, {account.num_scale_reductions:,} reductions"
+    )
+
+
 def _write(result: RunResult, trainer: Trainer, *, place: str, again: str) -> None:
     """What happened, for people."""
     from rich.text import Text
 
     console = text_console()
     lines = trainer.guard.run.diary.accounts.summary().splitlines()
+    lines += [describe_epoch(number, account) for number, account in result.epochs[-_MOST_EPOCHS:]]
+    name = trainer.workload.metric_name
     if result.metric is not None:
-        lines.append(f"metric {result.metric:.6g} in FP32 after {trainer.steps_done:,} steps")
+        lines.append(f"{name} {result.metric:.6g} in FP32 after {trainer.steps_done:,} steps")
+    if result.best is not None:
+        lines.append(f"best {name} {result.best.metric:.6g} after {result.best.step:,} steps, kept in {place}/best")
     lines.append(f"plan {trainer.plan.name}, {result.seconds:.1f} s, ledger and checkpoints in {place}")
     if result.stopped is not None:
         lines.append(result.stopped)

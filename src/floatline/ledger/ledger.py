@@ -260,7 +260,7 @@ class Ledger:
         """Record something that happened besides a step: a rollback, a cut of the learning rate, a stop, a note.
 
         Args:
-            event: One of EVENTS. All but 'scale-change' and 'note' are synced to the disk at once, by the thread.
+            event: One of EVENTS. All but 'evaluation', 'scale-change' and 'note' are synced to the disk at once.
             message: What happened, in words.
             epoch: None takes the epoch of the last step.
             batch: None takes the batch of the last step.

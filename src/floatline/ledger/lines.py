@@ -20,6 +20,7 @@ EVENTS = {
     "lr-cut": True,
     "regime-change": True,
     "diagnosis": True,
+    "evaluation": False,
     "scale-change": False,
     "note": False,
 }

@@ -27,24 +27,31 @@ def write_yaml(path: Path, data: dict[str, Any]) -> None:
         raise PlanError(f"Plan cannot be written to '{path}': {error.strerror}. Choose another path.") from None
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds; PlanError where it holds none."""
+def read_yaml(path: Path, *, what: str = "Plan") -> dict[str, Any]:
+    """The mapping that a YAML file holds; PlanError where it holds none.
+
+    Args:
+        path: The file.
+        what: What the file is, for the error.
+    """
+    said = f"{what} '{path}'"
     if path.is_dir():
-        raise PlanError(f"Plan '{path}' is a folder. Give a YAML file.")
+        raise PlanError(f"{said} is a folder. Give a YAML file.")
     if not path.is_file():
-        raise PlanError(f"Plan '{path}' does not exist. Give a YAML file or the name of a plan.")
+        raise PlanError(f"{said} does not exist. Give a YAML file{' or the name of a plan' * (what == 'Plan')}.")
     try:
         data: object = yaml.safe_load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
-        raise PlanError(f"Plan '{path}' is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
+        raise PlanError(f"{said} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise PlanError(f"Plan '{path}' is not plain YAML: {_first_problem(error)}. Mend it there.") from None
+        raise PlanError(f"{said} is not plain YAML: {_first_problem(error)}. Mend it there.") from None
     except OSError as error:
-        raise PlanError(f"Plan '{path}' cannot be read: {error.strerror}. Check its permissions.") from None
+        raise PlanError(f"{said} cannot be read: {error.strerror}. Check its permissions.") from None
     if data is None:
-        raise PlanError(f"Plan '{path}' is empty. It needs at least weights and compute.")
+        needs = "at least weights and compute" if what == "Plan" else "at least one setting"
+        raise PlanError(f"{said} is empty. It needs {needs}.")
     if not isinstance(data, Mapping):
-        raise PlanError(f"Plan '{path}' holds a {type(data).__name__}. It must map keys to values.")
+        raise PlanError(f"{said} holds a {type(data).__name__}. It must map keys to values.")
     return {str(key): value for key, value in data.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from floatline.findings import Finding
+from floatline.ledger.account import Account
+from floatline.training.best import Best
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class RunResult:
         interrupted: Whether Ctrl-C ended it; its state is saved.
         stopped: Why the guard ended it; None where it did not.
         finding: The guard's finding, where the cause is known.
+        best: The best evaluation, where some were made on the way; its checkpoint is in the folder's `best`.
+        epochs: Number and account of each epoch: steps, skips by reason, losses, scale and its reductions.
     """
 
     attempted: int
@@ -40,10 +44,14 @@ class RunResult:
     interrupted: bool = False
     stopped: str | None = None
     finding: Finding | None = None
+    best: Best | None = None
+    epochs: tuple[tuple[int, Account], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON can hold them; the command line adds target and plan."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in ("folder", "checkpoint"):
             plain[name] = None if plain[name] is None else str(plain[name])
+        plain["epochs"] = [{"epoch": number, **account.as_json()} for number, account in self.epochs]
+        plain["best"] = None if self.best is None else self.best.as_json()
         return {**plain, "finding": None if self.finding is None else self.finding.as_json()}

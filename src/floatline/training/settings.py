@@ -1,32 +1,48 @@
-"""Plan and policy of a run, kept in its folder, so that it is resumed as it was begun."""
+"""Plan, policy and settings of a run, kept in its folder, so that it is resumed as it was begun."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 from floatline.errors import GuardError
 from floatline.guard.plain_values import decode_state, encode_state
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.plan import Plan
+from floatline.plan.yaml_files import read_yaml, write_yaml
 from floatline.presets import resolve_plan
 
-_PLAN, _POLICY = "plan.yaml", "policy.json"
+_PLAN, _POLICY, CONFIG = "plan.yaml", "policy.json", "config.yaml"
 AnyPlan = Plan | str | PathLike[str]
 
 
-def save_settings(folder: Path, plan: Plan, policy: Policy) -> None:
-    """Write both into the run folder."""
+def save_settings(folder: Path, plan: Plan, policy: Policy, config: Mapping[str, Any]) -> None:
+    """Write them into the run folder; a workload without settings has no config file."""
     plan.save(folder / _PLAN)
+    if config:
+        write_yaml(folder / CONFIG, dict(config))
     draft = folder / f".{_POLICY}.{os.getpid()}.tmp"
     try:
         draft.write_text(json.dumps(encode_state(asdict(policy)), indent=2) + "\n", encoding="utf-8")
         draft.replace(folder / _POLICY)
     except OSError as error:
         raise GuardError(f"{folder} cannot be written: {error.strerror}. Choose another folder.") from None
+
+
+def check_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse to go on with a run whose workload had other settings."""
+    own = read_yaml(folder / CONFIG, what="Config") if (folder / CONFIG).is_file() else {}
+    key = next((name for name in {**own, **config} if own.get(name) != config.get(name)), None)
+    if key is not None:
+        raise GuardError(
+            f"The run in {folder} has {key} {own.get(key)!r}, which is not the {config.get(key)!r} given now. "
+            "Resume it without settings, or start another run."
+        )
 
 
 def load_settings(folder: Path, plan: AnyPlan | None, policy: Policy | str | None) -> tuple[Plan, Policy]:

@@ -25,12 +25,13 @@ from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plan import Plan
 from floatline.presets import resolve_plan
+from floatline.training.best import Best, is_better
 from floatline.training.interrupt import Interrupt
 from floatline.training.metric import measure_metric
 from floatline.training.numpy_random import numpy_state, restore_numpy, seed_numpy
 from floatline.training.placement import place, take_optimizer
 from floatline.training.result import RunResult
-from floatline.training.settings import AnyPlan, load_settings, save_settings
+from floatline.training.settings import AnyPlan, check_config, load_settings, save_settings
 from floatline.workload import Workload
 
 
@@ -55,6 +56,8 @@ class Trainer:
             is longer.
         save_every: Steps between two checkpoints; the first step and the end have one in any case.
         keep: Checkpoints kept.
+        evaluate_every: Steps between two evaluations on the way; the ledger tells each, and the folder's `best` holds
+            the checkpoint of the best. None evaluates at the end only.
         seed: Of the random numbers while training; `resume` wants the same.
         resume: Go on from the newest checkpoint in the folder.
         on_step: Called with the outcome of every step. Reading its numbers waits for the device; after
@@ -71,6 +74,7 @@ class Trainer:
         steps: int | None = None,
         save_every: int = 500,
         keep: int = 2,
+        evaluate_every: int | None = None,
         seed: int = 0,
         resume: bool = False,
         on_step: Callable[[Outcome], None] | None = None,
@@ -79,17 +83,24 @@ class Trainer:
         self._check_folder(resume)
         if resume and self.folder is not None:
             self.plan, policy = load_settings(self.folder, plan, policy)
+            check_config(self.folder, workload.settings)
         else:
             self.plan = resolve_plan(workload.precision if plan is None else plan)
-            policy = resolve_policy(policy, plan_name=self.plan.name)
+            own = workload.policy if policy is None else {}
+            policy = replace(resolve_policy(policy, plan_name=self.plan.name), **own)
         self.steps = default_steps(len(workload.batches), self.plan) if steps is None else steps
-        for name, value in (("steps", self.steps), ("save_every", save_every), ("keep", keep)):
+        counts = {"steps": self.steps, "save_every": save_every, "keep": keep}
+        if evaluate_every is not None:
+            counts["evaluate_every"] = evaluate_every
+        for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise GuardError(f"{name} is {value!r}. Give a whole number from 1 up.")
         self.workload = workload
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.steps_done = 0
+        self.best: Best | None = None
         self._saved: int | None = None  # steps of the newest checkpoint
+        self._evaluate_every = evaluate_every
         self._save_every, self._keep, self._seed, self.on_step = save_every, keep, seed, on_step
         workload.model.to(self.device)
         cast_weights(workload.model, self.plan)
@@ -113,7 +124,7 @@ class Trainer:
                 self._go_on(keep_steps=steps is None)
             else:
                 if self.folder is not None:
-                    save_settings(self.folder, self.plan, policy)
+                    save_settings(self.folder, self.plan, policy, workload.settings)
                 self._save()  # so that there is something to resume from, whenever the run ends
         except BaseException:
             self.guard.close()
@@ -131,6 +142,7 @@ class Trainer:
             with caught, self.arithmetic():
                 while self.steps_done < self.steps and not caught.asked:
                     self.step()
+                    self._evaluate()
                     if self.steps_done % self._save_every == 0 and self.steps_done < self.steps:
                         self._save()
                 self._save()  # waits for the last steps, and hears of a stop there too
@@ -160,7 +172,23 @@ class Trainer:
             interrupted=caught.asked and stop is None and self.steps_done < self.steps,
             stopped=None if stop is None else str(stop),
             finding=None if stop is None else stop.finding,
+            best=self.best,
+            epochs=tuple(self.guard.run.diary.accounts.epochs.items()),
         )
+
+    def _evaluate(self) -> None:
+        """Evaluate where it is time to, and keep the checkpoint of the best."""
+        if self._evaluate_every is None or self.steps_done % self._evaluate_every:
+            return
+        metric, name = self.measure(), self.workload.metric_name
+        self.guard.drain()  # the ledger tells it after the steps that led to it
+        self.guard.run.diary.note("evaluation", f"{name} {metric:.6g} after {self.steps_done:,} steps", metric=metric)
+        if not is_better(metric, self.best, higher_is_better=bool(self.workload.higher_is_better)):
+            return
+        self.best = Best(self.steps_done, metric)
+        if self.folder is not None:
+            self.guard.save(self.folder / "best", extra=self._extra())
+            prune_checkpoints(self.folder / "best", 1)
 
     def _check_folder(self, resume: bool) -> None:
         if self.folder is None:
@@ -194,6 +222,7 @@ class Trainer:
                 )
         self.steps_done = self._saved = extra["steps_done"]
         self.steps = extra["steps"] if keep_steps else self.steps
+        self.best = Best.of(extra.get("best"))
         restore_numpy(extra["numpy_random"])
 
     def _settings(self) -> dict[str, Any]:
@@ -204,12 +233,16 @@ class Trainer:
         self.guard.drain()
         if self.folder is None or self._saved == self.steps_done:
             return
-        extra = {**self._settings(), "steps": self.steps, "steps_done": self.steps_done}
-        extra["numpy_random"] = numpy_state()
         self.guard.run.diary.flush()  # first: the ledger lacks no step that a checkpoint holds
-        self.guard.save(self.folder, extra=extra)
+        self.guard.save(self.folder, extra=self._extra())
         self._saved = self.steps_done
         prune_checkpoints(self.folder, self._keep)
+
+    def _extra(self) -> dict[str, Any]:
+        """What a checkpoint holds besides the guard's state."""
+        best = None if self.best is None else self.best.as_json()
+        counts = {"steps": self.steps, "steps_done": self.steps_done, "best": best}
+        return {**self._settings(), **counts, "numpy_random": numpy_state()}
 
     @contextlib.contextmanager
     def arithmetic(self) -> Generator[None]:

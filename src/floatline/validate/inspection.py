@@ -24,12 +24,14 @@ class Inspection:
         num_batches: Batches that it has.
         step_seconds: One FP32 step, roughly.
         evaluate_seconds: One evaluation.
+        higher_is_better: As the workload says; None: it does not say.
     """
 
     metric: str
     num_batches: int
     step_seconds: float
     evaluate_seconds: float
+    higher_is_better: bool | None = None
 
     def curve_of(self, steps: int) -> Literal["metric", "loss"]:
         """What to record on the way: the metric where that is cheap against so many steps, else the training loss."""
@@ -56,10 +58,7 @@ def inspect_workload(workload: Workload, settings: dict[str, Any]) -> Inspection
     from floatline.training.trainer import Trainer
     from floatline.validate.trained_arm import first_batches
 
-    metric = "loss"
-    if workload.evaluate is not None:
-        name = getattr(workload.evaluate, "__name__", "")
-        metric = name if name.isidentifier() and name != "evaluate" else "metric"
+    metric, higher = workload.metric_name, workload.higher_is_better
     num_batches = len(workload.batches)
     workload = first_batches(workload, settings["num_batches"])
     trainer = Trainer(
@@ -79,4 +78,4 @@ def inspect_workload(workload: Workload, settings: dict[str, Any]) -> Inspection
     began = time.monotonic()
     trainer.step()
     trainer.guard.close()
-    return Inspection(metric, num_batches, time.monotonic() - began, seconds)
+    return Inspection(metric, num_batches, time.monotonic() - began, seconds, higher)

@@ -99,6 +99,7 @@ class Subject:
         steps = self.limits.steps_of(seen.num_batches, self.reference.accumulate)
         return {
             "metric": seen.metric,
+            "higher_is_better": seen.higher_is_better,
             "num_batches": seen.num_batches,
             "steps": steps,
             "curve_of": seen.curve_of(steps),

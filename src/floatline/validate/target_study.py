@@ -65,7 +65,8 @@ def validate(
         batches: Use only so many of the target's batches.
         margins: Up to the first one worse is a PASS, from the second on a FAIL.
         scale: How two values of the metric are compared; see `Terms`.
-        higher_is_better: Whether the metric is such as an accuracy. None: no, and asked for where its name reads so.
+        higher_is_better: Whether the metric is such as an accuracy. None: as the workload says; where it does not,
+            no, and asked for where its name reads so.
         language_model: The metric is a language model's loss: the notes then say what 1 % of it is worth.
         horizon: Steps of the real training, where it is longer than the tested one.
         max_seeds: The most seeds; the looks are at 3, 5, 8, 12 and 20 of them.
@@ -98,8 +99,8 @@ def validate(
     with Store(place, asked=asked, resume=resume) as store:
         found = store.found or subject.inspect()
         store.settle(found)
-        settle_direction(found["metric"], higher_is_better)
-        terms = replace(terms, metric=found["metric"])
+        said = found.get("higher_is_better") if higher_is_better is None else higher_is_better
+        terms = replace(terms, metric=found["metric"], higher_is_better=settle_direction(found["metric"], said))
         arms = subject.make_arms(found, broken=broken)
         runner = runner or ProcessRunner(jobs=jobs, timeout=timeout)
         seeds = range(seed, seed + terms.looks[-1])

@@ -1,4 +1,4 @@
-"""Workload: what is trained; and loading one from FILE.py, package.module or package.module:name."""
+"""Target: a workload or a training function, loaded from FILE.py, package.module:name, or a reference workload."""
 
 from __future__ import annotations
 
@@ -14,81 +14,13 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import Any, cast
 
-from floatline.errors import PlanError, TargetError
-from floatline.presets import resolve_plan
+from floatline.errors import TargetError
+from floatline.workload.reference import find_reference, reference_names
+from floatline.workload.workload import FIELDS, Workload, describe, is_row
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
-
-_FIELDS = ("model", "batches", "loss_fn", "precision", "make_optimizer")
-_KINDS = "Use FILE.py, package.module or package.module:name."
-
-
-@dataclass(frozen=True)
-class Workload:
-    """What is trained. Any plan can run it.
-
-    Args:
-        model: The module.
-        batches: A list of (inputs, targets), each a tuple.
-        loss_fn: Gives the loss: `loss_fn(model(*inputs), *targets)`.
-        precision: The plan it is meant to run in: a name or a YAML file.
-        make_optimizer: Gives the optimizer of a model.
-        evaluate: Gives the metric of a trained model; None takes the loss over the batches.
-    """
-
-    model: nn.Module
-    batches: Sequence[tuple[Sequence[Any], Sequence[Any]]]
-    loss_fn: Callable[..., Tensor]
-    precision: str
-    make_optimizer: Callable[[nn.Module], Optimizer]
-    evaluate: Callable[[nn.Module], float] | None = None
-
-    def __post_init__(self) -> None:
-        problem = _find_problem(self)
-        if problem:
-            raise TargetError(problem)
-
-    def compute_loss(self, inputs: Sequence[Any], targets: Sequence[Any]) -> Tensor:
-        """The loss of one batch."""
-        return self.loss_fn(self.model(*inputs), *targets)
-
-
-def _find_problem(workload: Workload) -> str:
-    from torch import nn
-
-    # The values come from the user's code: their types are claims until they are looked at.
-    model, batches = cast("object", workload.model), cast("object", workload.batches)
-    if not isinstance(model, nn.Module):
-        return f"model is {_describe(model)}. It must be a torch.nn.Module."
-    if not _is_row(batches) or not batches:
-        return f"batches is {_describe(batches)}. It must be a list of (inputs, targets), not empty."
-    first = batches[0]
-    if not _is_row(first) or len(first) != 2:
-        return f"batches[0] is {_describe(first)}. It must be a pair (inputs, targets)."
-    for part, name in zip(first, ("inputs", "targets"), strict=True):
-        if not _is_row(part):
-            return f"{name} of batches[0] is {_describe(part)}. It must be a tuple, also for one tensor."
-    for name in ("loss_fn", "make_optimizer"):
-        if not callable(getattr(workload, name)):
-            return f"{name} is {_describe(getattr(workload, name))}. It must be callable."
-    try:
-        resolve_plan(workload.precision)
-    except PlanError as error:
-        return f"precision: {error}"
-    return ""
-
-
-def _is_row(value: object) -> TypeGuard[Sequence[object]]:
-    return isinstance(value, (list, tuple))
-
-
-def _describe(value: object) -> str:
-    size = f" of {len(value)}" if _is_row(value) else ""
-    return f"a {type(value).__name__}{size}"
+_KINDS = "Use FILE.py, package.module or package.module:name, or a reference workload by name."
 
 
 @dataclass(frozen=True)
@@ -111,7 +43,7 @@ class Target:
         """Seed torch and build the workload."""
         if self.builder is None:
             raise TargetError(
-                f"Target '{self.text}' has only train(). Add build(), which returns ({', '.join(_FIELDS)})."
+                f"Target '{self.text}' has only train(). Add build(), which returns ({', '.join(FIELDS)})."
             )
         import torch
 
@@ -122,10 +54,28 @@ class Target:
         return _as_workload(made, self.text)
 
 
-def load_target(text: str) -> Target:
-    """Load a target: FILE.py, package.module, or either with :name."""
+def load_target(
+    text: str, *, preset: str | None = None, config: str | Path | None = None, pairs: Sequence[str] = ()
+) -> Target:
+    """Load a target: FILE.py, package.module, either with :name, or a reference workload, NAME or NAME:VARIANT.
+
+    A reference workload's name comes first: write `./distill.py` for a file of your own with such a name.
+
+    Args:
+        text: The target.
+        preset: A variant of a reference workload, on top of the one in the name.
+        config: A YAML file with settings for it.
+        pairs: Settings for it as key=value; they win.
+    """
     if importlib.util.find_spec("torch") is None:
         raise TargetError(f"Target '{text}' needs torch. Install it with: pip install 'floatline[torch]'.")
+    reference = find_reference(text, preset=preset, config=config, pairs=pairs)
+    if reference is not None:
+        return Target(text, reference.build, None, Path.cwd())
+    given = [*pairs, *([f"--config {config}"] if config is not None else []), *([f"--preset {preset}"] * bool(preset))]
+    if given:
+        names = ", ".join(reference_names())
+        raise TargetError(f"Target '{text}' takes no settings, but {given[0]} was given. Only {names} do.")
     place, name = _split_name(text)
     looks_like_file = place.endswith(".py") or "/" in place or "\\" in place or Path(place).is_file()
     if looks_like_file:
@@ -207,7 +157,7 @@ def _find_functions(module: ModuleType, name: str, text: str, folder: Path) -> T
     build, train = getattr(module, "build", None), getattr(module, "train", None)
     if not callable(build) and not callable(train):
         raise TargetError(
-            f"Target '{text}' has neither build() nor train(). Add build(), which returns ({', '.join(_FIELDS)})."
+            f"Target '{text}' has neither build() nor train(). Add build(), which returns ({', '.join(FIELDS)})."
         )
     return Target(text, build if callable(build) else None, train if callable(train) else None, folder)
 
@@ -233,10 +183,10 @@ def _seed_arguments(builder: Callable[..., object], seed: int, text: str) -> dic
 def _as_workload(made: object, text: str) -> Workload:
     if isinstance(made, Workload):
         return made
-    if not _is_row(made) or len(made) != len(_FIELDS):
+    if not is_row(made) or len(made) != len(FIELDS):
         raise TargetError(
-            f"Target '{text}': build() returned {_describe(made)}. "
-            f"It must return a Workload or the tuple ({', '.join(_FIELDS)})."
+            f"Target '{text}': build() returned {describe(made)}. "
+            f"It must return a Workload or the tuple ({', '.join(FIELDS)})."
         )
     try:
         return Workload(*cast("tuple[Any, Any, Any, Any, Any]", made))

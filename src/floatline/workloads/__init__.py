@@ -1,0 +1,1 @@
+"""The reference workloads: systems that teams reported, whole, each in a folder or file of its name."""
