@@ -12,6 +12,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from planted import LENGTH, SYMBOLS, loss_of, plant
 from floatline.diagnosis.island_cost import measure_cost
 from floatline.diagnosis.search import find_island
 from floatline.guard.islands import Islands
+from floatline.guard.tf32 import tf32_products
 from floatline.probe.replay import Step, capture_step
 
 
@@ -121,6 +123,17 @@ def search_gpt(layer: int, tokens: torch.Tensor) -> None:
     for modules in dict.fromkeys([island.modules, (f"blocks.{layer}",)]):
         if modules:
             print(measure_cost(steps[0], modules))
+            print(measure_cost(steps[0], modules, tf32=True))
+
+
+def in_tf32(step: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], object]:
+    """The same step with the products of FP32 modules in TF32."""
+
+    def run(tokens: torch.Tensor) -> None:
+        with tf32_products():
+            step(tokens)
+
+    return run
 
 
 def on_gpu(*, rounds: int, batch: int, layer: int = 13) -> None:
@@ -133,19 +146,21 @@ def on_gpu(*, rounds: int, batch: int, layer: int = 13) -> None:
     torch.cuda.empty_cache()
     rescued = make_gpt(layer)
     Islands(rescued, [f"blocks.{layer}"])
+    rescued_step = guard_benchmark.bare(rescued, "cuda")
     arms = {
-        "the broken plan": guard_benchmark.bare(make_gpt(layer), "cuda"),
-        "with one block in FP32": guard_benchmark.bare(rescued, "cuda"),
         "the plan, nothing planted": guard_benchmark.bare(guard_benchmark.GPT().cuda(), "cuda"),
+        "one block in FP32": rescued_step,
+        "one block in FP32, products in TF32": in_tf32(rescued_step),
+        "the broken plan (every step skipped)": guard_benchmark.bare(make_gpt(layer), "cuda"),
     }
     for step in arms.values():
         for _ in range(4):
             step(tokens)
     times = guard_benchmark.time_rounds(arms, tokens, rounds=rounds, each=3)
-    first = times["the broken plan"]
+    first = times["the plan, nothing planted"]
     for name, values in times.items():
         ratio = statistics.median(v / b for v, b in zip(values, first, strict=True))
-        print(f"  {name:28} {statistics.median(values) * 1e3:8.2f} ms   {ratio:.3f}")
+        print(f"  {name:38} {statistics.median(values) * 1e3:8.2f} ms   {ratio:.3f}")
 
 
 if __name__ == "__main__":

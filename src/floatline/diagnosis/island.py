@@ -47,6 +47,7 @@ class Island:
         num_replays: Replays that this search made; those of an earlier one that was killed are not in it.
         seconds: How long it took.
         notes: What else is to be said.
+        tf32: Whether the steps pass with the modules' products in TF32, too; only a GPU can tell.
     """
 
     members: tuple[Member, ...]
@@ -61,6 +62,7 @@ class Island:
     num_replays: int
     seconds: float
     notes: tuple[str, ...] = ()
+    tf32: bool = False
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -87,6 +89,7 @@ class Island:
             "replays": self.num_replays,
             "seconds": self.seconds,
             "notes": list(self.notes),
+            "tf32": self.tf32,
         }
 
     def __str__(self) -> str:
@@ -100,6 +103,8 @@ class Island:
             ]
         if self.after is not None:
             head.append(f"with it the gradient is {100 * self.after.error:.2g} % off FP32")
+        if self.tf32:
+            head.append("TF32 does for its products")
         if self.lines is not None:
             head.append(f"or {self.lines}")
         end = [] if self.complete else ["the budget was used up: a smaller set may do"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from floatline.guard.tf32 import tf32_products
 from floatline.probe.captured_step import Step
 
 
@@ -28,6 +29,7 @@ class IslandCost:
         memory_kind: 'peak' is what the CUDA allocator held at most above what it held before; 'saved' is what
             autograd keeps for the backward pass, counted by tensor, where there is no allocator to ask.
         rounds: How many pairs were timed.
+        tf32: Whether the island's products used TF32.
     """
 
     modules: tuple[str, ...]
@@ -38,6 +40,7 @@ class IslandCost:
     memory_without: int
     memory_kind: Literal["peak", "saved"]
     rounds: int
+    tf32: bool = False
 
     @property
     def memory_ratio(self) -> float:
@@ -48,7 +51,7 @@ class IslandCost:
         """'the step takes 1.02 of its time and 1.04 of its memory (peak)'."""
         what = "peak memory" if self.memory_kind == "peak" else "tensors saved for backward, counted"
         return (
-            f"{', '.join(self.modules)} in FP32: forward and backward take {self.time_ratio:.2f} of their time, "
+            f"{', '.join(self.modules)} in {'FP32 with TF32 products' if self.tf32 else 'FP32'}: forward and backward take {self.time_ratio:.2f} of their time, "
             f"{self.memory_ratio:.2f} of their memory ({what})"
         )
 
@@ -64,19 +67,21 @@ class IslandCost:
             "memory_without": self.memory_without,
             "memory_kind": self.memory_kind,
             "rounds": self.rounds,
+            "tf32": self.tf32,
         }
 
 
-def measure_cost(step: Step, modules: Sequence[str], *, rounds: int = 7) -> IslandCost:
+def measure_cost(step: Step, modules: Sequence[str], *, tf32: bool = False, rounds: int = 7) -> IslandCost:
     """Time and memory of a step with modules in FP32, against the same step without; the two take turns.
 
-    The optimizer's update is not in it: it is the same in both. The time that a replay needs for its copies of the
-    weights is measured alone, and taken off both. A model that is compiled is timed as eager code. On a CPU
-    the times are those of 16-bit products that are imitated there, and say nothing about a GPU.
+    The optimizer's update is not in it: it is the same in both; nor is what a replay needs around it. A model that is
+    compiled is timed as eager code. On a CPU the times are those of 16-bit products that are imitated there, and say
+    nothing about a GPU.
 
     Args:
         step: The step; it may fail.
         modules: The island.
+        tf32: Let its products use TF32.
         rounds: Pairs of replays, after one of each that does not count.
     """
     device = step.device
@@ -85,10 +90,11 @@ def measure_cost(step: Step, modules: Sequence[str], *, rounds: int = 7) -> Isla
     for number in range(rounds + 1):
         for own in (False, True):
             islands = tuple(modules) if own else ()
-            if not number:
-                bytes_held[own] = _measure_memory(step, islands)
-                continue
-            times[own].append(max(step.replay(islands=islands).seconds - _time_copies(step), 1e-9))
+            with tf32_products() if own and tf32 else contextlib.nullcontext():
+                if not number:
+                    bytes_held[own] = _measure_memory(step, islands)
+                    continue
+                times[own].append(step.replay(islands=islands).compute_seconds)
     return IslandCost(
         modules=tuple(modules),
         seconds=statistics.median(times[True]),
@@ -98,15 +104,8 @@ def measure_cost(step: Step, modules: Sequence[str], *, rounds: int = 7) -> Isla
         memory_without=bytes_held[False],
         memory_kind="peak" if device.type == "cuda" else "saved",
         rounds=rounds,
+        tf32=tf32,
     )
-
-
-def _time_copies(step: Step) -> float:
-    began = time.perf_counter()
-    with step.state.in_place():
-        if step.device.type == "cuda":
-            torch.cuda.synchronize(step.device)
-    return time.perf_counter() - began
 
 
 def _measure_memory(step: Step, islands: tuple[str, ...]) -> int:

@@ -201,11 +201,12 @@ class _Search:
         self, modules: tuple[str, ...], reason: str, *, lines: LineAlternative | None = None, complete: bool = True
     ) -> Island:
         judge, first = self._judge, self._failing[0] if self._failing else None
-        after, fault = None, None
+        after, fault, tf32 = None, None, False
         notes = [*self._notes]
         try:
             if modules and first is not None:
                 after = judge.outcome(first, modules)
+                tf32 = judge.passes_in_tf32(modules)
             if complete and (modules or not self._failing) and "FP32 too" not in reason:
                 fault = find_update_fault(judge, modules)
         except BudgetUsed:
@@ -218,6 +219,7 @@ class _Search:
         return Island(
             members=tuple(self._describe(name, modules) for name in modules),
             lines=lines,
+            tf32=tf32,
             reason=reason,
             needed=bool(self._failing),
             complete=complete,

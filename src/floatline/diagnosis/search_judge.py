@@ -15,6 +15,7 @@ import torch
 from floatline.diagnosis.loss_scale import best_factor
 from floatline.diagnosis.search_errors import Outcome, Tolerance, error_of, moved_weights, relative_error
 from floatline.diagnosis.search_log import SearchLog, key_of, question
+from floatline.guard.tf32 import tf32_products
 from floatline.probe.frames import find_raiser
 from floatline.probe.line_islands import Line, LineIslands
 from floatline.probe.replay import Agreement, Replay, Step, compare_steps
@@ -95,6 +96,18 @@ class Judge:
                 found = other if other.passes else found
         self._log.put(key, {name: _as_text(value) for name, value in asdict(found).items()})
         return found
+
+    def passes_in_tf32(self, modules: Sequence[str]) -> bool:
+        """Whether every step is healthy, too, with the products of these modules in TF32; no where there is none."""
+        if not all(step.device.type == "cuda" for step in self.steps):
+            return False
+        # What they are compared with is FP32 itself, so it is made first.
+        scales = [self.outcome(i, modules).scale for i in range(len(self.steps))]
+        for i in self._order:
+            self.reference(i)
+            self.noise(i)
+        with tf32_products():
+            return all(self._try(i, scales[i], modules, ()).passes for i in self._order)
 
     def known(self, i: int, modules: Sequence[str], lines: Sequence[Line] = ()) -> Outcome | None:
         """The outcome of a set that was tried on this step; None where it was not."""

@@ -17,6 +17,7 @@ from floatline.guard.fp32_call import run_in_fp32
 from floatline.guard.islands import Islands
 from floatline.guard.line_islands import LineIslands
 from floatline.guard.stand_in import Around, code_of, wrap_function
+from floatline.guard.tf32 import allow_tf32
 from floatline.plan import Plan
 from floatline.plan.fields import RewriteKind
 from floatline.plan.matching import match_modules, name_modules
@@ -59,6 +60,9 @@ class AppliedPlan:
         self.islands = Islands(model, kept)
         for function, arounds in functions.items():
             self._undo += [wrap_function(function, partial(_unless_paused, self._state, around)) for around in arounds]
+        if plan.tf32:
+            self._undo.append(allow_tf32())
+        self._tf32 = plan.tf32
         self.loss_fn = loss_fn
         if loss_fn is not None and loss_arounds:
             self.loss_fn = _Loss(loss_fn, [partial(_unless_paused, self._state, around) for around in loss_arounds])
@@ -72,9 +76,13 @@ class AppliedPlan:
         islands = self.islands.outputs
         self.islands.remove()
         self._state.paused += 1
+        precision = torch.get_float32_matmul_precision()
+        if self._tf32:
+            torch.set_float32_matmul_precision("highest")
         try:
             yield
         finally:
+            torch.set_float32_matmul_precision(precision)
             self._state.paused -= 1
             for name, outputs in islands.items():
                 self.islands.add(name, outputs=outputs)

@@ -31,6 +31,8 @@ class Plan(Frozen):
         update: How the optimizer updates 16-bit weights, see `floatline.optim`; None leaves the optimizer as it is.
         fp32_modules: Modules that stay in FP32.
         fp32_functions: Functions and lines of code that compute in FP32.
+        tf32: Whether the products of what stays in FP32 use TF32 where the GPU has it: FP32's range at half of FP16's
+            speed. For what FP16's range harms, not for what its rounding does.
         rewrites: Operations that are computed in another form of the same function.
         reasons: Field name to why it was chosen.
     """
@@ -48,6 +50,7 @@ class Plan(Frozen):
     fp32_functions: tuple[KeptFunction, ...] = Field(
         default=(), description="a list of mappings with function and reason"
     )
+    tf32: bool = Field(default=False, strict=True, description="true or false")
     rewrites: tuple[Rewrite, ...] = Field(
         default=(), description="a list of mappings with kind, module or function, and reason"
     )
@@ -68,6 +71,8 @@ class Plan(Frozen):
                 f"weights {self.weights} with compute {self.compute} is not a plan. "
                 f"Use weights fp32 (mixed) or compute {self.weights} (true)."
             )
+        if self.tf32 and self.compute == "fp32":
+            raise PlanError("tf32 with compute fp32 would not be FP32 any more. Leave tf32 out, or compute in 16 bits.")
         for key in self.reasons:
             if key not in type(self).model_fields:
                 raise PlanError(f"reasons: key '{key}' is not known. {suggest(key, type(self).model_fields)}")

@@ -33,6 +33,7 @@ from floatline.probe.precision import as_bf16, as_fp16, as_fp32
 from floatline.probe.replayed import Replay
 from floatline.probe.stand_ins import StandIns
 from floatline.probe.step_origin import Origin
+from floatline.probe.stopwatch import Stopwatch
 from floatline.probe.trace import Trace
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -134,13 +135,14 @@ class Step:
                 from floatline.probe.recorder import Recorder
 
                 recorder = stack.enter_context(Recorder(self.model, batch=_roles(batches), twins=True))
-            total = run_micro_batches(
-                self._compute_loss,
-                batches,
-                model=self.model,
-                autocast=lambda: self._autocast(precision),
-                scale=torch.tensor(scale, device=self.device),
-            )
+            with Stopwatch(self.device) as stopwatch:
+                total = run_micro_batches(
+                    self._compute_loss,
+                    batches,
+                    model=self.model,
+                    autocast=lambda: self._autocast(precision),
+                    scale=torch.tensor(scale, device=self.device),
+                )
             raw = {name: tensor.grad for name, tensor in self.state.live.items() if tensor.grad is not None}
             with Aside():
                 finite = _all_finite([total.mean, *raw.values()])
@@ -163,6 +165,7 @@ class Step:
             after=after,
             trace=None if recorder is None else self._label(recorder.trace, precision, scale),
             seconds=time.perf_counter() - began,
+            compute_seconds=stopwatch.read(),
         )
 
     def save(self, folder: str | Path, *, with_data: bool = False, findings: Sequence[Finding] = ()) -> Path:

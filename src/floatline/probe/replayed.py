@@ -29,6 +29,7 @@ class Replay:
         after: Weights and buffers after it.
         trace: Every operation, where it was asked for.
         seconds: How long it took.
+        compute_seconds: Of it, forward and backward alone, by the device's clock.
     """
 
     precision: str
@@ -42,6 +43,7 @@ class Replay:
     after: dict[str, Tensor] | None
     trace: Trace | None
     seconds: float
+    compute_seconds: float
 
     @cached_property
     def gradients(self) -> dict[str, Tensor]:
