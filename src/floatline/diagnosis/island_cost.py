@@ -50,8 +50,9 @@ class IslandCost:
     def __str__(self) -> str:
         """'the step takes 1.02 of its time and 1.04 of its memory (peak)'."""
         what = "peak memory" if self.memory_kind == "peak" else "tensors saved for backward, counted"
+        how = "FP32 with TF32 products" if self.tf32 else "FP32"
         return (
-            f"{', '.join(self.modules)} in {'FP32 with TF32 products' if self.tf32 else 'FP32'}: forward and backward take {self.time_ratio:.2f} of their time, "
+            f"{', '.join(self.modules)} in {how}: forward and backward take {self.time_ratio:.2f} of their time, "
             f"{self.memory_ratio:.2f} of their memory ({what})"
         )
 
