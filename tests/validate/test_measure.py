@@ -113,6 +113,18 @@ def test_slower_and_not_smaller_have_their_reasons(monkeypatch):
     assert costs.speed[0].timing.verdict == "slower" and costs.speed[0].first_seconds == 3.0
 
 
+@pytest.mark.parametrize(("issuing", "told"), [(0.98, True), (0.5, False), (None, False)])
+def test_a_gpu_that_waits_for_the_host_is_a_reason(monkeypatch, issuing, told):
+    costs = bench(monkeypatch, {"timing": TIMES | {"issuing": issuing}}).measure({"fp16-mixed": FP16})
+    assert any("busy for 98 % of a step" in reason for reason in costs.reasons["fp16-mixed"]) == told
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_tiny_model_keeps_a_gpu_waiting_for_the_host():
+    assert measure_child.time_steps(lambda: tiny_lm.half(0), settings(FP16))["issuing"] > 0.9
+
+
 def test_what_is_faster_and_smaller_needs_no_reason(monkeypatch):
     def peak(name):
         return MEMORY | {"peak": 200 if name == "fp32" else 100, "parts": {}}

@@ -19,7 +19,7 @@ from floatline.validate.result import Validation
 from floatline.validate.study import refuse_equal_seeds
 from floatline.validate.verdict import decide
 
-REPORTS = ("report.json", "validation.json")
+REPORTS = ("report.json", "validation.json", "rescue.json")
 LARGEST_REPORT = 256 << 20
 
 
@@ -30,7 +30,7 @@ def approve(report: str | Path, *, by: str, note: str = "", override: str = "", 
     to be good, and a REFUSED one was not measured: each needs a reason, as a FAIL does, which is kept for good.
 
     Args:
-        report: report.json, validation.json, or the folder of the study.
+        report: report.json, validation.json, a rescue's rescue.json, the report.html beside one, or their folder.
         by: Who signs.
         note: What they have to say.
         override: Why it is signed although it is no PASS, or although the code has changed since.
@@ -43,12 +43,13 @@ def approve(report: str | Path, *, by: str, note: str = "", override: str = "", 
         raise ApprovalError("A sign-off needs a name. Give it with --by.")
     root, path = find_root(), _find_report(Path(report))
     data = path.read_bytes()
-    validation = _read_report(data, path)
+    fields = _read_fields(data, path)
+    validation = _read_report(fields, path)
     chosen = _choose(validation, candidate, path)
     plan = validation.plans.get(chosen.candidate)
     if not plan:
         raise ApprovalError(f"'{path}' has no plan for '{chosen.candidate}', so that nothing can be signed off.")
-    asked = _asked(path.parent / "study.json")
+    asked = _asked(path.parent / "study.json", fields)
     target = str(plan.get("command", validation.target))
     code = command_code(target, Path(asked["cwd"]), root) if "commands" in asked else target_code(target, root)
     problem = _problem(validation, chosen, path) or _changed_since(asked.get("code"), code, chosen.candidate)
@@ -151,10 +152,11 @@ def _verdict_of_runs(validation: Validation, chosen: Comparison) -> str:
         return f"nothing ({error})"
 
 
-def _asked(study: Path) -> dict[str, Any]:
-    """What the study beside a report was begun with; empty where there is none."""
+def _asked(study: Path, report: Any) -> dict[str, Any]:
+    """What a report itself, or the study beside it, was begun with; empty where neither says it."""
+    asked: object = cast("dict[str, Any]", report).get("asked") if isinstance(report, dict) else None
     try:
-        asked: object = json.loads(study.read_text(encoding="utf-8"))["asked"]
+        asked = asked or json.loads(study.read_text(encoding="utf-8"))["asked"]
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     return cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
@@ -175,10 +177,12 @@ def _find_report(report: Path) -> Path:
     if report.is_dir():
         found = next((report / name for name in REPORTS if (report / name).is_file()), None)
         if found is None:
-            raise ApprovalError(f"'{report}' has neither {REPORTS[0]} nor {REPORTS[1]}. Finish the study first.")
+            raise ApprovalError(f"'{report}' has neither {' nor '.join(REPORTS)}. Finish the study first.")
         return found
     if not report.is_file():
         raise ApprovalError(f"Report '{report}' is not there. Give report.json, or the folder of the study.")
+    if report.suffix in (".html", ".md"):
+        return _find_report(report.parent)
     if report.suffix != ".json":
         raise ApprovalError(f"Report '{report}' is not JSON. Give the report.json beside it.")
     if report.stat().st_size > LARGEST_REPORT:
@@ -186,11 +190,22 @@ def _find_report(report: Path) -> Path:
     return report
 
 
-def _read_report(data: bytes, path: Path) -> Validation:
+def _read_fields(data: bytes, path: Path) -> Any:
     try:
-        fields: Any = json.loads(data)
-        if isinstance(fields, dict) and "validation" in fields:
-            fields = cast("dict[str, Any]", fields)["validation"]
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise ApprovalError(
+            f"'{path}' is no report of a validation: {str(error)[:200]}. Give the study's own."
+        ) from None
+
+
+def _read_report(fields: Any, path: Path) -> Validation:
+    if isinstance(fields, dict) and "validation" in fields:
+        outcome = cast("dict[str, Any]", fields).get("outcome")
+        fields = cast("dict[str, Any]", fields)["validation"]
+        if fields is None:
+            raise ApprovalError(f"'{path}' has no validation, so nothing can be signed: the rescue ended '{outcome}'.")
+    try:
         validation = Validation.from_json(fields)
     except (ComparisonError, ValueError, RecursionError) as error:
         raise ApprovalError(

@@ -113,6 +113,48 @@ def approved_plan(target: str) -> Plan:
         raise ApprovalError(f"What is approved for '{target}' is no plan: {error} Validate it as a target.") from None
 
 
+@dataclass(frozen=True)
+class CurrentPlan:
+    """What the sign-off file says to train a target with.
+
+    Args:
+        plan: The approved plan, or FP32 after a rollback.
+        text: Whose decision that is, and what has changed since, as one line.
+    """
+
+    plan: Plan
+    text: str
+
+
+def current_plan(target: str) -> CurrentPlan | None:
+    """What to train a target with where nothing else is said; None where nothing was ever signed off.
+
+    A plan stays current where code or environment have changed since: it is still what was last decided, and the line
+    says what changed. `approved_plan` is the strict one.
+
+    Raises:
+        ApprovalError: The record was edited, or holds no plan.
+    """
+    standing = check_target(target)
+    record = standing.record
+    if record is None:
+        return None
+    if hash_plan(record.plan) != record.plan_sha256:
+        raise ApprovalError(f"The plan that is approved for '{target}' was edited. Restore the file, or give --plan.")
+    try:
+        plan = Plan(**record.plan)
+    except (PlanError, TypeError) as error:
+        raise ApprovalError(f"What is approved for '{target}' is no plan: {error} Give --plan.") from None
+    if record.action == "rollback":
+        return CurrentPlan(plan, on_one_line(f"plan {plan.name}: rolled back {record.when} by {record.by}"))
+    text = f"plan {plan.name}: approved {record.when} by {record.by}"
+    changed = [*standing.changed]
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        text += f"; CHANGED since: {changed[0]}{more} (--approved-only would stop)"
+    return CurrentPlan(plan, on_one_line(text))
+
+
 @dataclass
 class _Now:
     """The environment, looked at once and only where it is needed."""

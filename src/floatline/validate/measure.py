@@ -20,6 +20,7 @@ from floatline.workload import Workload
 
 TIMING_BUDGET = 30.0
 _LONGEST = 900.0
+_HOST_BOUND = 0.9
 _MANY_CASTS = 0.2
 _SMALLER = 0.9
 _HOME = "floatline.validate"
@@ -129,6 +130,12 @@ class Bench:
             _add_parts(costs, name, hints["parts"])
         speed = next((s for s in costs.speed if s.arm == name), None)
         if speed is not None and speed.timing.verdict != "faster":
+            issuing = (self._take(costs, "timing", name, plan) or {}).get("issuing")
+            if issuing is not None and issuing > _HOST_BOUND:
+                reasons.append(
+                    f"The host is busy for {100 * issuing:.0f} % of a step with telling the GPU what to do, which "
+                    "16 bits do not change: the GPU waits. Use larger batches, torch.compile or CUDA graphs."
+                )
             reasons += [] if hints is None else hints["speed"]
             if layers is not None and layers["casts"] > _MANY_CASTS * layers["operations"]:
                 reasons.append(

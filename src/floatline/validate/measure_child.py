@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,8 @@ def time_steps(build: Build, settings: dict[str, Any]) -> dict[str, Any]:
     Numerics:
         Both models live in this process. The first step of each, which compiles and allocates, is timed apart, and a
         few more are not timed at all. A GPU is waited for before and after each step. At least 6 pairs, then as many
-        as the budget allows, up to 40.
+        as the budget allows, up to 40. 'issuing' is the median share of the candidate's step after which the host had
+        nothing left to do but wait: near 1, the GPU waits for the host. None without a GPU.
 
     Args:
         build: Gives the workload; called once for each arm.
@@ -59,30 +61,41 @@ def time_steps(build: Build, settings: dict[str, Any]) -> dict[str, Any]:
     """
     keys = {"A": "reference", "B": "plan"}
     trainers = {name: make_trainer(build(), settings[key], settings["seed"]) for name, key in keys.items()}
-    first = {name: _seconds_of_step(trainer) for name, trainer in trainers.items()}
+    first = {name: _seconds_of_step(trainer)[0] for name, trainer in trainers.items()}
     for trainer in trainers.values():
         for _ in range(_WARM_UP):
             _seconds_of_step(trainer)
     times: dict[str, list[float]] = {"A": [], "B": []}
+    issued: list[float] = []  # the part of the candidate's steps that was over before the device was waited for
     began = time.monotonic()
     for order in draw_order(NUM_PAIRS, seed=settings["seed"]):
         for name in order:
-            times[name].append(_seconds_of_step(trainers[name]))
+            seconds, own = _seconds_of_step(trainers[name])
+            times[name].append(seconds)
+            issued += [own / seconds] if name == "B" else []
         if len(times["A"]) >= LEAST_PAIRS and time.monotonic() - began > settings["budget"]:
             break
     for trainer in trainers.values():
         trainer.guard.close()
-    return {"reference": times["A"], "candidate": times["B"], "first_seconds": first["B"]}
+    on_gpu = trainers["B"].device.type == "cuda"
+    return {
+        "reference": times["A"],
+        "candidate": times["B"],
+        "first_seconds": first["B"],
+        "issuing": statistics.median(issued) if on_gpu else None,
+    }
 
 
-def _seconds_of_step(trainer: Trainer) -> float:
+def _seconds_of_step(trainer: Trainer) -> tuple[float, float]:
+    """The whole step, and what it took to issue it."""
     # Emulated arithmetic is set up outside of the clock: a run does that once, not in every step.
     with trainer.arithmetic():
         _wait(trainer.device)
         began = time.perf_counter()
         trainer.step()
+        issued = time.perf_counter() - began
         _wait(trainer.device)
-        return time.perf_counter() - began
+        return time.perf_counter() - began, issued
 
 
 def _wait(device: torch.device) -> None:
