@@ -49,13 +49,6 @@ def test_wrong_use_is_one_line_and_exit_code_2(words, line, tmp_path):
     assert line in done.stderr
 
 
-def test_ray_that_is_not_there_is_one_line(tmp_path):
-    if "ray" in sys.modules:
-        pytest.skip("Ray is here")
-    done = floatline(TARGET, "--ray", cwd=tmp_path)
-    assert done.returncode == 2 and "pip install 'floatline[ray]'" in done.stderr
-
-
 def test_a_killed_validation_resumes_repeats_nothing_and_two_at_once_are_refused(tmp_path):
     words = [f"{TARGET}:slow", "--steps", "60", "--max-seeds", "3", "--no-measure", "--folder", "study", "--jobs", "1"]
     words += ["--margin", "0.01", "0.02", "--format", "json"]

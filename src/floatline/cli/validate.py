@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from floatline.cli.engine import Engine, EngineOption
 from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def validate(
         int | None, typer.Option("--jobs", min=1, help="Runs side by side. [one a GPU, or one for two cores]")
     ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds that one run may take.")] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Run on a Ray cluster.")] = False,
+    engine: EngineOption = Engine.local,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Prove that 16 bits train as well as FP32 here, and measure what they save.
@@ -96,7 +97,10 @@ def validate(
     }
     commands = {"--baseline": baseline, "--candidate": candidate, "--metric": metric, "--metric-file": metric_file}
     _check_use(target, {name: value for name, value in commands.items() if value}, plan, steps, epochs, batches)
-    asked |= {"runner": _ray_runner(jobs, timeout)} if ray else {"jobs": jobs, "timeout": timeout}
+    if engine is Engine.ray:
+        asked["runner"] = _ray_runner(jobs, timeout)
+    else:
+        asked |= {"jobs": jobs, "timeout": timeout}
     with Progress() as progress:
         try:
             if target is None:

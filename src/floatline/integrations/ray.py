@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from floatline.errors import ComparisonError
-from floatline.validate.jobs import Job, failed_run
+from floatline.validate.jobs import Job, failed_run, job_from_json
 from floatline.validate.pairs import ArmRun
-from floatline.validate.processes import always, run_in_child
+from floatline.validate.processes import Worker, always
 
-_HALF_A_SECOND = 0.5
+_HALF_A_SECOND, _TENTH_OF_A_SECOND = 0.5, 0.1
+_MOST_LOSSES = 3
 
 
 class RayRunner:
-    """Runs each job as a Ray task, with a GPU where the cluster has any; functions run in this process.
+    """Runs each job on a Ray worker, with a GPU where the cluster has any; functions run in this process.
 
     The cluster is the one that Ray finds: `RAY_ADDRESS`, a running one on this machine, or one that it starts. The
-    target must be importable on every node, at the same path or as a module. A task that fails gives a run with
-    `error`; tasks are not tried again, because a crash is a result here.
+    target must be importable on every node, at the same path or as a module. A worker starts a process for the
+    training: one that crashes or raises gives a run with `error`, because that is a result here. A worker or a node
+    that is lost is no result: its job is run again elsewhere, up to three times.
 
     Args:
-        jobs: Tasks side by side. None: one for each GPU of the cluster, or one for every two cores.
+        jobs: Runs side by side. None: one for each GPU of the cluster, or one for every two cores.
         timeout: Seconds that a job may take, waiting for its place not counted; None: as long as it wants.
 
     Raises:
@@ -33,7 +37,7 @@ class RayRunner:
 
     def __init__(self, *, jobs: int | None = None, timeout: float | None = None) -> None:
         if importlib.util.find_spec("ray") is None:
-            raise ComparisonError("--ray needs Ray. Install it with: pip install 'floatline[ray]'.")
+            raise ComparisonError("The engine 'ray' needs Ray. Install it with: pip install 'floatline[ray]'.")
         self._ray: Any = importlib.import_module("ray")
         if not self._ray.is_initialized():
             self._ray.init(log_to_driver=False)
@@ -45,37 +49,71 @@ class RayRunner:
 
     def run(self, jobs: Sequence[Job], *, wanted: Callable[[Job], bool] = always) -> Generator[ArmRun]:
         """Run all jobs that are still wanted when their turn comes, and give each one's run."""
-        task: Any = self._ray.remote(num_cpus=1, num_gpus=self._num_gpus, max_retries=0)(run_in_child)
+        actor: Any = self._ray.remote(num_cpus=1, num_gpus=self._num_gpus, max_restarts=0)(_Bench)
         waiting = [job for job in jobs if job.function is None]
         own = [job for job in jobs if job.function is not None]
-        busy: dict[Any, tuple[Job, float]] = {}
+        busy: dict[Any, tuple[Job, Any, float]] = {}
+        idle: list[Any] = []
+        losses: Counter[tuple[str, int]] = Counter()
         try:
             while waiting or own or busy:
                 waiting = [job for job in waiting if wanted(job)]
                 own = [job for job in own if wanted(job)]
                 while waiting and len(busy) < self.num_at_once:
-                    job = waiting.pop(0)
-                    busy[task.remote(job.as_json())] = job, time.monotonic()
+                    job, bench = waiting.pop(0), idle.pop() if idle else actor.remote()
+                    busy[bench.run.remote(job.as_json())] = job, bench, time.monotonic()
                 if own:
                     yield own.pop(0).run()
                 if not busy:
                     continue
                 done, _ = self._ray.wait(list(busy), num_returns=1, timeout=_HALF_A_SECOND)
                 for reference in done:
-                    job, _ = busy.pop(reference)
-                    yield self._read(job, reference)
-                for reference, (job, began) in list(busy.items()):
+                    job, bench, _ = busy.pop(reference)
+                    run = self._read(job, reference)
+                    if run is not None:
+                        idle.append(bench)
+                        yield run
+                        continue
+                    losses[job.arm, job.seed] += 1
+                    if losses[job.arm, job.seed] < _MOST_LOSSES:
+                        waiting.insert(0, job)
+                    else:
+                        yield failed_run(job, f"the Ray workers that ran it were lost, {_MOST_LOSSES} times")
+                for reference, (job, bench, began) in list(busy.items()):
                     if self._timeout is not None and time.monotonic() - began > self._timeout:
                         del busy[reference]
-                        self._ray.cancel(reference, force=True)
+                        self._ray.kill(bench)
                         yield failed_run(job, f"took longer than the {self._timeout:g} s that it was given")
         finally:
-            for reference in busy:
-                self._ray.cancel(reference, force=True)
+            for bench in (*idle, *(bench for _, bench, _ in busy.values())):
+                self._ray.kill(bench)
 
-    def _read(self, job: Job, reference: Any) -> ArmRun:
+    def _read(self, job: Job, reference: Any) -> ArmRun | None:
+        """The run of a job that is over; None where its worker was lost."""
         try:
             return ArmRun.from_json(self._ray.get(reference))
-        except self._ray.exceptions.RayError as error:
+        except self._ray.exceptions.RayTaskError as error:  # the code there raised: trying again would not help
             lines = str(error).strip().splitlines()
             return failed_run(job, f"its Ray task failed: {lines[-1] if lines else type(error).__name__}")
+        except self._ray.exceptions.RayError:
+            return None
+
+
+class _Bench:
+    """On a Ray worker, with a process beside it that trains: a crash there is a result, and not the worker's end."""
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+
+    def run(self, settings: dict[str, Any]) -> dict[str, Any]:
+        worker = self._worker or Worker(dict(os.environ))
+        worker.start("floatline.validate.processes:run_in_child", settings)
+        while not worker.poll():
+            time.sleep(_TENTH_OF_A_SECOND)
+        self._worker = worker
+        if not worker.reusable:
+            worker.end()
+            self._worker = None
+        if "error" in worker.answer:
+            return failed_run(job_from_json(settings), worker.answer["error"]).as_json()
+        return worker.answer["value"]
