@@ -1,1 +1,0 @@
-"""Rescue: from a broken 16-bit run to a plan that is verified against FP32."""
