@@ -25,6 +25,22 @@ def build(seed=0):
     return model, batches, nn.functional.cross_entropy, "fp16-mixed", lambda m: torch.optim.AdamW(m.parameters(), 1e-2)
 
 
+class Fragile(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).add(3000.0) - 3000.0)  # FP16 counts in steps of 2 there
+
+
+def build_fragile(seed=0):
+    _, batches, loss_fn, _, make_optimizer = build(seed)
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 32), Fragile(), nn.GELU(), nn.Linear(32, 4))
+    return model, batches, loss_fn, "fp16-mixed", make_optimizer
+
+
 def build_where_a_worker_is_lost(seed=0):
     marker = Path(__file__).with_name("lost")
     if seed == 1 and not marker.exists():
@@ -45,7 +61,8 @@ OPTIONS = {"steps": 20, "margins": (0.05, 0.1), "max_seeds": 3, "measure": False
 
 @pytest.fixture(scope="module")
 def cluster():
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # else a token is written into the home folder
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # else a token is written into the home folder
+    os.environ["RAY_raylet_start_wait_time_s"] = "180"  # on a busy machine
     ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()
@@ -86,6 +103,23 @@ def test_a_training_that_crashes_is_a_result_and_is_not_run_again(cluster, targe
     crashed = [run for run in found.runs if run.seed == 1]
     assert crashed and all("exit code 3" in run.error for run in crashed)
     assert len((tmp_path / "crashes").read_text()) == len(crashed)
+
+
+def test_a_search_on_the_cluster_finds_the_same_island_and_outlives_its_workers(cluster, target):
+    from floatline.diagnosis.search import find_island
+    from floatline.integrations.ray_search import RaySearch
+    from floatline.probe.target_points import capture_points
+    from floatline.workload import load_target
+
+    points = capture_points(load_target(f"{target}:build_fragile"), steps=8)
+    here = find_island(points)
+    spread = RaySearch(f"{target}:build_fragile", steps=8, workers=1)
+    there = find_island(points, spread=spread)
+    assert here.modules and there.modules == here.modules
+    assert there.num_replays < here.num_replays  # the others were made on the cluster
+    ray.kill(spread._workers[0])
+    assert find_island(points, spread=spread).modules == here.modules
+    spread.close()
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch):

@@ -12,7 +12,7 @@ from torch import nn
 from floatline.diagnosis.island import Island, Member
 from floatline.diagnosis.search_errors import Tolerance
 from floatline.diagnosis.search_evidence import Suspect, find_suspects
-from floatline.diagnosis.search_judge import BudgetUsed, Judge
+from floatline.diagnosis.search_judge import BudgetUsed, Judge, Spread
 from floatline.diagnosis.search_lines import LineAlternative, find_lines
 from floatline.diagnosis.search_log import SearchLog
 from floatline.diagnosis.search_sets import ModuleTree, covers, is_inside, minimize
@@ -33,6 +33,7 @@ def find_island(
     budget: float = 180.0,
     on_progress: Callable[[str], None] | None = None,
     folder: str | Path | None = None,
+    spread: Spread | None = None,
 ) -> Island:
     """The smallest set of modules in FP32 with which every captured step is finite and agrees with FP32.
 
@@ -53,6 +54,7 @@ def find_island(
         budget: Seconds. When they are used up, the smallest set that has passed so far is returned.
         on_progress: Called with a short text before every replay.
         folder: Where answers are kept, so that a search that was ended goes on; None keeps nothing.
+        spread: Replays steps elsewhere, side by side; None replays all of them here.
 
     Raises:
         ReplayError: There is no step, or the steps are of models with different modules.
@@ -69,7 +71,7 @@ def find_island(
     ]
     if not sound:
         raise ReplayError("All steps begin with weights that are not finite. Capture steps from before.")
-    return _Search(sound, tolerance or Tolerance(), budget, on_progress, SearchLog(folder), notes).run()
+    return _Search(sound, tolerance or Tolerance(), budget, on_progress, SearchLog(folder), notes, spread).run()
 
 
 class _Search:
@@ -81,12 +83,20 @@ class _Search:
         on_progress: Callable[[str], None] | None,
         log: SearchLog,
         notes: Sequence[str],
+        spread: Spread | None,
     ) -> None:
         self._began = time.perf_counter()
         self._progress = on_progress
         self._notes = notes
         self._tree = ModuleTree({n: sum(p.numel() for p in m.parameters()) for n, m in _named_modules(steps[0].model)})
-        self._judge = Judge(steps, tolerance=tolerance, log=log, deadline=self._began + budget, on_replay=self._report)
+        self._judge = Judge(
+            steps,
+            tolerance=tolerance,
+            log=log,
+            deadline=self._began + budget,
+            on_replay=self._report,
+            spread=spread,
+        )
         self._best: tuple[str, ...] | None = None
         self._failing: list[int] = []
         self._suspects: list[Suspect] = []

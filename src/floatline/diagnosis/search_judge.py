@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,6 +24,14 @@ from floatline.probe.trace import Trace
 
 class BudgetUsed(Exception):  # noqa: N818 - no error: the search ends with what it has
     """There is no time for another replay."""
+
+
+class Spread(Protocol):
+    """Answers questions of a search elsewhere, side by side."""
+
+    def ask(self, questions: Sequence[tuple[int, Sequence[str], Sequence[Line]]]) -> Iterable[tuple[str, Any]]:
+        """Keys and answers for the log, of steps by number with modules and lines in FP32; some may be missing."""
+        ...
 
 
 class Judge:
@@ -42,6 +50,7 @@ class Judge:
         log: What is known already.
         deadline: `time.perf_counter()` after which no replay begins.
         on_replay: Called before every replay.
+        spread: Answers several questions at once elsewhere; what it does not answer is replayed here.
     """
 
     def __init__(
@@ -52,8 +61,10 @@ class Judge:
         log: SearchLog,
         deadline: float,
         on_replay: Callable[[], None],
+        spread: Spread | None = None,
     ) -> None:
         self.steps = list(steps)
+        self._spread = spread
         self.tolerance = tolerance
         self.num_replays = 0
         self.tried: dict[tuple[str, ...], bool] = {}
@@ -70,6 +81,7 @@ class Judge:
 
     def passes(self, modules: Sequence[str], lines: Sequence[Line] = ()) -> bool:
         """Whether every step is healthy with these modules, and lines of code, in FP32."""
+        self._ask_elsewhere(modules, lines)
         for number, i in enumerate(self._order):
             if not self.outcome(i, modules, lines).passes:
                 # What fails one set fails many: the next set meets this step first.
@@ -80,6 +92,15 @@ class Judge:
         if not lines:
             self.tried[tuple(modules)] = True
         return True
+
+    def _ask_elsewhere(self, modules: Sequence[str], lines: Sequence[Line]) -> None:
+        open_ones = [i for i in self._order if self.known(i, modules, lines) is None]
+        if self._spread is None or len(open_ones) < 2:
+            return
+        self._on_replay()
+        for key, answer in self._spread.ask([(i, tuple(modules), tuple(lines)) for i in open_ones]):
+            if self._log.get(key) is None:
+                self._log.put(key, answer)
 
     def outcome(self, i: int, modules: Sequence[str] = (), lines: Sequence[Line] = ()) -> Outcome:
         """One step with these modules and lines in FP32, at its own loss scale, or at the one that fits it."""

@@ -14,7 +14,8 @@ from floatline.guard.agreement import num_processes
 from floatline.guard.outcome import Outcome
 from floatline.ledger.account import Accounts
 from floatline.ledger.ledger import Ledger
-from floatline.ledger.lines import Event, Step
+from floatline.ledger.lines import Event, Record, Step
+from floatline.ledger.listener import Listener
 
 
 class Diary:
@@ -39,10 +40,24 @@ class Diary:
         self.folder = None if folder is None else Path(folder)
         self.ledger: Ledger | None = None
         self._attempt = 0
+        self._metadata = metadata
+        self._writes = is_first_process(group)
+        self._listeners: list[Listener] = []
         if self.folder is None and resume:
             raise GuardError("resume=True without a folder. Give the run folder whose ledger goes on.")
-        if self.folder is not None and is_first_process(group):
+        if self.folder is not None and self._writes:
             self.ledger = Ledger.resume(self.folder) if resume else Ledger.create(self.folder, metadata=metadata)
+
+    def attach(self, listener: Listener) -> None:
+        """Let someone hear of every record from here on; on process 0 only, which speaks for all."""
+        if self._writes:
+            listener.begin(self._metadata)
+            self._listeners.append(listener)
+
+    def _tell(self, record: Record) -> None:
+        self.accounts.add(record)
+        for listener in self._listeners:
+            listener.take(record, self.accounts.run)
 
     def write(self, outcome: Outcome, *, lost: float | None = None) -> None:
         """Add one outcome; waits for the device if it is not there yet."""
@@ -58,7 +73,7 @@ class Diary:
         known = {name: value for name, value in counts.items() if value is not None}
         norms = outcome.layer_norms
         record = Step(outcome.attempt, time.time(), outcome.applied, outcome.reason, None, known, numbers, norms)
-        self.accounts.add(record)
+        self._tell(record)
         if self.ledger is not None:
             self.ledger.append(
                 applied=outcome.applied,
@@ -78,7 +93,7 @@ class Diary:
 
     def note(self, event: str, message: str, **values: float) -> None:
         """Add something that happened besides a step: a rollback, an escalation, a stop."""
-        self.accounts.add(Event(event, self._attempt, time.time(), message, values=dict(values)))
+        self._tell(Event(event, self._attempt, time.time(), message, values=dict(values)))
         if self.ledger is not None:
             self.ledger.event(event, message, values=values)
 
@@ -88,9 +103,14 @@ class Diary:
             self.ledger.flush()
 
     def close(self) -> None:
-        """Write what is left, and let go of the folder."""
-        if self.ledger is not None:
-            self.ledger.close()
+        """Write what is left, and let go of the folder and of all who listen."""
+        try:
+            if self.ledger is not None:
+                self.ledger.close()
+        finally:
+            for listener in self._listeners:
+                listener.close()
+            self._listeners.clear()
 
 
 def is_first_process(group: dist.ProcessGroup | None) -> bool:

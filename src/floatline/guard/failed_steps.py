@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from floatline.guard.closures import Loss
 from floatline.guard.outcome import Outcome
@@ -74,6 +74,9 @@ class FailureWatch:
         self._run = run
         self._on_failure = on_failure
         self._kept: deque[_Kept] = deque()
+        # Walking through all modules in every step would take as long as the rest of keeping it.
+        modules = cast("Iterable[tuple[str, nn.Module]]", unwrap(run.model).named_modules())
+        self._holders = [(name, module) for name, module in modules if module._buffers]
 
     def keep(self, attempt: int, compute_loss: Callable[[Any], Loss], batches: tuple[Any, ...]) -> None:
         """Remember a step that is about to be made."""
@@ -113,7 +116,13 @@ class FailureWatch:
 
     @torch.no_grad()
     def _copy_buffers(self) -> dict[str, Tensor]:
-        live = {name: buffer.detach() for name, buffer in unwrap(self._run.model).named_buffers()}
+        live: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for prefix, module in self._holders:
+            for name, buffer in module._buffers.items():
+                if buffer is not None and id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    live[f"{prefix}.{name}" if prefix else name] = buffer.detach()
         if not live or sum(b.numel() * b.element_size() for b in live.values()) > _MOST_BUFFERS:
             return {}
         copies = [torch.empty_like(buffer) for buffer in live.values()]

@@ -12,6 +12,8 @@ from types import CodeType, FrameType, TracebackType
 import torch
 
 _PACKAGES = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parents[1]) + "/")
+# The reference workloads stand in for a user's code.
+_WORKLOADS = str(Path(__file__).parents[1] / "workloads") + "/"
 _STANDARD = tuple(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib"))
 
 
@@ -36,6 +38,8 @@ NOWHERE = Spot()
 @cache
 def is_users(file: str) -> bool:
     """Whether a source file is neither torch's, floatline's nor the standard library's."""
+    if file.startswith(_WORKLOADS):
+        return True
     if file.startswith(("<frozen", "<eval_with_key", "<__array_function__", *_PACKAGES)):
         return False
     return not file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file

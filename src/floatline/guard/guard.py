@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -33,11 +33,15 @@ from floatline.guard.run import Run
 from floatline.guard.schedules import Schedules, check_rates
 from floatline.guard.snapshots import SnapshotRing
 from floatline.guard.stepping import Stepper, check_clip, check_gradients, norm_of
+from floatline.guard.underflow import Lost
 from floatline.guard.wrappers import drop_gradients, unwrap
 from floatline.ledger.ledger import Ledger
+from floatline.ledger.listener import Listener
 from floatline.optim.survey import Decision, Survey
 from floatline.plan import Plan
 from floatline.presets import resolve_plan
+
+ListenerT = TypeVar("ListenerT", bound=Listener)
 
 
 class Guard:
@@ -65,9 +69,14 @@ class Guard:
         loss_fn: The loss function, for a plan that keeps `loss` in FP32 or rewrites in it; call `guard.loss_fn`.
         due_every: Every N-th outcome is `due`.
         record_layers_every: Record the gradient norm of each parameter every N steps; 0 never.
+        steps: Steps that the run will have, for the ledger's header: `floatline watch` tells the time to go.
         on_failure: Called with each step made by `step` that failed for another reason than a search for the scale,
             such as a `Diagnoser`; what it returns goes to the ledger. The last few batches are kept for it.
         process_group: Processes that train together; None is the default group.
+
+    Attributes:
+        lost: Gradients that FP16 lost to zero, in the last step in which they were counted.
+        on_outcome: Called with each outcome once its numbers are on the host.
     """
 
     def __init__(
@@ -86,6 +95,7 @@ class Guard:
         loss_fn: Callable[..., Any] | None = None,
         due_every: int = 50,
         record_layers_every: int = 0,
+        steps: int | None = None,
         on_failure: OnFailure | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
@@ -108,7 +118,7 @@ class Guard:
             judge=Judge(device, scaling=plan.scaling, policy=policy, group=process_group),
             schedules=Schedules(optimizer, late=self._late > 0),
             applied=AppliedPlan(unwrap(model), plan, loss_fn=loss_fn),
-            diary=Diary(folder, resume=resume, metadata={"plan": plan.model_dump(mode="json")}, group=process_group),
+            diary=Diary(folder, resume=resume, metadata=_metadata(plan, steps), group=process_group),
             recovery=Recovery(
                 policy,
                 floor=None if plan.scaling is None else plan.scaling.floor,
@@ -131,6 +141,8 @@ class Guard:
         self._due_every = max(1, due_every)
         self._sum = Sum(group=process_group)
         self._pending: deque[Outcome] = deque()
+        self.lost: Lost | None = None
+        self.on_outcome: Callable[[Outcome], None] | None = None
 
     @property
     def plan(self) -> Plan:
@@ -229,7 +241,37 @@ class Guard:
         total, self._sum = self._sum, Sum(group=self.run.judge.group)
         return self._finish(total, skip)
 
-    def _finish(self, total: Sum, skip: bool | Tensor | None, *, retries: int = 0) -> Outcome:
+    def take_step(self, total: Sum, *, skip: bool | Tensor | None = None) -> Outcome:
+        """Decide on gradients that the caller made: for a framework that runs forward and backward by itself.
+
+        The losses went backward times `guard.run.judge.scale`. Gradients stay where they are.
+
+        Args:
+            total: The losses, and what the gradients are divided by.
+            skip: True: leave everything as it is.
+        """
+        return self._finish(total, skip, keep_gradients=True)
+
+    def remember(self, compute_loss: Callable[[Any], Loss], batches: Sequence[Any]) -> None:
+        """Keep what the next `take_step` is made of, for the canary and for `on_failure`.
+
+        Args:
+            compute_loss: Gives the loss of a batch; it may be called again.
+            batches: The micro-batches; more may be added until the step is taken.
+        """
+        self._rescue.remember(compute_loss, batches[0])
+        if self._failures is not None:
+            self._failures.keep(self.attempts + 1, compute_loss, cast("tuple[Any, ...]", batches))
+
+    def clip_by(self, *, norm: float = math.inf, value: float | None = None, norm_type: float = 2.0) -> None:
+        """Clip by another norm, or by value, from the next step on."""
+        check_clip(None if value is not None else norm, value, norm_type)
+        self.clip_norm, self.clip_value, self.norm_type = norm, value, norm_type
+        self._stepper.clip_value = value
+
+    def _finish(
+        self, total: Sum, skip: bool | Tensor | None, *, retries: int = 0, keep_gradients: bool = False
+    ) -> Outcome:
         check_rates(self.run.optimizer)
         self.run.attempts += 1
         if self.run.batch is not None and not retries:
@@ -260,7 +302,8 @@ class Guard:
         lr = self.run.optimizer.param_groups[0]["lr"]
         self._layers.count(self.attempts)
         decision = self._stepper.step(judge, unit)
-        self._stepper.drop_gradients()
+        if not keep_gradients:
+            self._stepper.drop_gradients()
         if self.run.average is not None:
             self.run.average.update(decision.applied)
         self.run.schedules.attempt()
@@ -286,7 +329,10 @@ class Guard:
             outcome = self._pending.popleft()
             self.run.schedules.learn(applied=outcome.applied)
             lost = self._layers.lost(outcome.attempt)
+            self.lost = lost or self.lost
             self.run.diary.write(outcome, lost=None if lost is None else lost.share)
+            if self.on_outcome is not None:
+                self.on_outcome(outcome)
             if self._failures is not None:
                 self._failures.look_at(outcome, self._pending)
             self._rescue.act_on(outcome, lost=lost)
@@ -303,6 +349,16 @@ class Guard:
         """
         self.run.schedules.add(scheduler)
         return scheduler
+
+    def attach(self, listener: ListenerT) -> ListenerT:
+        """Let a logger hear of every step and event, once their numbers are on the host; gives it back.
+
+        Args:
+            listener: Such as `floatline.integrations.loggers.TensorBoardLogger`; closed with the guard. On several
+                processes only that of process 0 is used.
+        """
+        self.run.diary.attach(listener)
+        return listener
 
     def averaged(self, decay: float) -> Average:
         """Keep an exponential average of the weights in float32, moved by applied steps only.
@@ -386,3 +442,8 @@ class Guard:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _metadata(plan: Plan, steps: int | None) -> dict[str, Any]:
+    """For the ledger's header."""
+    return {"plan": plan.model_dump(mode="json")} | ({} if steps is None else {"steps": steps})

@@ -44,6 +44,7 @@ class Outcome:
         self.micro_batches = micro_batches
         self.lr = lr
         self.retries = retries
+        self.report = report  # the numbers of NAMES, on the device
         self._late = LateValues({}, [(NAMES, report)])
         self._layers = None if layers is None else LateValues({}, [layers])
         self._numbers: dict[str, float] | None = None

@@ -35,7 +35,7 @@ class Stepper:
     def __init__(self, optimizer: torch.optim.Optimizer, *, clip_value: float | None) -> None:
         self.optimizer = optimizer
         self.kind: Kind = _kind(optimizer)
-        self._clip_value = clip_value
+        self.clip_value = clip_value
         self._gradients = Gradients(optimizer.param_groups)
 
     def step(self, judge: Callable[[Survey], Decision], divisor: Tensor) -> Decision:
@@ -64,8 +64,8 @@ class Stepper:
     def _judge(self, judge: Callable[[Survey], Decision], survey: Survey, divisor: Tensor) -> Decision:
         # The survey saw the gradients before any bound: clamping would turn inf into a finite lie.
         decision = judge(survey)
-        if self._clip_value is not None:
-            bound = self._clip_value * divisor
+        if self.clip_value is not None:
+            bound = self.clip_value * divisor
             for grad in self._grads():
                 grad.clamp_(-bound.to(grad.dtype), bound.to(grad.dtype))
         return decision

@@ -36,14 +36,7 @@ class RayRunner:
     """
 
     def __init__(self, *, jobs: int | None = None, timeout: float | None = None) -> None:
-        if importlib.util.find_spec("ray") is None:
-            raise ComparisonError("The engine 'ray' needs Ray. Install it with: pip install 'floatline[ray]'.")
-        self._ray: Any = importlib.import_module("ray")
-        if not self._ray.is_initialized():
-            self._ray.init(log_to_driver=False)
-        have: dict[str, float] = self._ray.cluster_resources()
-        self._num_gpus = 1 if have.get("GPU", 0) >= 1 else 0
-        num = int(have.get("GPU", 0)) or max(1, int(have.get("CPU", 1)) // 2)
+        self._ray, self._num_gpus, num = start_ray()
         self.num_at_once = jobs or num
         self._timeout = timeout
 
@@ -97,6 +90,22 @@ class RayRunner:
             return failed_run(job, f"its Ray task failed: {lines[-1] if lines else type(error).__name__}")
         except self._ray.exceptions.RayError:
             return None
+
+
+def start_ray() -> tuple[Any, int, int]:
+    """Ray, connected to its cluster; the GPUs that a worker takes; and how many workers there is room for.
+
+    Raises:
+        ComparisonError: Ray is not installed.
+    """
+    if importlib.util.find_spec("ray") is None:
+        raise ComparisonError("The engine 'ray' needs Ray. Install it with: pip install 'floatline[ray]'.")
+    ray: Any = importlib.import_module("ray")
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+    have: dict[str, float] = ray.cluster_resources()
+    num = int(have.get("GPU", 0)) or max(1, int(have.get("CPU", 1)) // 2)
+    return ray, 1 if have.get("GPU", 0) >= 1 else 0, num
 
 
 class _Bench:

@@ -34,6 +34,9 @@ from floatline.training.result import RunResult
 from floatline.training.settings import AnyPlan, check_config, load_settings, save_settings
 from floatline.workload import Workload
 
+RECORD_LAYERS_EVERY = 50
+"""Steps between two records of the gradient norms by layer, where there is a ledger."""
+
 
 class Trainer:
     """Trains a workload under a guard, and can go on where it was ended.
@@ -86,7 +89,7 @@ class Trainer:
             check_config(self.folder, workload.settings)
         else:
             self.plan = resolve_plan(workload.precision if plan is None else plan)
-            own = workload.policy if policy is None else {}
+            own = dict(workload.policy) if policy is None else dict[str, Any]()
             policy = replace(resolve_policy(policy, plan_name=self.plan.name), **own)
         self.steps = default_steps(len(workload.batches), self.plan) if steps is None else steps
         counts = {"steps": self.steps, "save_every": save_every, "keep": keep}
@@ -115,6 +118,8 @@ class Trainer:
             # Always the same batch, also after a resume; only a run that can go back asks for it.
             canary=(lambda: self._compute_loss(self.micro_batch(0))) if policy.snapshot_gib > 0 else None,
             loss_fn=workload.loss_fn,
+            record_layers_every=0 if self.folder is None else RECORD_LAYERS_EVERY,
+            steps=self.steps,
         )
         if self.guard.loss_fn is not None:
             self.workload = replace(workload, loss_fn=self.guard.loss_fn)  # as the plan computes it
@@ -231,6 +236,9 @@ class Trainer:
 
     def _save(self) -> None:
         self.guard.drain()
+        note = "" if self.workload.note is None else self.workload.note(self.workload.model)
+        if note:
+            self.guard.run.diary.note("note", note)
         if self.folder is None or self._saved == self.steps_done:
             return
         self.guard.run.diary.flush()  # first: the ledger lacks no step that a checkpoint holds
