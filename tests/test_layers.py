@@ -11,9 +11,10 @@ ROOT = Path(floatline.__file__).parent
 # From the top floor to the ground. A module may import from its own floor's room and from any floor below.
 FLOORS = [
     {"cli"},
+    {"workloads"},
     {"integrations"},
     {"report"},
-    {"rescue"},
+    {"salvage"},
     {"validate"},
     {"diagnosis"},
     {"checkup", "training"},

@@ -50,7 +50,8 @@ def test_the_wheel_holds_what_a_report_is_made_of(dist):
     with zipfile.ZipFile(next(dist.glob("*.whl"))) as archive:
         names = {n.removeprefix("floatline/report/") for n in archive.namelist()}
     assert {
-        f"templates/{name}" for name in ("look.css", "validation.css", "validation.js", "validation.html.j2")
+        f"templates/{name}"
+        for name in ("charts.js", "look.css", "run.js", "validation.css", "validation.js", "validation.html.j2")
     } <= names
     assert {f"vendor/uplot/{name}" for name in ("uPlot.iife.min.js", "uPlot.min.css", "LICENSE")} <= names
 

@@ -37,6 +37,7 @@ PUBLIC = {
     "match_message",
     "measure_ranges",
     "optim",
+    "rescue",
     "round_nearest",
     "round_stochastic",
     "split_master",

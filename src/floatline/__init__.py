@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from floatline.numerics.split import join_master, split_master
     from floatline.plan import Plan
     from floatline.report.chart import draw_ranges
+    from floatline.salvage.rescue import rescue
     from floatline.validate.finished import compare
     from floatline.validate.target_study import validate
     from floatline.workload import Workload
@@ -60,6 +61,7 @@ _HOMES = {
     "match_message": "causes",
     "measure_ranges": "numerics.ranges",
     "optim": "optim",
+    "rescue": "salvage.rescue",
     "round_nearest": "numerics.rounding",
     "round_stochastic": "numerics.rounding",
     "split_master": "numerics.split",
@@ -95,6 +97,7 @@ __all__ = [
     "match_message",
     "measure_ranges",
     "optim",
+    "rescue",
     "round_nearest",
     "round_stochastic",
     "split_master",

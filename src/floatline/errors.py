@@ -12,6 +12,7 @@ FloatlineError
 ├── GuardStop        a run that the guard has ended, with its finding
 ├── TraceError       a trace that cannot be written or read
 ├── ReplayError      a step that cannot be replayed, or a replay bundle that cannot be written or read
+├── RescueError      a rescue's folder or stage that cannot be used
 ├── LedgerError      a ledger that cannot be written, read or locked, or a record it cannot hold
 ├── ComparisonError  a comparison's setting, run or result that cannot be used
 ├── ApprovalError    a sign-off that cannot be given, found, read or written
@@ -98,6 +99,10 @@ class ApprovalError(FloatlineError):
 
 class ReplayError(FloatlineError, ValueError):
     """A step that cannot be replayed, or a replay bundle that cannot be written or read."""
+
+
+class RescueError(FloatlineError, ValueError):
+    """A rescue's folder or stage that cannot be used."""
 
 
 class TensorError(FloatlineError, TypeError):

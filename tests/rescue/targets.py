@@ -1,4 +1,4 @@
-"""Small targets: an energy beyond FP16 in one module, Adam on FP16 weights, a learning rate that nothing survives."""
+"""Small targets: an energy beyond FP16 in one module, a loss that goes to zero, FP16 weights, a wild learning rate."""
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,15 @@ def _batches(seed):
 
 def island(seed=0):
     return Net(300.0), _batches(seed), F.mse_loss, "fp16-mixed", lambda m: torch.optim.AdamW(m.parameters(), 1e-2)
+
+
+def vanishing(seed=0):
+    """Without noise: the loss goes to zero, and a share of it is less than FP32 differs from itself by."""
+    dice = torch.Generator().manual_seed(7)
+    x = torch.randn(64, 8, generator=dice)
+    y = (x / x.norm(dim=-1, keepdim=True))[:, :1] * 5
+    batches = [((a,), (b,)) for a, b in zip(x.split(32), y.split(32), strict=True)]
+    return Net(300.0), batches, F.mse_loss, "fp16-mixed", lambda m: torch.optim.AdamW(m.parameters(), 1e-2)
 
 
 def optimizer(seed=0):

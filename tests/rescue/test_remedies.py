@@ -8,7 +8,7 @@ from floatline.diagnosis.loss_scale import ScaleVerdict
 from floatline.findings import Finding
 from floatline.plan import Scaling
 from floatline.presets import resolve_plan
-from floatline.rescue.remedies import Place, propose
+from floatline.salvage.remedies import Place, propose
 
 MIXED, HALF, BF16 = (resolve_plan(name) for name in ("fp16-mixed", "fp16-true", "bf16-true"))
 

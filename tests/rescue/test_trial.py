@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from floatline.rescue.places import name_function
-from floatline.rescue.trial import Trial, find_shortfall
+from floatline.salvage.places import name_function
+from floatline.salvage.trial import Trial, find_shortfall
 
 FP32 = Trial(tuple(1.0 - 0.02 * i for i in range(40)), (), "", 0.0)
 

@@ -10,7 +10,7 @@ from floatline.cli.output import FormatOption, OutputFormat, print_json, text_co
 
 
 def approve(
-    report: Annotated[str, typer.Argument(help="report.json, validation.json, or the folder of the study.")],
+    report: Annotated[str, typer.Argument(help="report.json or rescue.json, or the folder that it is in.")],
     by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who signs.")],
     note: Annotated[str, typer.Option("--note", metavar="TEXT", help="What the one who signs has to say.")] = "",
     override: Annotated[

@@ -8,7 +8,21 @@ from typing import Annotated
 import typer
 
 from floatline import __version__
-from floatline.cli import approve, compare, diagnose, doctor, explain, replay, rescue, rollback, status, train, validate
+from floatline.cli import (
+    approve,
+    compare,
+    diagnose,
+    doctor,
+    explain,
+    replay,
+    report,
+    rescue,
+    rollback,
+    status,
+    train,
+    validate,
+    watch,
+)
 from floatline.errors import FloatlineError
 
 app = typer.Typer(
@@ -41,11 +55,13 @@ app.command(cls=diagnose.TargetOrCommand)(diagnose.diagnose)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(replay.replay)
+app.command()(report.report)
 app.command()(rescue.rescue)
 app.command()(rollback.rollback)
 app.command()(status.status)
 app.command()(train.train)
 app.command()(validate.validate)
+app.command()(watch.watch)
 
 
 def main() -> None:

@@ -10,6 +10,9 @@ import typer
 
 from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
 
+# 128 + SIGINT, as shells have it: finished stages are kept, and the same command goes on.
+INTERRUPTED = 130
+
 
 def rescue(
     target: Annotated[str, typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")],
@@ -30,23 +33,28 @@ def rescue(
     """Diagnose a target, find a plan under which it trains as FP32 does, and verify it.
 
     Writes plan.yaml, fix.patch where the code could change, rescue.json and report.html. The code is left alone.
-    Exit code 0 means that the plan is verified, or that none is needed; 1 that something is left to do.
+    Exit code 0 means that the plan is verified, or that none is needed; 1 that something is left to do. Ctrl-C keeps
+    what is finished, and exits with 130; the same command goes on.
     """
     import sys
     from pathlib import Path
 
+    from floatline.salvage.kept import refuse_foreign
     from floatline.training.run_names import name_folder
 
     place = Path("floatline-runs/rescue") / name_folder(target) if folder is None else Path(folder)
-    if place.exists() and not place.is_dir():  # now, and not after minutes of work
-        raise typer.BadParameter(f"--folder '{place}' is a file. Name a folder.")
-    from floatline.report.rescue import print_rescue, write_rescue
-    from floatline.rescue.rescue import rescue as save
+    refuse_foreign(place)  # now, and not after torch is loaded
+    try:
+        # What the target prints is not the report.
+        with contextlib.redirect_stdout(sys.stderr), _progress() as show:
+            from floatline.report.rescue import print_rescue, write_rescue
+            from floatline.salvage.rescue import rescue as save
 
-    # What the target prints is not the report.
-    with contextlib.redirect_stdout(sys.stderr), _progress() as show:
-        result = save(target, folder=place, steps=steps, seed=seed, budget=budget, prove=prove, on_progress=show)
-        files = write_rescue(result, place)
+            result = save(target, folder=place, steps=steps, seed=seed, budget=budget, prove=prove, on_progress=show)
+            files = write_rescue(result, place)
+    except KeyboardInterrupt:
+        typer.echo("floatline: interrupted. What is finished is kept: the same command goes on.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     if output is OutputFormat.json:
         print_json({**result.as_json(), "files": files})
     else:

@@ -35,7 +35,10 @@ def train(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of a reference workload; they win.")
     ] = None,
     plan: Annotated[
-        str | None, typer.Option("--plan", metavar="PLAN", help="Precision: a name or a YAML file. [target's own]")
+        str | None,
+        typer.Option(
+            "--plan", metavar="PLAN", help="Precision: a name or a YAML file. [what is approved, else the target's own]"
+        ),
     ] = None,
     preset: Annotated[
         str | None,
@@ -82,6 +85,8 @@ def train(
     asked = resolve_plan(plan) if plan is not None else None
     if approved_only:
         asked = _approved(target, plan)
+    elif asked is None and not resume and not (preset or config or settings):
+        asked = _current(target)
     place = folder if folder is not None else f"runs/{name_folder(target)}"
     # What the target prints is not the report.
     with contextlib.redirect_stdout(sys.stderr):
@@ -124,6 +129,17 @@ def _approved(target: str, plan: str | None) -> Plan:
     if plan is not None:
         raise typer.BadParameter("--plan and --approved-only say two things. Leave one out.")
     return approved_plan(target)
+
+
+def _current(target: str) -> Plan | None:
+    """The plan that the sign-off file has for the target, said in a line on stderr; None where it has none."""
+    from floatline.validate.approval_status import current_plan
+
+    current = current_plan(target)
+    if current is None:
+        return None
+    typer.echo(f"floatline: {current.text}. --plan overrides it.", err=True)
+    return current.plan
 
 
 @contextlib.contextmanager

@@ -14,12 +14,14 @@ from floatline.report.document import Block, Code, Document, Part, Table, Tile, 
 from floatline.report.package_files import put_in_place
 from floatline.report.validation_facts import document_of
 from floatline.report.validation_html import page_of
+from floatline.report.validation_texts import sentence, show_count
+from floatline.salvage.kept import RESULTS, finish
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from floatline.findings import Finding
-    from floatline.rescue.result import Rescue
+    from floatline.salvage.result import Rescue
 
 _STYLES = {
     "healthy": "bold green",
@@ -31,6 +33,16 @@ _STYLES = {
 }
 # A page has one of validate's verdicts as its mark; without a validation there is nothing to pass.
 _MARKS = {"healthy": "PASS"}
+_TITLES = {
+    "healthy": "healthy as it is",
+    "rescued": "rescued",
+    "not-verified": "a plan, not verified",
+    "code-change": "the code must change",
+    "not-precision": "not precision",
+    "unsolved": "not solved",
+}
+_PLANS = "The plans of the arms, in full"
+_CHART = 96  # columns
 
 
 def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
@@ -44,7 +56,7 @@ def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
         Name of each file that was written to its path.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files = {name: folder / name for name in ("plan.yaml", "fix.patch", "rescue.json", "report.html")}
+    files = {name: folder / name for name in RESULTS}
     for name, text in (("plan.yaml", rescue.plan), ("fix.patch", rescue.patch)):
         if not text:  # of an earlier rescue: it does not belong to this one
             files.pop(name).unlink(missing_ok=True)
@@ -54,8 +66,9 @@ def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
         put_in_place(files["fix.patch"], rescue.patch)
     put_in_place(files["report.html"], page_of(document_of_rescue(rescue)))
     written = {name: str(path) for name, path in files.items()}
-    data = json.dumps(_plain({**rescue.as_json(), "files": written}), indent=1, ensure_ascii=False, allow_nan=False)
+    data = json.dumps(_plain({**rescue.in_full(), "files": written}), indent=1, ensure_ascii=False, allow_nan=False)
     put_in_place(files["rescue.json"], data + "\n")
+    finish(folder, proved=rescue.proved)
     return written
 
 
@@ -79,6 +92,11 @@ def print_rescue(rescue: Rescue, files: dict[str, str], console: Console) -> Non
     lines += [_row(_LABELS[name], path) for name, path in files.items() if name in _LABELS]
     if rescue.plan is not None:
         lines.append(_row("next", f"floatline train {rescue.target} --plan {files['plan.yaml']}"))
+        if rescue.solved:
+            folder = Path(files["plan.yaml"]).parent
+            lines.append(
+                _row("or", f"floatline approve {folder} --by NAME; floatline train {rescue.target} then uses it")
+            )
     for line in lines:
         console.print(line, soft_wrap=True)
 
@@ -89,44 +107,83 @@ _LABELS = {"plan.yaml": "plan", "fix.patch": "patch", "report.html": "report"}
 def document_of_rescue(rescue: Rescue) -> Document:
     """The report: diagnosis, plan and trials first, then the validation where there is one."""
     own = (_diagnosis(rescue), *_trials(rescue), *_code(rescue), _stages(rescue))
-    if rescue.validation is not None:
-        document = document_of(rescue.validation)
-        return replace(document, subtitle=f"{rescue.words} {document.subtitle}", before=(*own, *document.before))
-    primary = rescue.diagnosis.primary
-    return Document(
-        title=f"Rescue of {rescue.target}: {rescue.outcome}",
-        subtitle=f"in {rescue.diagnosis.precision}",
-        verdict=_MARKS.get(rescue.outcome, "INCONCLUSIVE" if rescue.plan is not None else "FAIL"),
-        meaning="No validation was made: nothing is claimed about it.",
+    title = f"{rescue.target}: {_TITLES[rescue.outcome]}"
+    if rescue.validation is None:
+        return Document(
+            title=title,
+            subtitle=_found(rescue),
+            verdict=_MARKS.get(rescue.outcome, "INCONCLUSIVE" if rescue.plan is not None else "FAIL"),
+            meaning="No validation was made: nothing is claimed about it.",
+            reason=rescue.words,
+            tiles=_tiles(rescue),
+            flags=rescue.notes,
+            before=own,
+            chapters=(),
+            after=(),
+            footer=f"Made by floatline {__version__} in {sum(stage.seconds for stage in rescue.stages):.0f} s.",
+        )
+    document = document_of(rescue.validation)
+    return replace(
+        document,
+        title=title,
+        subtitle=f"{_found(rescue)}; by {rescue.validation.best.terms.metric}",
         reason=rescue.words,
-        tiles=(
-            Tile("cause", "none" if primary is None else primary.cause.id, "" if primary is None else primary.where),
+        meaning=f"{document.reason} {document.meaning}",
+        tiles=(*document.tiles[:2], *_tiles(rescue)),
+        flags=(*document.flags, *rescue.notes),
+        before=(*own, *document.before),
+        chapters=tuple(
+            replace(chapter, parts=tuple(filter(_is_measured, chapter.parts))) for chapter in document.chapters
         ),
-        flags=rescue.notes,
-        before=own,
-        chapters=(),
-        after=(),
-        footer=f"floatline {__version__}, {sum(stage.seconds for stage in rescue.stages):.0f} s",
+        after=tuple(replace(part, heading=_PLANS) if part.heading == "The plan" else part for part in document.after),
     )
+
+
+def _found(rescue: Rescue) -> str:
+    """What is wrong and where, as one line."""
+    primary = rescue.diagnosis.primary
+    what = "nothing was found" if primary is None else f"{primary.cause.id} at {_place(primary)}"
+    return f"{what}, in {rescue.diagnosis.precision}"
+
+
+def _tiles(rescue: Rescue) -> tuple[Tile, ...]:
+    num, seconds = len(rescue.tried), sum(stage.seconds for stage in rescue.stages)
+    tried = Tile("Tried", show_count(num), f"{'plan' if num == 1 else 'plans'}, {rescue.steps:,} steps each")
+    longest = max(rescue.stages, key=lambda stage: stage.seconds, default=None)
+    detail = "" if longest is None else f"longest: {longest.name}, {longest.seconds:.0f} s"
+    return (*((tried,) if num else ()), Tile("Took", f"{seconds:.0f} s", detail))
+
+
+def _is_measured(part: Part) -> bool:
+    """The short validation measures no speed, memory or layers: a heading over nothing is left out."""
+    return not all(isinstance(block, Words) and block.kind == "missing" for block in part.blocks)
 
 
 def _diagnosis(rescue: Rescue) -> Part:
-    findings = rescue.diagnosis.findings
-    if not findings:
+    diagnosis = rescue.diagnosis
+    if not diagnosis.findings:
         return Part("What is wrong", (Words("Nothing was found."),))
-    rows = tuple((finding.cause.id, _place(finding), finding.seen, finding.fix) for finding in findings)
-    table = Table(
-        "Findings, the primary cause first", ("cause", "where", "seen", "fix"), rows, named=(0, 1), cards=True
-    )
-    more = [Words(text, "note") for text in (*rescue.diagnosis.tried, *rescue.diagnosis.notes)]
-    return Part("What is wrong", (table, *more))
+    blocks: list[Block] = [_finding(diagnosis.findings[0], folded=False)]
+    blocks += [Words(sentence(text), "note") for text in (*diagnosis.tried, *diagnosis.notes)]
+    if diagnosis.chart:
+        from floatline.report.step_chart import draw_step
+
+        blocks.append(Code(draw_step(diagnosis.chart, width=_CHART).plain))
+    blocks += [_finding(finding, folded=True) for finding in diagnosis.findings[1:]]
+    return Part("What is wrong", tuple(blocks))
+
+
+def _finding(finding: Finding, *, folded: bool) -> Table:
+    caption = f"{'Also found: ' if folded else ''}{finding.cause.id}: {finding.cause.title}"
+    row = (_place(finding), finding.seen, finding.fix)
+    return Table(caption, ("where", "seen", "what to do"), (row,), folded=folded, cards=True)
 
 
 def _trials(rescue: Rescue) -> tuple[Part, ...]:
     blocks: list[Block] = []
     if rescue.island is not None:
         blocks.append(Words(f"The smallest FP32 island: {', '.join(rescue.island.modules) or rescue.island.reason}."))
-        blocks += [Words(f"{m.module}: {m.reason}", "note") for m in rescue.island.members if m.reason]
+        blocks += [Words(f"{m.module}: {m.reason}.", "note") for m in rescue.island.members if m.reason]
     if rescue.tried:
         tones: tuple[Tone, ...] = tuple("bad" if tried.shortfall else "good" for tried in rescue.tried)
         rows = tuple((t.does, t.shortfall or "trains as FP32 does", t.why) for t in rescue.tried)
@@ -136,25 +193,26 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
         import yaml
 
         data = rescue.plan.model_dump(mode="json", exclude_defaults=True)
-        blocks.append(Code(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), "yaml", "plan.yaml"))
+        blocks.append(Code(yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip(), "yaml", "plan.yaml"))
     return (Part("The plan", tuple(blocks)),) if blocks else ()
 
 
 def _code(rescue: Rescue) -> tuple[Part, ...]:
     if not rescue.patch:
         return ()
-    words = Words("The code itself could change so. Nothing was changed: `patch -p1` does it.")
-    return (Part("Change of the code", (words, Code(rescue.patch, "diff", "fix.patch"))),)
+    words = "The code itself could change so, in place of the plan. Nothing was changed; patch -p1 < fix.patch does it."
+    return (Part("Change of the code", (Words(words), Code(rescue.patch.rstrip(), "diff", "fix.patch"))),)
 
 
 def _stages(rescue: Rescue) -> Part:
     rows = tuple((stage.name, f"{stage.seconds:.1f} s", stage.text) for stage in rescue.stages)
-    notes = tuple(Words(note, "flag") for note in rescue.notes)
-    return Part("Stages", (Table("What was done", ("stage", "time", "result"), rows, numeric=(1,)), *notes))
+    return Part("Stages", (Table("What was done", ("stage", "time", "result"), rows, numeric=(1,)),))
 
 
 def _place(finding: Finding) -> str:
-    return " ".join(part for part in (finding.where, finding.module if finding.file else "", finding.op) if part)
+    """Line, module and operation, as far as they are known; the file without its folder, which is the reader's own."""
+    place = f"{Path(finding.file).name}:{finding.line}" if finding.file and finding.line else Path(finding.file).name
+    return ", ".join(part for part in (place, finding.module, finding.op) if part) or "the model"
 
 
 def _row(label: str, words: str) -> Text:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from floatline.report.document import Curves, Document, Drawing, Table, Words
+from floatline.report.document import Curves, Document, Drawing, Table, Tone, Words
 from floatline.report.package_files import read_text, security_policy
 from floatline.report.validation_texts import TONES
 
@@ -17,8 +18,14 @@ if TYPE_CHECKING:
 _UPLOT = "vendor/uplot"
 
 
-def page_of(document: Document) -> str:
-    """The page: every text escaped, its one script and its one style named by their hash."""
+def page_of(document: Document, *, script: str = "validation.js", tones: Mapping[str, Tone] = TONES) -> str:
+    """The page: every text escaped, its one script and its one style named by their hash.
+
+    Args:
+        document: What it says.
+        script: The template that draws its curves.
+        tones: What each verdict is to a reader.
+    """
     style = "\n".join(
         read_text(name) for name in (f"{_UPLOT}/uPlot.min.css", "templates/look.css", "templates/validation.css")
     )
@@ -26,16 +33,14 @@ def page_of(document: Document) -> str:
     parts = (
         f"/*! uPlot\n{licence}\n*/",
         read_text(f"{_UPLOT}/uPlot.iife.min.js"),
-        read_text("templates/validation.js"),
+        read_text("templates/charts.js"),
+        read_text(f"templates/{script}"),
     )
-    script = "\n".join(parts)
+    code = "\n".join(parts)
     template = _environment().from_string(read_text("templates/validation.html.j2"))
-    policy = security_policy(styles=style, script=script)
-    return template.render(doc=document, style=style, script=script, policy=policy, tones=TONES, marked=_MARKED)
-
-
-_MARKED = frozenset({*TONES, "passed", "not passed", "not checked"})
-"""Words that carry the tone of their row."""
+    policy = security_policy(styles=style, script=code)
+    marked = frozenset({*tones, "passed", "not passed", "not checked"})  # words that carry the tone of their row
+    return template.render(doc=document, style=style, script=code, policy=policy, tones=tones, marked=marked)
 
 
 def embedded(data: Any) -> str:

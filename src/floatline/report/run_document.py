@@ -1,0 +1,186 @@
+"""Runs as a document: how they stand, their curves, skips by reason, layers against the format's limits, events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+from floatline.ledger.account import Account
+from floatline.ledger.lines import REASONS
+from floatline.report.document import Chapter, Curves, Document, Part, Table, Tile, Tone, Words
+from floatline.report.run_curves import curves_of
+from floatline.report.run_details import details_of
+from floatline.report.run_facts import OVER, RunFacts, State
+from floatline.report.run_texts import (
+    TONES,
+    loss_of,
+    norm_of,
+    place_of,
+    scale_of,
+    show_number,
+    show_pace,
+    show_percent,
+    show_scale,
+    show_seconds,
+    skips_of,
+    time_of,
+)
+from floatline.report.validation_texts import sentence
+
+_MEANINGS: dict[State, str] = {
+    "running": "The run goes on; this is how it stood when the page was written.",
+    "silent": "The ledger is not closed, and nothing was added to it for long: the run hangs, or its machine is away.",
+    "finished": "The ledger was closed in order.",
+    "interrupted": "The ledger was closed in order before the run had all of its steps.",
+    "stopped": "The guard ended the run; its last event says why.",
+    "died": "The ledger was not closed, and the process that wrote it is gone.",
+}
+_REASONS = {
+    "overflow": "a gradient was not finite, the loss was",
+    "forward-nonfinite": "the loss was not finite",
+    "outlier": "loss or norm was far out of line",
+    "requested": "the caller asked for it",
+}
+
+
+def document_of(runs: Sequence[RunFacts]) -> tuple[Document, dict[str, Tone]]:
+    """The page's content, and the tone of each word that it is headed by."""
+    tones: dict[str, Tone] = {state.upper(): tone for state, tone in TONES.items()}
+    if len(runs) == 1:
+        return _single(runs[0]), tones
+    found = {TONES[run.state] for run in runs}
+    order: tuple[Tone, ...] = ("bad", "warn", "good")
+    head = f"{len(runs)} RUNS"
+    tones[head] = next(tone for tone in order if tone in found)
+    return _several(runs, head), tones
+
+
+def _single(run: RunFacts) -> Document:
+    return Document(
+        title=run.name,
+        subtitle=_origin(run),
+        verdict=run.state.upper(),
+        meaning=_MEANINGS[run.state],
+        reason=sentence(f"{place_of(run)}, {time_of(run)}"),
+        tiles=_tiles(run),
+        flags=_flags(run),
+        before=(_curves([run]), _skips([run])),
+        chapters=(),
+        after=tuple(details_of(run)),
+        footer=_footer([run]),
+    )
+
+
+def _several(runs: Sequence[RunFacts], head: str) -> Document:
+    states = [run.state for run in runs]
+    counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
+    return Document(
+        title=", ".join(run.name for run in runs),
+        subtitle="Runs side by side, as their ledgers tell them",
+        verdict=head,
+        meaning="The curves are laid over each other by step; what belongs to one run follows under its name.",
+        reason=f"{counts}.",
+        tiles=(),
+        flags=tuple(f"{run.name}: {flag}" for run in runs for flag in _flags(run)),
+        before=(Part("How they stand", (_standing(runs),)), _curves(runs), _skips(runs)),
+        chapters=tuple(
+            Chapter(run.name, run.state.upper(), f"{place_of(run)}, {time_of(run)}", tuple(details_of(run)))
+            for run in runs
+        ),
+        after=(),
+        footer=_footer(runs),
+    )
+
+
+def _origin(run: RunFacts) -> str:
+    words = [
+        run.plan and f"plan {run.plan}",
+        run.run_id and f"run {run.run_id}",
+        run.started and f"begun {_moment(run.started)}",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _moment(text: str) -> str:
+    """A time as people write it; as it is where it is none."""
+    try:
+        return datetime.fromisoformat(text).astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return text
+
+
+def _tiles(run: RunFacts) -> tuple[Tile, ...]:
+    account = run.account
+    return (
+        Tile("Loss", show_number(account.last_loss), loss_of(run)),
+        Tile("Skipped", f"{account.num_skipped:,}", skips_of(run)),
+        Tile("Loss scale", show_scale(account.scale), scale_of(run)),
+        Tile("Gradient norm", show_number(run.grad_norm), norm_of(run)),
+    )
+
+
+def _flags(run: RunFacts) -> tuple[str, ...]:
+    flags: list[str] = []
+    if run.num_missed:
+        flags.append(f"{run.num_missed:,} steps are in parts of the ledger that were deleted: in the totals only.")
+    if run.num_resumes:
+        flags.append(f"Gone on with {run.num_resumes:,} time{'s' * (run.num_resumes != 1)}.")
+    if run.state in ("stopped", "died") and run.events:
+        flags.append(f"{run.events[-1]}")
+    return tuple(flags)
+
+
+def _standing(runs: Sequence[RunFacts]) -> Table:
+    rows = tuple(
+        (
+            run.name,
+            run.state.upper(),
+            f"{run.account.attempted:,}" + (f" of {run.steps:,}" if run.steps is not None else ""),
+            show_number(run.account.last_loss),
+            f"{run.account.num_skipped:,}",
+            show_scale(run.account.scale),
+            show_pace(run),
+            show_seconds(run.seconds if run.state in OVER else run.eta),
+        )
+        for run in runs
+    )
+    head = ("run", "state", "steps", "loss", "skipped", "scale", "pace", "took, or ETA")
+    tones: tuple[Tone, ...] = tuple(TONES[run.state] for run in runs)
+    return Table("The runs", head, rows, named=(0,), numeric=(2, 3, 4, 5, 6, 7), tones=tones, cards=True)
+
+
+def _curves(runs: Sequence[RunFacts]) -> Part:
+    data = curves_of(runs)
+    if data is None:
+        return Part("Curves", (Words("No step was recorded yet.", "missing"),))
+    summary = "; ".join(
+        f"{run.name}: loss {show_number(run.account.first_loss)} at the start, {show_number(run.account.last_loss)} at "
+        f"step {run.account.attempted:,}, scale {show_scale(run.account.scale)}, {skips_of(run)} skipped"
+        for run in runs
+    )
+    how = "The pointer or the arrow keys read the curves; drag to look closer, double-click to go back."
+    return Part("Curves", (Curves(data, f"{summary}."), Words(how, "note")))
+
+
+def _skips(runs: Sequence[RunFacts]) -> Part:
+    seen = [reason for reason in REASONS if any(run.account.skipped[reason] for run in runs)]
+    if not seen:
+        return Part("Skipped steps", (Words("No step was skipped."),))
+    rows = tuple((reason, *(_share(run.account, reason) for run in runs), _REASONS.get(reason, "")) for reason in seen)
+    names = ("steps",) if len(runs) == 1 else tuple(run.name for run in runs)
+    numeric = tuple(range(1, 1 + len(runs)))
+    table = Table(
+        "Skipped steps by reason", ("reason", *names, "because"), rows, named=(0,), numeric=numeric, cards=True
+    )
+    return Part("Skipped steps", (table,))
+
+
+def _share(account: Account, reason: str) -> str:
+    count = account.skipped[reason]
+    return f"{count:,} ({show_percent(count / account.attempted)})" if count else "0"
+
+
+def _footer(runs: Sequence[RunFacts]) -> str:
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    versions = ", ".join(dict.fromkeys(run.version for run in runs if run.version))
+    return f"Written {now} from {', '.join(str(run.folder) for run in runs)}; recorded by floatline {versions}."
