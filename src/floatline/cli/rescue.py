@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from floatline.cli.engine import Engine, EngineOption
 from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
 
 # 128 + SIGINT, as shells have it: finished stages are kept, and the same command goes on.
@@ -28,6 +29,7 @@ def rescue(
     folder: Annotated[
         str | None, typer.Option("--folder", metavar="FOLDER", help="Of the results. [floatline-runs/rescue/NAME]")
     ] = None,
+    engine: EngineOption = Engine.local,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Diagnose a target, find a plan under which it trains as FP32 does, and verify it.
@@ -50,7 +52,9 @@ def rescue(
             from floatline.report.rescue import print_rescue, write_rescue
             from floatline.salvage.rescue import rescue as save
 
-            result = save(target, folder=place, steps=steps, seed=seed, budget=budget, prove=prove, on_progress=show)
+            elsewhere = _on_ray(target, steps, seed) if engine is Engine.ray else {}
+            asked: dict[str, Any] = {"steps": steps, "seed": seed, "budget": budget, "prove": prove, **elsewhere}
+            result = save(target, folder=place, on_progress=show, **asked)
             files = write_rescue(result, place)
     except KeyboardInterrupt:
         typer.echo("floatline: interrupted. What is finished is kept: the same command goes on.", err=True)
@@ -61,6 +65,14 @@ def rescue(
         print_rescue(result, files, text_console())
     if not result.solved:
         raise typer.Exit(1)
+
+
+def _on_ray(target: str, steps: int | None, seed: int) -> dict[str, Any]:
+    from floatline.integrations.ray import RayRunner
+    from floatline.integrations.ray_search import RaySearch
+    from floatline.salvage.rescue import STEPS
+
+    return {"runner": RayRunner(), "spread": RaySearch(target, steps=steps or STEPS, seed=seed)}
 
 
 @contextlib.contextmanager

@@ -12,6 +12,7 @@ from floatline.diagnosis.diagnose import diagnose
 from floatline.diagnosis.island import Island
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.search import find_island
+from floatline.diagnosis.search_judge import Spread
 from floatline.errors import FloatlineError
 from floatline.fixes.code_fix import CodeFix
 from floatline.fixes.finding import fix_finding
@@ -34,6 +35,7 @@ from floatline.validate.code_files import target_code
 from floatline.validate.environment import describe_environment
 from floatline.validate.pairs import ArmRun
 from floatline.validate.plain import to_plain
+from floatline.validate.processes import Runner
 from floatline.validate.result import Validation
 from floatline.workload import Target, load_target
 
@@ -52,6 +54,8 @@ def rescue(
     budget: float = 60.0,
     prove: bool = False,
     on_progress: Callable[[str], None] | None = None,
+    runner: Runner | None = None,
+    spread: Spread | None = None,
 ) -> Rescue:
     """Find a plan under which a target trains as FP32 does, and verify it; or say what else is to be done.
 
@@ -69,13 +73,15 @@ def rescue(
         budget: Seconds for the search of the island, and again for the short runs.
         prove: Run the full validation in place of the short one.
         on_progress: Told what is done next.
+        runner: Runs the validation elsewhere, such as on a cluster.
+        spread: Replays the steps of the search elsewhere.
 
     Raises:
         TargetError: The target cannot be run.
         RescueError: The folder cannot be used.
     """
     place = Path("floatline-runs/rescue") / name_folder(target) if folder is None else Path(folder)
-    return _Rescuer(target, place, steps, seed, budget, prove, on_progress or _say_nothing).run()
+    return _Rescuer(target, place, steps, seed, budget, prove, on_progress or _say_nothing, runner, spread).run()
 
 
 def find_plan(target: str, *, steps: int | None = None, seed: int = 0, budget: float = 60.0) -> Rescue:
@@ -100,7 +106,10 @@ class _Rescuer:
         budget: float,
         prove: bool,
         say: Callable[[str], None],
+        runner: Runner | None = None,
+        spread: Spread | None = None,
     ) -> None:
+        self._runner, self._spread = runner, spread
         self._text, self._folder, self._steps, self._seed = target, folder, steps, seed
         self._budget, self._prove, self._say = budget, prove, say
         self._stages: list[Stage] = []
@@ -177,7 +186,7 @@ class _Rescuer:
         try:
             points = capture_points(loaded, steps=self._steps or STEPS, seed=self._seed)
             log = self._kept.folder("search")
-            island = find_island(points, budget=self._budget, on_progress=self._say, folder=log)
+            island = find_island(points, budget=self._budget, on_progress=self._say, folder=log, spread=self._spread)
             text = ", ".join(island.modules) or island.reason
         except Exception as error:  # the user's code on replays: the search is a help, and not needed
             text = f"no search: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
@@ -235,7 +244,7 @@ class _Rescuer:
         try:
             validation = verify(
                 loaded, plan, margins,
-                steps=self._steps, seed=self._seed, prove=self._prove, folder=study, say=self._say,
+                steps=self._steps, seed=self._seed, prove=self._prove, folder=study, say=self._say, runner=self._runner,
             )  # fmt: skip
         except FloatlineError as error:
             self._notes.append(f"The validation was not made: {error}")

@@ -13,6 +13,7 @@ from floatline.salvage.trial import Trial
 from floatline.validate.arms import PlanArm, reference_plan
 from floatline.validate.limits import Limits
 from floatline.validate.pairs import REFERENCE, ArmRun
+from floatline.validate.processes import Runner
 from floatline.validate.result import Validation
 from floatline.validate.study import Silence
 from floatline.validate.target_study import validate
@@ -76,6 +77,7 @@ def verify(
     prove: bool,
     folder: Path,
     say: Callable[[str], None],
+    runner: Runner | None = None,
 ) -> Validation:
     """Validate a plan; a study that was ended goes on.
 
@@ -88,6 +90,7 @@ def verify(
         prove: The full validation: up to 20 seeds, a broken arm, speed, memory and layers.
         folder: Of the study.
         say: Told how far it is.
+        runner: Runs the arms elsewhere.
 
     Raises:
         FloatlineError: The validation cannot be made.
@@ -96,12 +99,13 @@ def verify(
     if prove:
         validation = validate(
             target.text, [plan], steps=steps, seed=seed, folder=folder, resume=resume,
-            scale=margins.scale, margins=margins.values, watcher=_Speaker(say),
+            scale=margins.scale, margins=margins.values, watcher=_Speaker(say), runner=runner,
         )  # fmt: skip
     else:
         # In this process: to start others for each run would take longer than short runs do.
         validation = validate(
-            target.build, [plan], steps=steps, seed=seed, folder=folder, resume=resume,
+            target.build if runner is None else target.text, [plan],
+            steps=steps, seed=seed, folder=folder, resume=resume, runner=runner,
             scale=margins.scale, margins=margins.values, max_seeds=SHORT_SEEDS, broken=False, measure=False,
             watcher=_Speaker(say),
         )  # fmt: skip
