@@ -1,0 +1,6 @@
+"""transformers' Trainer, and TRL's, with a guard: `prepare_trainer(trainer)` before `trainer.train()`."""
+
+from floatline.integrations.transformers.callback import FloatlineCallback
+from floatline.integrations.transformers.trainer import prepare_trainer
+
+__all__ = ["FloatlineCallback", "prepare_trainer"]
