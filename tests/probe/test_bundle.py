@@ -310,3 +310,50 @@ def test_a_bundle_without_a_target_asks_for_one(tmp_path):
     step = capture_step(model, None, lambda b: model(b).mean(), torch.ones(1, 2), plan="fp32")
     with pytest.raises(ReplayError, match="names no target"):
         replay_bundle(step.save(tmp_path / "b"))
+
+
+PLANNED = """
+import torch
+from torch import nn
+
+X = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
+
+
+def far(out, goal):
+    return ((out - goal) * 400).square().mean() / 160000  # leaves FP16 unless the plan says otherwise
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.mix(x)
+
+
+def build():
+    net = Net()
+    return net, [((X,), (X.half(),))], far, "PLAN", lambda m: torch.optim.SGD(m.parameters(), 0.1)
+"""
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_captured_step_computes_as_its_plan_says(tmp_path, kept):
+    functions = [{"function": "loss", "reason": "squares"}] if kept else []
+    plan = fl.Plan.model_validate(
+        {"weights": "fp16", "compute": "fp16", "fp32_functions": functions, "fp32_modules": [{"pattern": "mix"}]}
+    )
+    plan.save(tmp_path / "plan.yaml")
+    file = tmp_path / "planned.py"
+    file.write_text(PLANNED.replace("PLAN", str(tmp_path / "plan.yaml")))
+    loaded = load_target(str(file))
+    step = capture_target(loaded, step=1)
+    replay = step.replay(trace=True)
+    assert replay.finite is kept
+    products = {op.outputs[0].dtype for op in replay.trace.ops if op.name == "aten.addmm"}
+    assert products == {"float32"}  # the module is an island of the plan
+    read = read_bundle(step.save(tmp_path / "bundle", with_data=True))
+    again = restore_step(read, open_target(read)).replay()
+    assert repr(again.loss) == repr(replay.loss)
+    assert_equal(again.raw, replay.raw) if kept else None

@@ -14,6 +14,7 @@ def find_damage(trace: Trace) -> list[tuple[str, Op]]:
         found.append(("gradient-underflow", lost))
     for op, _ in [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=False)]:
         found.append(("accumulator-stagnation", op))
+    found += [("accumulator-stagnation", op) for op, _ in silent.stuck_scatters(trace, ruinous=False)]
     found += [("integer-not-exact", op) for op, _ in silent.colliding_casts(trace)]
     found += [("cancellation", op) for op, _ in silent.cancelled(trace)]
     return found

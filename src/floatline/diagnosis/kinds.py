@@ -14,6 +14,7 @@ MATMULS = _names(
 )
 # Sums of what is there: divided by, they are counts.
 COUNTS = _names("sum nansum index_add scatter_add scatter_reduce index_reduce index_put count_nonzero bincount cumsum")
+SCATTERED = _names("index_add scatter_add")
 NORMS = _names("norm linalg_vector_norm dist cdist _cdist_forward _euclidean_dist")
 SPREADS = _names("std var std_mean var_mean")
 SUMS = (

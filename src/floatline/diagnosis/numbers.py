@@ -181,6 +181,10 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
         findings.append(
             _at(op, "accumulator-stagnation", f"{share:.0%} of the elements that FP32 moves stay as they are")
         )
+    for op, error in silent.stuck_scatters(trace, ruinous=not behind)[:1]:
+        seen = f"the sums are off by {error:.0%} of their size, what is added by less than {silent.CLEAN:.0%}"
+        fix = "total.float().index_add_(0, index, messages.float())  # add in FP32, round once"
+        findings.append(replace(_at(op, "accumulator-stagnation", seen), fix=fix))
     for op, largest in silent.colliding_casts(trace)[:1]:
         if behind:
             dtype = op.outputs[0].dtype

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from floatline.diagnosis.births import FORMATS, ancestors
-from floatline.diagnosis.kinds import ADDITIONS, CASTS, PRODUCTS, base_name
+from floatline.diagnosis.kinds import ADDITIONS, CASTS, PRODUCTS, SCATTERED, base_name
 from floatline.formats import find_format
 from floatline.probe.trace import Op, Operand, Trace, Values
 
@@ -74,6 +74,29 @@ def stuck_sums(trace: Trace, *, ruinous: bool) -> list[tuple[Op, float]]:
     # One addition that rounds away is rounding; a row of them is a sum that stands still.
     rows = [(op, share) for op, share, ops in _still(trace) if len(ops) >= 8]
     return [(op, share) for op, share in rows if not ruinous or _grows(op, trace, RUINED)]
+
+
+def stuck_scatters(trace: Trace, *, ruinous: bool) -> list[tuple[Op, float]]:
+    """Sums by index, as graph networks make them, that lose what is added: a GPU rounds after every addition.
+
+    Args:
+        trace: The step.
+        ruinous: Whether only those count that are mostly wrong.
+    """
+    found: list[tuple[Op, float]] = []
+    for op in trace.ops:
+        if op.phase != "forward" or base_name(op.name) not in SCATTERED or not op.outputs:
+            continue
+        out = op.outputs[0]
+        worst = max((operand.value.error or 0.0 for operand in op.inputs), default=0.0)
+        if (
+            out.dtype in FORMATS
+            and not out.nonfinite
+            and worst < CLEAN
+            and (out.error or 0.0) > (RUINED if ruinous else GROWN)
+        ):
+            found.append((op, out.error or 0.0))
+    return found
 
 
 def stuck_states(trace: Trace) -> list[tuple[Op, float]]:

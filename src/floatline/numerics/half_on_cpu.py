@@ -15,6 +15,8 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from floatline.numerics.atomic_sums import scatter_add_atomically
+
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 
 # What a GPU does in one kernel: float32 inside, one rounding at the end.
@@ -36,6 +38,8 @@ _ROUNDED_BETWEEN = frozenset(
         *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
     )
 )
+# On a GPU these add in memory, and round after every addition.
+_ADDED_IN_MEMORY = frozenset(("aten::scatter_add", "aten::index_add"))
 _OVERLOADS = ("", "out", "deprecated")
 # Where the kernel of an operation may be registered, the most specific first.
 _KERNEL_KEYS = (
@@ -61,7 +65,8 @@ class HalfOnCPU(TorchDispatchMode):
     Backward passes, autocast, gradient checkpointing, inference mode, `out=` and in-place forms are
     covered. Operations whose floating-point arguments are not all float16, or all bfloat16, dense CPU
     tensors run as without the mode; so does everything that is not a product, a convolution, attention
-    or (slow in float16 too) gelu.
+    or (slow in float16 too) gelu. scatter_add and index_add are rounded after every addition, as a GPU's atomic
+    additions are: torch's CPU kernels would add in float32.
 
     The mode holds for the thread that entered it. Backward of CPU tensors runs on that thread, and is
     covered when it is called inside the `with`. DataLoader workers and threads of your own are outside.
@@ -94,9 +99,9 @@ class HalfOnCPU(TorchDispatchMode):
     ) -> Any:
         """Compute one operation; torch calls this."""
         kwargs = kwargs or {}
-        if any(issubclass(kind, FakeTensor) for kind in types):
+        if types and any(issubclass(kind, FakeTensor) for kind in types):
             return func(*args, **kwargs)  # shapes only: nothing to compute
-        if any(_unwraps_itself(kind) for kind in types):
+        if types and any(_unwraps_itself(kind) for kind in types):
             # A tensor subclass unwraps itself first; the mode then sees the plain tensors inside.
             return NotImplemented
         way = _way(func)
@@ -108,6 +113,8 @@ class HalfOnCPU(TorchDispatchMode):
         if way == "step by step":
             with self:
                 return _run_lstm_layer(*args)
+        if way == "one by one":
+            return scatter_add_atomically(func._schema.name.removeprefix("aten::"), args, kwargs)
         if way == "rounded between":
             with self:
                 return func._op_dk(_kernel_key(func), *args, **kwargs)
@@ -122,7 +129,7 @@ def _unwraps_itself(kind: Any) -> bool:
 @cache
 def _way(
     func: OpOverload[..., Any],
-) -> Literal["rounded once", "rounded between", "step by step", "in parts", "as it is"]:
+) -> Literal["rounded once", "rounded between", "one by one", "step by step", "in parts", "as it is"]:
     schema = func._schema
     name = schema.name.removesuffix("_")
     if name in _ROUNDED_ONCE and schema.overload_name in _OVERLOADS:
@@ -130,6 +137,8 @@ def _way(
         return "rounded once" if len(_written(func)) <= 1 else "as it is"
     if name in _ROUNDED_BETWEEN:
         return "rounded between"
+    if name in _ADDED_IN_MEMORY and schema.overload_name == "":
+        return "one by one"
     if name == "aten::mkldnn_rnn_layer":
         return "step by step"
     # In inference mode a composite operation, such as linear, arrives whole.

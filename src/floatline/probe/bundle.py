@@ -21,7 +21,7 @@ from floatline.probe.bundle_files import read_files, unpack, write_files
 from floatline.probe.bundle_writing import describe_origin
 from floatline.probe.replay import Step, capture_step
 from floatline.probe.step_origin import Origin
-from floatline.probe.target_steps import batches_of, capture_target, origin_of
+from floatline.probe.target_steps import PlannedLoss, batches_of, capture_target, origin_of
 from floatline.workload import Target, Workload, load_target
 
 
@@ -159,15 +159,18 @@ def _put_in(bundle: Bundle, workload: Workload) -> Step:
     for name, module in model.named_modules():  # pyright: ignore[reportUnknownVariableType]
         module.training = bool(fields["training"].get(name, True))
     _load_optimizer(optimizer, bundle)
-    if bundle.origin.islands:
-        Islands(model, bundle.origin.islands)
+    loss = PlannedLoss(workload, plan)
+    planned = set(plan.check_modules(model))
+    added = [name for name in bundle.origin.islands if name not in planned]  # by a guard, during its run
+    if added:
+        Islands(model, added)
     random_state = RandomState.from_parts(bundle.tensors, fields["random"])
     with random_state.replayed():
         pass  # a state that no generator takes is refused here
     step = capture_step(
         model,
         optimizer,
-        lambda batch: workload.compute_loss(*batch),
+        loss,
         *batches,
         plan=plan,
         scale=float(fields["scale"]),
@@ -175,6 +178,7 @@ def _put_in(bundle: Bundle, workload: Workload) -> Step:
         half_on_cpu=bool(fields["half_on_cpu"]),
         origin=bundle.origin,
     )
+    step.around = loss.in_force
     step.checked, step.autocast = bool(fields["checked"]), AutocastState.from_json(fields["autocast"])
     for name in step.state.captured:
         if name.startswith("optimizer["):  # trained, and no part of the model

@@ -57,6 +57,7 @@ class Step:
         batches: Its batches.
         origin: Where it comes from.
         random_state: Its random numbers.
+        around: What surrounds each replay beside that: a plan that is in force in the step and not in the model.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Step:
         self.random_state = random_state
         self.origin = origin
         self.checked = checked
+        self.around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
         self._compute_loss = compute_loss
         held = [] if optimizer is None else [p for group in optimizer.param_groups for p in group["params"]]
         self.state = StandIns(model, held, buffers=buffers)
@@ -129,6 +131,7 @@ class Step:
             stack.enter_context(self.random_state.replayed())
             stack.enter_context(self.state.in_place(narrow_as=wide))
             stack.enter_context(self._surroundings(precision, eager=bool(precision or trace or islands)))
+            stack.enter_context(self.around())
             if islands:
                 stack.callback(Islands(self.model, islands).remove)
             if trace:

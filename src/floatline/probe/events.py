@@ -14,12 +14,15 @@ from torch.optim import Optimizer
 from floatline.probe.aside import Aside
 from floatline.probe.frames import Spot, find_caller
 from floatline.probe.gradient_scales import GradientScales
+from floatline.probe.late import LateNumbers, ScaledLoss
 
 # Above this many weights, a copy for each step costs more than it tells.
 _MOST_WEIGHTS = 2**24
 # A light watch sees all of the first steps, and of as many as _WINDOW after each power of two; from the others it
 # keeps what a step has once: the loss, whether the gradients are finite, the scale, the learning rate.
 _FIRST, _WINDOW = 24, 2
+# A full watch does so from this step on: what a loop does wrong it does from the beginning.
+_FIRST_OF_FULL = 256
 # Events that a light watch keeps from the beginning, and as many from the end.
 _MOST_EVENTS = 8192
 
@@ -68,7 +71,10 @@ class Listener(Protocol):
         """What comes now is no part of the step, but an evaluation."""
 
     def see_gradients(self, optimizer: Optimizer, event: Event, health: Tensor | float) -> None:
-        """An optimizer is about to step; the weights are as they were. Health is finite where the gradients are."""
+        """An optimizer is about to step; the weights are as they were. Health is finite where gradients and loss are.
+
+        It is a number, or a tensor that is still on a GPU.
+        """
 
     def see_weights(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
@@ -91,8 +97,9 @@ class Watch:
         on_forward: Called before a root module runs with gradients, with the module and its arguments.
         on_event: Called at every event.
         light: Whether the loop must not be slowed down.
-        detailed: Whether all calls of the step under way are looked at; always, where the watch is not light.
+        detailed: Whether all calls of the step under way are looked at.
         listener: Told of the steps of a light watch; None where nobody asks.
+        late: Numbers that are on their way from a GPU.
         locate: Finds the user's line.
 
     Args:
@@ -107,8 +114,11 @@ class Watch:
         self.inside = False  # a root module is running
         self.listener: Listener | None = None
         self.locate: Callable[[], Spot] = find_caller
-        self.step_losses: list[Tensor | float] = []  # of the step under way, for a light watch
-        self.loss_scales: dict[int, float] = {}  # of scalers, by id; read once a step by a light watch
+        self.late = LateNumbers()
+        self.step_losses: list[ScaledLoss | float] = []  # of the step under way, for a light watch
+        self.loss_scales: dict[int, float | None] = {}  # of scalers, by id; None: on its way from the device
+        self.rates: dict[int, list[float]] = {}  # of optimizers, by id, where they are tensors
+        self.unscaled = False  # the loop itself has unscaled gradients in this step
         self.step = 0
         self.scales = GradientScales()
         self.optimizers: dict[int, Made] = {}
@@ -126,7 +136,7 @@ class Watch:
         self.on_event: Callable[[], None] | None = None
         self.modules: list[nn.Module] = []
         self.busy = 0  # inside a call that is itself an event: what it calls is not another
-        self._spots: dict[str, Spot] = {}
+        self._spots: dict[tuple[str, Any], Spot] = {}
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._saw_backward = self._saw_step = False
         self._thread = threading.get_ident()
@@ -148,10 +158,11 @@ class Watch:
 
     def note_cheaply(self, kind: str, data: dict[str, Any]) -> Event:
         """The same; where not all is looked at, the line is that of the last such call."""
-        spot = None if self.detailed else self._spots.get(kind)
+        key = kind, data.get("optimizer")
+        spot = None if self.detailed else self._spots.get(key)
         event = self.note(kind, data, spot)
         if spot is None:
-            self._spots[kind] = Spot(event.file, event.line, event.function)
+            self._spots[key] = Spot(event.file, event.line, event.function)
         return event
 
     def number(self, thing: object) -> int:
@@ -176,16 +187,17 @@ class Watch:
         if self._saw_step or (cleared and self._saw_backward):
             self.step += 1
             self._saw_step = self._saw_backward = False
-            if self.light:
-                self._begin_light_step()
+            self._begin_step()
 
-    def _begin_light_step(self) -> None:
+    def _begin_step(self) -> None:
         self.step_losses.clear()
-        detailed = self.step < _FIRST or self.step - 2 ** (self.step.bit_length() - 1) < _WINDOW
+        self.unscaled = False
+        first = _FIRST if self.light else _FIRST_OF_FULL
+        detailed = self.step < first or self.step - 2 ** (self.step.bit_length() - 1) < _WINDOW
         if detailed and not self.detailed:
             self.scales.forget_all()  # what they are made of was not followed meanwhile
         self.detailed = detailed
-        if len(self.events) > 3 * _MOST_EVENTS:
+        if self.light and len(self.events) > 3 * _MOST_EVENTS:
             del self.events[_MOST_EVENTS : len(self.events) - _MOST_EVENTS]
 
     def note_backward(self) -> None:
@@ -205,7 +217,10 @@ class Watch:
 
     def settle(self) -> None:
         """Read the values that are still on a device."""
+        self.late.read()
         for event in self.events:
             for name, value in event.data.items():
                 if isinstance(value, Tensor):
                     event.data[name] = value.tolist()
+                elif isinstance(value, ScaledLoss):
+                    event.data[name] = float(value)

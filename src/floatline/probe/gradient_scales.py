@@ -29,6 +29,7 @@ class Held:
         marks: Identity and version of each gradient when it was last looked at.
         largest: Largest magnitude then; None where nothing was scaled.
         touched: Something wrote into the memory of a gradient since.
+        plain: Whether all gradients are dense, not empty and on one device; None where nobody has looked.
     """
 
     optimizer: Optimizer
@@ -37,6 +38,7 @@ class Held:
     marks: _Marks = field(default_factory=dict[int, tuple[int, int]])
     largest: float | None = None
     touched: bool = False
+    plain: bool | None = None
 
     @property
     def parameters(self) -> list[Tensor]:

@@ -252,7 +252,7 @@ def _make_tick(on_step: Callable[[int], None] | None, limit: float) -> Callable[
 def _run(target: Target, record: RunRecord, seen: Watch, *, steps: int | None, seed: int) -> None:
     if target.builder is not None:
         workload = target.build(seed)
-        record.precision = record.precision or workload.precision
+        record.precision = record.precision or workload.plan_name
         record.model, record.num_batches = workload.model, len(workload.batches)
         record.bad_tensors = find_bad_tensors(workload.batches)
         record.exception = _catch(seen, lambda: _train(workload, seen, _STEPS if steps is None else steps))

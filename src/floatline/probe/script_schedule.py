@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import time
 
-# Applied steps after which one is always recorded; from then on at each doubling, for a share of the time.
-_ALWAYS = (2, 9)
-_SHARE = 0.05
+# Applied steps after which the first is recorded, and from which on the second; then at each doubling.
+_FIRST, _SECOND = 2, 9
+# What all of them but the first may take: this share of the time so far, or so many seconds.
+_SHARE, _LITTLE = 0.03, 0.1
 
 
 class Schedule:
-    """Says when to record: after 2 and 9 applied steps, then at each doubling while it takes under 5 % of the time.
+    """Says when to record: after 2 applied steps, after 9, then at each doubling, while it takes little time.
+
+    All but the first are recorded only while recording takes under 3 % of the time so far, or under 0.1 seconds in all;
+    else they wait for a later step.
 
     Attributes:
         num_applied: Optimizer steps that were applied so far.
@@ -18,7 +22,7 @@ class Schedule:
 
     def __init__(self) -> None:
         self.num_applied = 0
-        self._due = _ALWAYS[0]
+        self._due = _FIRST
         self._began = time.perf_counter()
 
     def is_due(self, *, spent: float, last: float) -> bool:
@@ -30,6 +34,10 @@ class Schedule:
         """
         if self.num_applied < self._due:
             return False
-        always = self._due in _ALWAYS
-        self._due = _ALWAYS[1] if self._due == _ALWAYS[0] else 2 * max(self.num_applied, _ALWAYS[1])
-        return always or spent + last <= _SHARE * (time.perf_counter() - self._began)
+        if self._due == _FIRST:
+            self._due = _SECOND
+            return True
+        if spent + last > max(_LITTLE, _SHARE * (time.perf_counter() - self._began)):
+            return False
+        self._due = 2 * max(self.num_applied, _SECOND)
+        return True

@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 
 from floatline.probe.events import Event, Watch
 from floatline.probe.gradient_errors import GradientRecorder
-from floatline.probe.script_flags import LateFlags
+from floatline.probe.late import are_finite
 from floatline.probe.script_forward import Forward, has_room, replay_forward, tensors_in
 from floatline.probe.script_schedule import Schedule
 from floatline.probe.script_weights import Weights, all_finite
 from floatline.probe.trace import Trace
-from floatline.probe.watch_light import loss_is_finite
+from floatline.probe.watch_light import find_late_losses, loss_is_finite
 from floatline.probe.watch_steps import has_bad
 
 Kind = Literal["healthy", "failed", "skipped"]
@@ -81,13 +81,13 @@ class StepCapture:
         self._stashed: Weights | None = None
         self._before: Weights | None = None
         self._snapshots: dict[int, Weights] = {}  # on a GPU, of each optimizer before its last step
+        self._too_large: set[int] = set()  # optimizers whose weights a GPU had no memory for
         self._stepping: Event | None = None
         self._attempts = 0
         self._kind: Kind = "healthy"
         self._skips = self._relapses = 0
         self._worked = 0.0
         self._wanted = False
-        self._flags = LateFlags()
 
     # What the watch tells.
 
@@ -115,27 +115,49 @@ class StepCapture:
     def see_gradients(self, optimizer: Optimizer, event: Event, health: Tensor | float) -> None:
         """An optimizer is about to step."""
         self._stepping = event
-        if event.data["through_scaler"]:
-            return  # it has been asked, and lets the step through or not
         if isinstance(health, Tensor):
             self._try(lambda: self._look_late(optimizer, event, health))
-            return
-        if not math.isfinite(health):
+        elif event.data["through_scaler"]:
+            return  # it has been asked, and lets the step through or not
+        elif not math.isfinite(health):
             self._fail(event, None)
         elif self._seen.detailed or _is_narrow(optimizer):
             self._before = Weights.copy(_parameters(optimizer), most=True)
 
     def _look_late(self, optimizer: Optimizer, event: Event, health: Tensor) -> None:
-        """On a GPU, the answer about the step before is there by now; and this step's is asked for."""
-        failed = self._flags.read()
-        if failed is not None:
-            failed.data["largest"] = failed.data["largest"] if len(failed.data["largest"]) else [math.nan]
-            self._fail(failed, Weights.merge(self._snapshots.values()))
-        if self._healthy is None and self._attempts < _ATTEMPTS:
-            fresh = Weights.refresh(self._snapshots.get(id(optimizer)), _parameters(optimizer))
-            if fresh is not None:
-                self._snapshots[id(optimizer)] = fresh
-        self._flags.ask(health, event)
+        """On a GPU, the answers about the steps before are there by now; and this step's is asked for.
+
+        What a scaler lets through leaves the weights healthy: no copy of them is needed.
+        """
+        self._seen.late.read(before=event.step)
+        guarded = event.data["through_scaler"]
+        if guarded and event.data["scales_itself"]:
+            return  # it leaves the step out by itself, if it must
+        if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
+            self._snapshot(optimizer)
+        losses = find_late_losses(self._seen)
+
+        def judge(numbers: list[float]) -> None:
+            for loss, number in zip(losses, numbers[len(numbers) - len(losses) :], strict=True):
+                loss.value = number
+            if not are_finite(numbers):
+                self._try(lambda: self._fail_late(event, guarded=guarded))
+
+        self._seen.late.ask(health, event.step, judge)
+
+    def _snapshot(self, optimizer: Optimizer) -> None:
+        """Copy the weights of an optimizer beside them; where memory did not suffice, it is tried again rarely."""
+        if id(optimizer) in self._too_large and not self._seen.detailed:
+            return
+        fresh = Weights.refresh(self._snapshots.get(id(optimizer)), _parameters(optimizer))
+        if fresh is None:
+            self._too_large.add(id(optimizer))
+        else:
+            self._snapshots[id(optimizer)] = fresh
+
+    def _fail_late(self, event: Event, *, guarded: bool) -> None:
+        event.data["largest"] = event.data["largest"] if len(event.data["largest"]) else [math.nan]
+        self._fail(event, None if guarded else Weights.merge(self._snapshots.values()))
 
     def see_weights(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
@@ -154,7 +176,7 @@ class StepCapture:
         """A scaler has let a step through, or not."""
         if event.data["applied"]:
             self._skips, self._worked = 0, max(self._worked, event.data["scale"])
-            if not loss_is_finite(self._seen):  # the device has been waited for just now
+            if not find_late_losses(self._seen) and not loss_is_finite(self._seen):
                 self._fail(event, None)
             return
         self._note_inputs(event.step)
@@ -166,7 +188,8 @@ class StepCapture:
     # What is done about it.
 
     def _fail(self, event: Event, healthy: Weights | None) -> None:
-        self._kind = "failed"
+        if self._recorder is None or event.step >= self._recorded_step:
+            self._kind = "failed"
         if self._recorder is not None or self._healthy is not None or self._attempts:
             return
         self._note_inputs(event.step)
@@ -185,10 +208,13 @@ class StepCapture:
         self._kind = "healthy"
         if self._healthy is not None:
             return True
-        if self._wanted:
-            self._wanted = False
-            return True
-        return self._schedule.is_due(spent=self.seconds, last=self.steps[-1].seconds if self.steps else 0.0)
+        wanted, self._wanted = self._wanted, False
+        last = self.steps[-1].seconds if self.steps else 0.0
+        if not wanted and not self._schedule.is_due(spent=self.seconds, last=last):
+            return False
+        self._seen.late.read()  # if the step before failed, this one is recorded on the weights from before it
+        self._kind = "healthy"
+        return True
 
     def _begin(self, forward: Forward) -> None:
         if not has_room(forward.root):
@@ -212,13 +238,11 @@ class StepCapture:
             self._try(self._finish)
 
     def _finish(self) -> None:
+        self._seen.late.read()
         recorder, self._recorder = self._recorder, None
         if recorder is None:
             return
         recorder.__exit__(None, None, None)
-        if self._kind == "healthy" and self._flags.waiting:
-            failed = self._flags.read()
-            self._kind = "failed" if failed is not None and failed.step == self._recorded_step else self._kind
         if self._stashed is not None:
             self._stashed.put_back()
             self._stashed = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from floatline.errors import ReplayError
+from floatline.guard.applied_plan import AppliedPlan
 from floatline.guard.nested import map_tensors
 from floatline.guard.random_state import RandomState
 from floatline.guard.run import DTYPES
@@ -77,10 +79,11 @@ def capture_target(target: Target, *, step: int, seed: int = 0) -> Step:
     plan = resolve_plan(workload.precision)
     first = step * plan.accumulate % len(workload.batches)
     origin = replace(origin_of(target, seed=seed, step=step), batch=first)
-    return capture_step(
+    loss = PlannedLoss(workload, plan)
+    captured = capture_step(
         workload.model,
         made["optimizer"],
-        lambda batch: workload.compute_loss(*batch),
+        loss,
         *batches_of(workload, plan, first, plan.accumulate),
         plan=plan,
         scaler=made["scaler"],
@@ -88,6 +91,36 @@ def capture_target(target: Target, *, step: int, seed: int = 0) -> Step:
         half_on_cpu=True,  # what lies on a GPU passes through it
         origin=replace(origin, islands=tuple(plan.check_modules(workload.model))),
     )
+    captured.around = loss.in_force
+    return captured
+
+
+class PlannedLoss:
+    """The loss of a workload's batch, computed as a plan says while that is in force.
+
+    Args:
+        workload: Has the model and the loss function.
+        plan: Names modules and functions in FP32, and rewrites.
+    """
+
+    def __init__(self, workload: Workload, plan: Plan) -> None:
+        self._plain = self._workload = workload
+        self._plan = plan
+
+    def __call__(self, batch: Any) -> Tensor:
+        """The loss of one batch: inputs and targets."""
+        return self._workload.compute_loss(*batch)
+
+    @contextlib.contextmanager
+    def in_force(self) -> Generator[None]:
+        """Apply the plan, and take it back at the end."""
+        applied = AppliedPlan(self._plain.model, self._plan, loss_fn=self._plain.loss_fn)
+        self._workload = replace(self._plain, loss_fn=applied.loss_fn or self._plain.loss_fn)
+        try:
+            yield
+        finally:
+            applied.remove()
+            self._workload = self._plain
 
 
 def _noting(original: Any, made: dict[str, Any]) -> Any:

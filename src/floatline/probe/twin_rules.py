@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from floatline.probe.attention_dropout import find_mask
 from floatline.probe.schemas import Call, has_twin
 
 
@@ -134,33 +135,41 @@ def _softmax(wide: Wide) -> Any:
 
 def _attention(wide: Wide) -> Any:
     given = wide.named()
-    if given.get("dropout_p"):
-        raise NotImplementedError("attention with dropout keeps its mask to itself")
     query, key, value = given["query"], given["key"], given["value"]
     weights, _ = _attention_weights(given, query, key)
-    result = weights @ _repeat(value, query)
+    factors = _dropout_factors(wide, given)
+    result = (weights if factors is None else weights * factors) @ _repeat(value, query)
     # The logarithm of sums and the random state are used by the kernel's own backward only.
     return (result, *([None] * (len(wide.outputs) - 1)))
 
 
 def _attention_backward(wide: Wide) -> Any:
     given = wide.named()
-    if given.get("dropout_p"):
-        raise NotImplementedError("attention with dropout keeps its mask to itself")
     gradient = given["grad_out"] if "grad_out" in given else given["grad_out_"]
     query, key, value = given["query"], given["key"], given["value"]
     weights, scale = _attention_weights(given, query, key)
-    values = _repeat(value, query)
-    by_weight = gradient @ values.mT
+    factors = _dropout_factors(wide, given)
+    used = weights if factors is None else weights * factors
+    by_weight = gradient @ _repeat(value, query).mT
+    by_weight = by_weight if factors is None else by_weight * factors
     by_score = weights * (by_weight - (by_weight * weights).sum(-1, keepdim=True))
     gradients = [
         by_score @ _repeat(key, query) * scale,
         _fold(by_score.mT @ query * scale, key),
-        _fold(weights.mT @ gradient, value),
+        _fold(used.mT @ gradient, value),
     ]
     if len(wide.outputs) > 3 and wide.outputs[3] is not None:
         gradients.append(by_score.sum_to_size(wide.outputs[3].shape))
     return (*gradients, *([None] * (len(wide.outputs) - len(gradients))))
+
+
+def _dropout_factors(wide: Wide, given: dict[str, Any]) -> Tensor | None:
+    """What dropout multiplies the attention weights by: 0, or one over the share that it keeps; None without it."""
+    p = given.get("dropout_p")
+    if not p:
+        return None
+    dtype = next(output.dtype for output in wide.outputs if output is not None)
+    return find_mask(wide.func, given, wide.outputs, dtype) / (1 - p)
 
 
 def _attention_weights(given: dict[str, Any], query: Tensor, key: Tensor) -> tuple[Tensor, float]:

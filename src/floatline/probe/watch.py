@@ -25,7 +25,8 @@ def watch(*, light: bool = False) -> Generator[Watch]:
         print([event.kind for event in seen.events])
 
     The results of the loop are those without it. It costs a few microseconds a call, one reduction over the gradients
-    and one copy of the weights (up to 16 million of them) for each optimizer step.
+    and one copy of the weights (up to 16 million of them) for each optimizer step. From step 256 on, the copy is made,
+    and calls that a step may have several of are seen, in two steps after each power of two only.
 
     Args:
         light: Whether the loop must not be slowed down: all of that is seen in the first 24 steps and in two after

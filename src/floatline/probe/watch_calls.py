@@ -20,7 +20,7 @@ from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor, find_leaves, find_scaled_gradient, mark_scaled_gradients
 from floatline.probe.patches import Patches
-from floatline.probe.watch_light import note_light_forward, note_light_step, run_light_backward
+from floatline.probe.watch_light import are_weights_finite, note_light_forward, note_light_step, run_light_backward
 from floatline.probe.watch_regions import patch_autocast, patch_schedulers
 from floatline.probe.watch_state import patch_state
 from floatline.probe.watch_steps import describe_step, has_bad, open_region
@@ -45,10 +45,12 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     def before(optimizer: Optimizer, *_: Any) -> None:
         if seen.elsewhere:
             return
-        if seen.light:
-            note_light_step(seen, optimizer)
-        else:
+        if not seen.light and seen.detailed:
             pending[id(optimizer)] = _note_step(seen, optimizer)
+            return
+        event = note_light_step(seen, optimizer)
+        if not seen.light:  # whether the weights stay finite is always asked
+            pending[id(optimizer)] = event, seen.scales.find(optimizer).parameters, None
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) in pending:
@@ -82,11 +84,14 @@ def _watch_module(seen: Watch, call: _Call) -> _Call:
 
 def _watch_root(seen: Watch, call: _Call) -> _Call:
     """The same for a light watch: a module inside another costs next to nothing."""
+    plain = call is getattr(nn.Module, "_wrapped_call_impl", None)
 
     def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if seen.inside or seen.busy or seen.elsewhere:
             if seen.detailed:
                 seen.called.add(id(module))
+            if plain and module._compiled_call_impl is None:  # what `call` would do: one call less
+                return module._call_impl(*args, **kwargs)  # pyright: ignore[reportUnknownVariableType]
             return call(module, *args, **kwargs)
         seen.inside = True
         seen.called.add(id(module))
@@ -221,8 +226,10 @@ def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[Event, list[Tensor], 
         seen.scales.look(held)
     parameters = held.parameters
     seen.leaves |= {id(p): p for p in parameters if p.grad is not None}
-    largest = largest_of(held.gradients)
-    data = describe_step(seen, optimizer, made, held, [] if largest is None else largest)
+    gradients = held.gradients
+    largest = largest_of(gradients)
+    counts = len(parameters), len(gradients)
+    data = describe_step(seen, optimizer, made, held, counts, [] if largest is None else largest)
     if not seen.busy:
         seen.note_attempt()
     return seen.note("step", data), parameters, seen.copy_weights(parameters)
@@ -233,5 +240,4 @@ def _finish_step(event: Event, parameters: list[Tensor], copies: list[Tensor] | 
         if copies is not None and parameters:
             moved = [(new.detach() != old).any() for new, old in zip(parameters, copies, strict=True)]
             event.data["moved"] = torch.stack([flag.to(moved[0].device) for flag in moved]).any()
-        after = largest_of([parameter for parameter in parameters if parameter.is_floating_point()])
-        event.data["finite_after"] = True if after is None else after.isfinite().all()
+        event.data["finite_after"] = are_weights_finite([p for p in parameters if p.is_floating_point()])

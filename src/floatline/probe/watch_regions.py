@@ -11,6 +11,7 @@ import torch
 
 from floatline.probe.events import Watch
 from floatline.probe.patches import Patches
+from floatline.probe.watch_steps import read_rates
 
 _Call = Callable[..., Any]
 
@@ -57,8 +58,10 @@ def patch_schedulers(seen: Watch, patches: Patches) -> None:
             finally:
                 depth -= 1
             if not depth:
-                rates = [float(group["lr"]) for group in scheduler.optimizer.param_groups]
-                seen.note("scheduler-step", {"optimizer": seen.number(scheduler.optimizer), "rates": rates})
+                optimizer = scheduler.optimizer
+                seen.note_cheaply(
+                    "scheduler-step", {"optimizer": seen.number(optimizer), "rates": read_rates(seen, optimizer)}
+                )
             return result
 
         return watched

@@ -14,7 +14,8 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from floatline.probe.events import Watch
+from floatline.probe import late
+from floatline.probe.events import Event, Made, Watch
 from floatline.probe.gradient_scales import Held
 from floatline.probe.graphs import mark_scaled
 from floatline.probe.patches import Patches
@@ -52,9 +53,11 @@ def _one_event(seen: Watch) -> Generator[None]:
 
 
 def _read_scale(seen: Watch, scaler: Any) -> float:
-    """The loss scale. A light watch reads it once after each update: each time, it waits for the device."""
+    """The loss scale. A light watch has it sent after each update, and reads it when it is needed: in the next step."""
     if not seen.light:
         return scaler.get_scale()
+    if id(scaler) in seen.loss_scales and seen.loss_scales[id(scaler)] is None:
+        seen.late.read()
     # Before the first use the scaler has no tensor to read; then its scale may still be set by hand.
     if id(scaler) not in seen.loss_scales and scaler._scale is not None:
         seen.loss_scales[id(scaler)] = scaler.get_scale()
@@ -81,7 +84,7 @@ def _watch_scale(seen: Watch, patches: Patches, scale: _Call) -> _Call:
         if seen.detailed:
             seen.note("scale", {"scaler": seen.number(scaler), "scale": value})
         scaled = scale(scaler, outputs)
-        for tensor in tree_leaves(scaled):
+        for tensor in (scaled,) if isinstance(scaled, Tensor) else tree_leaves(scaled):
             if isinstance(tensor, Tensor):
                 mark_scaled(tensor, value)
         return scaled
@@ -94,8 +97,12 @@ def _watch_unscale(seen: Watch, unscale: _Call) -> _Call:
         if not scaler._enabled:
             return unscale(scaler, optimizer)
         if not seen.detailed:
-            with _one_event(seen):
+            seen.unscaled = seen.unscaled or not seen.busy
+            seen.busy += 1
+            try:
                 return unscale(scaler, optimizer)
+            finally:
+                seen.busy -= 1
         made = seen.add_optimizer(optimizer, seen.locate())
         held = seen.scales.find(optimizer)
         seen.scales.look(held)
@@ -124,28 +131,41 @@ def _watch_step(seen: Watch, step: _Call) -> _Call:
             return step(scaler, optimizer, *args, **kwargs)
         known = None if seen.detailed else seen.optimizers.get(id(optimizer))
         made = known or seen.add_optimizer(optimizer, seen.locate())
-        held = seen.scales.find(optimizer)
         data: dict[str, Any] = {
             "scaler": seen.number(scaler),
             "optimizer": made.number,
             "scale": _read_scale(seen, scaler),
-            "num_gradients": len(held.gradients),
-            "halves": [i for i, p in enumerate(made.parameters) if p.dtype == torch.float16 and p.grad is not None],
+            "num_gradients": sum(p.grad is not None for p in made.parameters),
+            "halves": _find_halves(made) if seen.detailed else [],
             "applied": False,
         }
-        event = seen.note("scaler-step", data)
+        event = seen.note_cheaply("scaler-step", data)
         seen.note_attempt()
         num_steps = seen.num_events["step"]
         with _one_event(seen):
             result = step(scaler, optimizer, *args, **kwargs)
-        found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()
-        overflow = sum(float(flag) for flag in found) if found else 0.0
-        data["applied"] = seen.num_events["step"] > num_steps and not overflow
-        if seen.listener is not None:
-            seen.listener.see_attempt(event)
+        stepped = seen.num_events["step"] > num_steps
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            _tell(seen, event, applied=stepped)  # torch has asked the device, and left the step out or not
+            return result
+        flags: list[Tensor] = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        if stepped and not seen.detailed and len(flags) == 1 and late.is_far(flags[0]):
+            seen.late.ask(flags[0], event.step, lambda found: _tell(seen, event, applied=not found[0]))
+        else:
+            _tell(seen, event, applied=stepped and not any(float(flag) for flag in flags))
         return result
 
     return watched
+
+
+def _tell(seen: Watch, event: Event, *, applied: bool) -> None:
+    event.data["applied"] = applied
+    if seen.listener is not None:
+        seen.listener.see_attempt(event)
+
+
+def _find_halves(made: Made) -> list[int]:
+    return [i for i, p in enumerate(made.parameters) if p.dtype == torch.float16 and p.grad is not None]
 
 
 def _watch_update(seen: Watch, update: _Call) -> _Call:
@@ -153,13 +173,24 @@ def _watch_update(seen: Watch, update: _Call) -> _Call:
         if not scaler._enabled:
             return update(scaler, *args, **kwargs)
         data = {"scaler": seen.number(scaler), "before": _read_scale(seen, scaler), "after": 0.0}
-        seen.note("update", data)
+        event = seen.note_cheaply("update", data)
         result = update(scaler, *args, **kwargs)
-        seen.loss_scales.pop(id(scaler), None)
-        data["after"] = _read_scale(seen, scaler)
+        scale: Any = scaler._scale
+        if seen.light and not seen.detailed and isinstance(scale, Tensor) and late.is_far(scale):
+            seen.loss_scales[id(scaler)] = None
+            seen.late.ask(scale, event.step, lambda found: _note_scale(seen, scaler, data, found[0]))
+        else:
+            seen.loss_scales.pop(id(scaler), None)
+            data["after"] = _read_scale(seen, scaler)
         return result
 
     return watched
+
+
+def _note_scale(seen: Watch, scaler: Any, data: dict[str, Any], scale: float) -> None:
+    data["after"] = scale
+    if id(scaler) in seen.loss_scales:
+        seen.loss_scales[id(scaler)] = scale
 
 
 def _watch_state(seen: Watch, call: _Call, kind: str) -> _Call:

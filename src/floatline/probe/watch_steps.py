@@ -28,9 +28,19 @@ def open_region(seen: Watch) -> int:
     return seen.regions[0][0] if enabled and torch.is_autocast_cache_enabled() else 0
 
 
-def describe_step(seen: Watch, optimizer: Optimizer, made: Made, held: Held, largest: Any) -> dict[str, Any]:
-    """What is known when an optimizer steps."""
-    parameters = held.parameters
+def describe_step(
+    seen: Watch, optimizer: Optimizer, made: Made, held: Held, counts: tuple[int, int], largest: Any
+) -> dict[str, Any]:
+    """What is known when an optimizer steps.
+
+    Args:
+        seen: The watch.
+        optimizer: The optimizer.
+        made: What is known of it.
+        held: What its gradients are made of.
+        counts: How many parameters it has, and how many gradients.
+        largest: The largest magnitude in each gradient.
+    """
     return {
         "optimizer": made.number,
         "name": made.name,
@@ -38,11 +48,25 @@ def describe_step(seen: Watch, optimizer: Optimizer, made: Made, held: Held, lar
         "scales_itself": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
         "factors": list(held.factors),
         "shrunk": held.shrunk,
-        "num_parameters": len(parameters),
-        "num_without_gradient": sum(parameter.grad is None for parameter in parameters),
+        "num_parameters": counts[0],
+        "num_without_gradient": counts[0] - counts[1],
         "largest": largest,
-        "rates": [float(group.get("lr", 0.0)) for group in optimizer.param_groups],
+        "rates": read_rates(seen, optimizer),
         "region": open_region(seen),
         "moved": None,
         "finite_after": True,
     }
+
+
+def read_rates(seen: Watch, optimizer: Optimizer) -> list[float]:
+    """The learning rates. Where one lies on a GPU, a light watch waits for it in steps that it sees in detail only."""
+    rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
+    if all(type(rate) is float for rate in rates):
+        return rates
+    known = seen.rates.get(id(optimizer))
+    on_device = any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates)
+    if known is not None and on_device and not seen.detailed:
+        return known
+    with Aside():
+        seen.rates[id(optimizer)] = [float(rate) for rate in rates]
+    return seen.rates[id(optimizer)]

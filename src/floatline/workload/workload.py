@@ -34,6 +34,7 @@ class Workload:
         settings: What it was built from, as plain data: a run folder keeps it, and a resumed run must have the same.
         policy: What it wants otherwise in the guard's policy, by field, such as {'most_bad': 10}; a policy that is
             given by name or as a Policy is taken as it is.
+        note: Says what the model counted while it trained, '' for nothing; the ledger tells it with every checkpoint.
     """
 
     model: nn.Module
@@ -46,6 +47,7 @@ class Workload:
     higher_is_better: bool | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     policy: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    note: Callable[[nn.Module], str] | None = None
 
     def __post_init__(self) -> None:
         problem = _find_problem(self)

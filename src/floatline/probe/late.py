@@ -1,0 +1,108 @@
+"""LateNumbers: numbers from a GPU, read some time after they were asked for, so that nothing waits for them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from floatline.probe.aside import Aside
+
+# Numbers that fit into the memory of one answer: more gradients than most models have. Longer ones get their own.
+_USUAL = 512
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Memory on the host, and when it has been filled."""
+
+    host: Tensor
+    arrived: torch.cuda.Event
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A question: its step, where the answer comes to, and who is told."""
+
+    step: int
+    host: Tensor
+    slot: _Slot | None
+    then: Callable[[list[float]], None]
+
+
+@dataclass(slots=True, eq=False)
+class ScaledLoss:
+    """A loss that goes backward with a loss scale in it, without that scale; on its device until somebody reads it.
+
+    Args:
+        value: The loss with its scale.
+        factor: The scale.
+    """
+
+    value: Tensor | float
+    factor: float
+
+    def __float__(self) -> float:
+        return float(self.value) / self.factor
+
+
+class LateNumbers:
+    """Numbers of a device, copied to the host behind the work that is queued there.
+
+    A step later the device has long passed that place: reading then waits for nothing that is still to do. Numbers that
+    are on the host already are late as well, so that a loop without a GPU can be treated alike.
+    """
+
+    def __init__(self) -> None:
+        self._asked: deque[_Asked] = deque()
+        self._free: list[_Slot] = []
+
+    def ask(self, numbers: Tensor, step: int, then: Callable[[list[float]], None]) -> None:
+        """Send numbers on their way.
+
+        Args:
+            numbers: A vector, or one number.
+            step: The step that they belong to.
+            then: Called with them when they are read.
+        """
+        size = numbers.numel()
+        with Aside():
+            if numbers.device.type != "cuda":
+                self._asked.append(_Asked(step, numbers.detach().flatten().clone(), None, then))
+                return
+            slot = self._take(size)
+            slot.host[:size].copy_(numbers.detach().flatten(), non_blocking=True)
+            slot.arrived.record(torch.cuda.current_stream(numbers.device))  # pyright: ignore[reportUnknownMemberType]
+        self._asked.append(_Asked(step, slot.host[:size], slot, then))
+
+    def _take(self, size: int) -> _Slot:
+        if size <= _USUAL and self._free:
+            return self._free.pop()
+        return _Slot(torch.empty(max(size, _USUAL), pin_memory=True), torch.cuda.Event())
+
+    def read(self, *, before: int | None = None) -> None:
+        """Tell those who asked in steps before one; None: everybody. Waits for what has not arrived yet."""
+        while self._asked and (before is None or self._asked[0].step < before):
+            asked = self._asked.popleft()
+            with Aside():
+                if asked.slot is not None:
+                    asked.slot.arrived.synchronize()
+                numbers = cast("list[float]", asked.host.tolist())
+            if asked.slot is not None and len(asked.slot.host) == _USUAL:
+                self._free.append(asked.slot)
+            asked.then(numbers)
+
+
+def is_far(tensor: Tensor) -> bool:
+    """Whether a tensor lies on a device that works on by itself: reading it would wait."""
+    return tensor.device.type != "cpu"
+
+
+def are_finite(numbers: list[float]) -> bool:
+    """Whether no number is inf or NaN."""
+    return math.isfinite(sum(numbers)) or all(map(math.isfinite, numbers))
