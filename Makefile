@@ -2,13 +2,16 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint format bench build clean
+.PHONY: demo test test-oldest lint format bench build clean
 
 demo: ready  ## run the main job and write demo/report.html
 	@$(BIN)/python examples/demo.py
 
 test: ready  ## all tests
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4
+
+test-oldest:  ## what shows each framework, with the oldest versions that are supported
+	@$(PYTHON) tools/oldest.py
 
 lint: ready  ## ruff, and the type checker in strict mode over src
 	@$(BIN)/ruff check .

@@ -11,7 +11,7 @@ import floatline as fl
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-from accelerate.state import AcceleratorState  # noqa: E402
+from accelerate.state import AcceleratorState, GradientState  # noqa: E402
 
 from floatline.integrations.accelerate import prepare_accelerator  # noqa: E402
 
@@ -21,6 +21,7 @@ def _fresh_state():
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     AcceleratorState._reset_state(True)
+    GradientState._reset_state()  # a Trainer that failed in another test leaves its data loader there
     yield
     AcceleratorState._reset_state(True)
     torch.set_num_threads(threads)

@@ -97,5 +97,11 @@ def losses(trainer):
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+def as_logged(values, trainer):
+    """These losses as the Trainer writes them: in transformers 4 it rounds to four digits."""
+    rounds = all(seen == round(seen, 4) for seen in losses(trainer))
+    return [round(value, 4) for value in values] if rounds else values
+
+
 def weights(model):
     return torch.cat([param.detach().reshape(-1).float() for param in model.parameters()])

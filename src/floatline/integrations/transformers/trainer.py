@@ -48,6 +48,8 @@ def prepare_trainer(
     - FP16 on a CPU is FP16. Trained FP16 and BF16 weights get the exact updates of `floatline.optim`.
     - The learning-rate schedule does not advance on skipped steps, with fused optimizers as well.
     - `logging_nan_inf_filter` is switched off: a NaN is logged where it happened, and nowhere else.
+    - Gradient checkpointing is the non-reentrant kind unless the arguments say otherwise, in transformers 4 as in 5:
+      the other one finds no gradient where what goes into the first layer is frozen, as under LoRA.
     - The ledger is written to the output folder; checkpoints carry the guard's state in `scaler.pt`.
 
     Args:
@@ -82,6 +84,8 @@ def prepare_trainer(
     )
     trainer.accelerator.native_amp = False  # autocast is the guard's, so that it can raise precision
     trainer.args.logging_nan_inf_filter = False
+    if trainer.args.gradient_checkpointing_kwargs is None:
+        trainer.args.gradient_checkpointing_kwargs = {"use_reentrant": False}
     callback = FloatlineCallback(guarding)
     trainer.remove_callback(FloatlineCallback)
     trainer.add_callback(callback)
