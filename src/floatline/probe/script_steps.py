@@ -217,6 +217,8 @@ class StepCapture:
         return True
 
     def _begin(self, forward: Forward) -> None:
+        if self._healthy is None and self._attempts and not all_finite(list(self._all_weights())):
+            return  # a step that failed before has spoilt the weights: this one would show no cause
         if not has_room(forward.root):
             self.errors.append("a step was not recorded: the GPU has not enough free memory for its FP32 twins")
             self._healthy = None
