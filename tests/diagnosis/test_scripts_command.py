@@ -1,5 +1,6 @@
 """`floatline diagnose -- python train.py`: the command taken apart, exit codes, streams, signals, wrong use."""
 
+import contextlib
 import json
 import os
 import signal
@@ -132,7 +133,11 @@ def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number, co
         os.killpg(process.pid, number)  # as a terminal does
     else:
         process.send_signal(number)
-    rest = process.communicate(timeout=60)[0]
+    try:
+        rest = process.communicate(timeout=60)[0]
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # a script without end must not outlive its test
     assert process.returncode == code
     assert rest.startswith("healthy")
 
