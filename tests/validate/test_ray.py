@@ -62,7 +62,7 @@ OPTIONS = {"steps": 20, "margins": (0.05, 0.1), "max_seeds": 3, "measure": False
 @pytest.fixture(scope="module")
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"  # else a token is written into the home folder
-    os.environ["RAY_raylet_start_wait_time_s"] = "180"  # on a busy machine
+    os.environ["RAY_raylet_start_wait_time_s"] = "180"  # noqa: SIM112 Ray spells it so; on a busy machine
     ray.init(num_cpus=1, log_to_driver=False, include_dashboard=False)
     yield
     ray.shutdown()

@@ -62,9 +62,7 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
         try:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise TargetError(
-                f"Setting '{pair}': the value cannot be read. Write a plain number or text."
-            ) from None
+            raise TargetError(f"Setting '{pair}': the value cannot be read. Write a plain number or text.") from None
         for part in reversed(key.split(".")):
             value = {part: value}
         settings = merge(settings, value)
