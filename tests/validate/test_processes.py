@@ -1,7 +1,6 @@
 """Jobs in other processes: what crashes is an error and no end, and nothing outlives the study."""
 
 import os
-import sys
 
 import pytest
 
@@ -88,72 +87,3 @@ def test_without_a_gpu_there_is_a_job_for_two_cores(monkeypatch):
 def test_no_jobs_at_once_are_refused():
     with pytest.raises(ComparisonError, match="jobs is 0"):
         ProcessRunner(jobs=0)
-
-
-class FakeRay:
-    """As much of Ray as the runner uses, in this process."""
-
-    class exceptions:
-        RayError = RuntimeError
-
-    def __init__(self):
-        self.options, self.cancelled = {}, []
-
-    def is_initialized(self):
-        return True
-
-    def cluster_resources(self):
-        return {"CPU": 8.0, "GPU": 2.0}
-
-    def remote(self, **options):
-        self.options = options
-
-        class Task:
-            def __init__(self, function):
-                self.remote = lambda settings: (settings["seed"], function, settings)
-
-        return lambda function: Task(lambda settings: function(settings))
-
-    def wait(self, references, num_returns, timeout):
-        return references[:1], references[1:]
-
-    def get(self, reference):
-        _, function, settings = reference
-        if settings["settings"]["what"] == "raise":
-            raise RuntimeError("task died\nfor a reason")
-        return function(settings)
-
-    def cancel(self, reference, force):
-        self.cancelled.append(reference[0])
-
-
-class Hashable(dict):
-    def __hash__(self):
-        return id(self)
-
-
-def test_ray_takes_the_same_jobs(monkeypatch):
-    from floatline.integrations import ray as integration
-
-    fake = FakeRay()
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setattr(integration.importlib.util, "find_spec", lambda name: True)
-    runner = integration.RayRunner()
-    monkeypatch.setattr(Job, "as_json", lambda self, plain=Job.as_json: Hashable(plain(self)))
-    runs = {run.seed: run for run in runner.run([job(0), job(1, "raise"), job(2)])}
-    assert runner.num_at_once == 2 and fake.options == {"num_cpus": 1, "num_gpus": 1, "max_retries": 0}
-    assert runs[0].metric == runs[2].metric == float(os.getpid())
-    assert runs[1].error == "its Ray task failed: for a reason"
-    under_way = runner.run([job(3), job(4)])
-    next(under_way)
-    under_way.close()
-    assert fake.cancelled == [4]
-
-
-def test_without_ray_the_line_says_what_to_install():
-    if "ray" in sys.modules:
-        pytest.skip("Ray is here")
-    from floatline.integrations.ray import RayRunner
-
-    with pytest.raises(ComparisonError, match=r"pip install 'floatline\[ray\]'"):
-        RayRunner()
