@@ -214,6 +214,8 @@ def _blame(text: str, what: str) -> Generator[None]:
     except (Exception, SystemExit) as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f for f in frames if f.filename != __file__ and not f.filename.startswith("<frozen")]
+        # Where the user's code is, and not the library that it called last.
+        own = [f for f in own if "site-packages" not in Path(f.filename).parts] or own
         place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
         first_line = next(iter(str(error).splitlines()), "")
         raise TargetError(
