@@ -10,8 +10,8 @@ from torch import Tensor
 
 from floatline.errors import GuardError
 from floatline.guard.guard import Guard
+from floatline.guard.own_state import check_number, collect_own, restore_own
 from floatline.integrations.lightning.schedules import CalledSchedules
-from floatline.ledger.account import Accounts
 from floatline.plan import Plan
 
 SCHEMA = 1
@@ -19,16 +19,7 @@ SCHEMA = 1
 
 def collect(guard: Guard) -> dict[str, Any]:
     """Everything of a guard that the framework does not save itself; plain values and CPU tensors."""
-    run = guard.run
-    return {
-        "judge": {name: tensor.detach().to("cpu", copy=True) for name, tensor in run.judge.state().items()},
-        "attempts": run.attempts,
-        "recovery": run.recovery.state_dict(),
-        "accounts": run.diary.accounts.as_json(),
-        "schedules": cast(CalledSchedules, run.schedules).debts(),
-        "plan": run.plan.model_dump(mode="json"),
-        "islands": dict(run.islands.outputs),
-    }
+    return {**collect_own(guard.run), "schedules": cast(CalledSchedules, guard.run.schedules).debts()}
 
 
 def check(state: Mapping[str, Any], *, num_guards: int) -> list[dict[str, Any]]:
@@ -41,11 +32,8 @@ def check(state: Mapping[str, Any], *, num_guards: int) -> list[dict[str, Any]]:
     if state.get("schema") != SCHEMA:
         raise GuardError(f"The guard's state has schema {state.get('schema')!r}, and this version reads {SCHEMA}.")
     saved = cast("list[dict[str, Any]]", state["guards"])
-    if num_guards and len(saved) != num_guards:
-        raise GuardError(
-            f"The checkpoint has the state of {len(saved)} optimizers, and this run has {num_guards}. "
-            "Resume with the same optimizers."
-        )
+    if num_guards:
+        check_number(len(saved), num_guards)
     return saved
 
 
@@ -53,17 +41,9 @@ def restore(guard: Guard, state: dict[str, Any]) -> None:
     """Bring a guard to where `collect` was called."""
     run = guard.run
     plan = Plan(**state["plan"])
-    if plan.name.startswith(f"{run.plan.name}+"):
-        run.take_plan(plan, state["islands"])  # precision that was raised on the way stays raised
-    elif plan.compute == run.plan.compute:
-        run.take_plan(run.plan, state["islands"])
-    if (plan.scaling is None) != (run.plan.scaling is None):
-        # A run that goes on in another precision keeps its windows; a scale of 1 would say nothing to it.
-        state = {**state, "judge": {**state["judge"], "scale": run.judge.scale, "good_steps": run.judge.good_steps}}
-    run.judge.load_state(state["judge"])
-    run.recovery.load_state_dict(state["recovery"])
-    run.diary.accounts = Accounts.from_json(state["accounts"])
-    run.attempts = int(state["attempts"])
+    if plan.compute == run.plan.compute:
+        run.take_plan(run.plan, state["islands"])  # those that were made on the way, too
+    restore_own(run, state)
     cast(CalledSchedules, run.schedules).load_debts(state["schedules"])
 
 
