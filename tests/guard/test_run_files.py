@@ -336,16 +336,22 @@ else:
     folder, last, kills = root / "kill", 0, 0
     save(folder, 0)
     for _ in range(25):
+        told, tell = os.pipe()
         def loop():
             number = last
             while True:
                 number += 1
                 save(folder, number)
+                os.write(tell, b".")
         child = fork(loop)
-        time.sleep(random.uniform(0.0, 0.06))
+        os.read(told, 1)  # one save is whole: the kill hits a later one
+        since = time.perf_counter()
+        os.read(told, 1)
+        time.sleep(random.uniform(0.0, 2.0) * (time.perf_counter() - since))  # up to two saves later, however slow
         os.kill(child, signal.SIGKILL)
         assert wait(child) == -9
-        last = check(folder, last)
+        os.close(told), os.close(tell)
+        last = check(folder, last + 2)
     save(folder, last + 1)
     assert [p.name for p in (folder / ".saving").iterdir()] == ["lock"]
     print("saved", last)
@@ -367,7 +373,7 @@ def test_a_crash_at_any_call_to_the_system_leaves_a_whole_checkpoint(tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_kill_9_in_a_loop_of_saves_leaves_a_whole_checkpoint(tmp_path):
-    assert int(crash(tmp_path, "kill").split()[1]) > 20  # the loop did save between the kills
+    assert int(crash(tmp_path, "kill").split()[1]) >= 50  # two whole saves before each of the 25 kills
 
 
 def test_a_writer_without_the_rename_would_be_found(tmp_path):
