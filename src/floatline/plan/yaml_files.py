@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,15 @@ from typing import Any
 import yaml
 
 from floatline.errors import PlanError
+from floatline.whole_files import write_whole
 
 
 def write_yaml(path: Path, data: dict[str, Any]) -> None:
     """Write a mapping: whole or not at all, also when the machine stops half way."""
     text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise PlanError(f"Plan cannot be written to '{path}': {error.strerror}. Choose another path.") from None
 
 

@@ -7,6 +7,8 @@ import hashlib
 from importlib import resources
 from pathlib import Path
 
+from floatline.whole_files import write_whole
+
 
 def read_text(name: str) -> str:
     """The text of one file beside this module, such as 'templates/look.css'."""
@@ -29,6 +31,4 @@ def _hash(text: str) -> str:
 def put_in_place(path: Path, text: str) -> None:
     """Write a file in one step: a reader never sees half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_whole(path, text)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any, cast
 
 from floatline.errors import RescueError
 from floatline.ledger.folder_lock import FolderLock
-from floatline.ledger.parts import sync_folder
+from floatline.whole_files import write_whole
 
 RESULTS = ("plan.yaml", "fix.patch", "rescue.json", "report.html")
 """What a rescue leaves for people, beside its stages."""
@@ -150,15 +149,8 @@ def finish(folder: Path, *, proved: bool) -> None:
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with draft.open("w", encoding="utf-8") as file:
-            json.dump(data, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-        sync_folder(path.parent)
+        write_whole(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise RescueError(f"'{path}' cannot be written: {error.strerror}. Make room, and run it again.") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from os import PathLike
@@ -16,6 +15,7 @@ from floatline.guard.policy import Policy, resolve_policy
 from floatline.plan import Plan
 from floatline.plan.yaml_files import read_yaml, write_yaml
 from floatline.presets import resolve_plan
+from floatline.whole_files import write_whole
 
 _PLAN, _POLICY, CONFIG = "plan.yaml", "policy.json", "config.yaml"
 AnyPlan = Plan | str | PathLike[str]
@@ -26,10 +26,8 @@ def save_settings(folder: Path, plan: Plan, policy: Policy, config: Mapping[str,
     plan.save(folder / _PLAN)
     if config:
         write_yaml(folder / CONFIG, dict(config))
-    draft = folder / f".{_POLICY}.{os.getpid()}.tmp"
     try:
-        draft.write_text(json.dumps(encode_state(asdict(policy)), indent=2) + "\n", encoding="utf-8")
-        draft.replace(folder / _POLICY)
+        write_whole(folder / _POLICY, json.dumps(encode_state(asdict(policy)), indent=2) + "\n")
     except OSError as error:
         raise GuardError(f"{folder} cannot be written: {error.strerror}. Choose another folder.") from None
 
