@@ -7,7 +7,7 @@ import pytest
 
 from floatline.errors import ComparisonError
 from floatline.validate.pairs import ArmRun, Pair, excess, pair_up, unpaired_seeds
-from floatline.validate.terms import Terms, looks_up_to
+from floatline.validate.terms import Terms, looks_between
 
 LOSS = Terms()
 SHARE = Terms(metric="hmean", higher_is_better=True)
@@ -146,8 +146,13 @@ def test_terms_come_back_from_json():
 
 
 def test_looks_end_at_the_most_seeds():
-    assert looks_up_to(20) == (3, 5, 8, 12, 20)
-    assert looks_up_to(9) == (3, 5, 8, 9)
-    assert looks_up_to(3) == (3,)
+    assert looks_between(3, 20) == (3, 5, 8, 12, 20)
+    assert looks_between(3, 9) == (3, 5, 8, 9)
+    assert looks_between(3, 3) == (3,)
+    assert looks_between(5, 20) == (5, 8, 12, 20)
+    assert looks_between(6, 12) == (6, 8, 12)
+    assert looks_between(7, 7) == (7,)
     with pytest.raises(ComparisonError, match="fewer than the smallest look"):
-        looks_up_to(2)
+        looks_between(3, 2)
+    with pytest.raises(ComparisonError, match="At least 8 seeds and at most 5 cannot be"):
+        looks_between(8, 5)

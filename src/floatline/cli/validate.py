@@ -58,6 +58,7 @@ def validate(
     horizon: Annotated[
         int | None, typer.Option("--horizon", min=1, help="Steps of the real training, for the drift test.")
     ] = None,
+    min_seeds: Annotated[int, typer.Option("--min-seeds", min=1, help="The fewest seeds that are run.")] = 3,
     max_seeds: Annotated[int, typer.Option("--max-seeds", min=1, help="The most seeds that are run.")] = 20,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     broken: Annotated[
@@ -90,6 +91,7 @@ def validate(
         "higher_is_better": higher_is_better,
         "language_model": language_model,
         "horizon": horizon,
+        "min_seeds": min_seeds,
         "max_seeds": max_seeds,
         "seed": seed,
         "folder": folder,

@@ -18,7 +18,7 @@ from floatline.validate.ranking import rank
 from floatline.validate.result import Validation
 from floatline.validate.store import Store
 from floatline.validate.study import Silence, Study, Watcher
-from floatline.validate.terms import LOOKS, MARGINS, Scale, Terms, looks_up_to
+from floatline.validate.terms import LOOKS, MARGINS, Scale, Terms, looks_between, words_of_looks
 
 
 def validate_commands(
@@ -33,6 +33,7 @@ def validate_commands(
     scale: Scale = "log",
     language_model: bool = False,
     horizon: int | None = None,
+    min_seeds: int = LOOKS[0],
     max_seeds: int = LOOKS[-1],
     seed: int = 0,
     folder: str | Path | None = None,
@@ -59,6 +60,7 @@ def validate_commands(
         scale: How two values of the metric are compared; see `Terms`.
         language_model: The metric is a language model's loss: the notes then say what 1 % of it is worth.
         horizon: Steps of the real training, where it is longer than the tested one.
+        min_seeds: The fewest seeds, where the first look is taken.
         max_seeds: The most seeds; the looks are at 3, 5, 8, 12 and 20 of them.
         seed: The first seed.
         folder: Where the study is kept. None: floatline-runs/validate/NAME.
@@ -77,7 +79,7 @@ def validate_commands(
         higher_is_better=settle_direction(metric, higher_is_better),
         scale=scale,
         margins=margins,
-        looks=looks_up_to(max_seeds),
+        looks=looks_between(min_seeds, max_seeds),
         horizon=horizon,
         language_model=language_model,
     )
@@ -137,5 +139,5 @@ def _reproduce(arms: Sequence[CommandArm], terms: Terms, seed: int, cwd: str | P
     words += ["--scale", terms.scale] if terms.scale != "log" else []
     words += ["--language-model"] if terms.language_model else []
     words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
-    words += ["--max-seeds", str(terms.looks[-1])] if terms.looks != LOOKS else []
+    words += words_of_looks(terms.looks)
     return shlex.join([*words, "--seed", str(seed)])

@@ -17,7 +17,7 @@ from floatline.validate.environment import describe_environment
 from floatline.validate.limits import Limits
 from floatline.validate.pairs import BROKEN, NUDGED, REFERENCE, ArmRun
 from floatline.validate.processes import call_in_child
-from floatline.validate.terms import LOOKS, MARGINS, Terms
+from floatline.validate.terms import MARGINS, Terms, words_of_looks
 from floatline.workload import Target, Workload
 
 Candidate = Plan | tuple[str, Callable[[int], ArmRun]]
@@ -137,5 +137,5 @@ def reproduce(subject: Subject, terms: Terms) -> str:
     words += ["--higher-is-better"] if terms.higher_is_better else []
     words += ["--language-model"] if terms.language_model else []
     words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
-    words += ["--max-seeds", str(terms.looks[-1])] if terms.looks != LOOKS else []
+    words += words_of_looks(terms.looks)
     return shlex.join([*words, "--seed", str(subject.seed)])

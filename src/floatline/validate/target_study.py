@@ -22,7 +22,7 @@ from floatline.validate.ranking import rank
 from floatline.validate.result import Validation
 from floatline.validate.store import Store
 from floatline.validate.study import Silence, Study, Watcher
-from floatline.validate.terms import LOOKS, MARGINS, Scale, Terms, looks_up_to
+from floatline.validate.terms import LOOKS, MARGINS, Scale, Terms, looks_between
 
 
 def validate(
@@ -37,6 +37,7 @@ def validate(
     higher_is_better: bool | None = None,
     language_model: bool = False,
     horizon: int | None = None,
+    min_seeds: int = LOOKS[0],
     max_seeds: int = LOOKS[-1],
     seed: int = 0,
     broken: bool = True,
@@ -69,6 +70,7 @@ def validate(
             no, and asked for where its name reads so.
         language_model: The metric is a language model's loss: the notes then say what 1 % of it is worth.
         horizon: Steps of the real training, where it is longer than the tested one.
+        min_seeds: The fewest seeds, where the first look is taken.
         max_seeds: The most seeds; the looks are at 3, 5, 8, 12 and 20 of them.
         seed: The first seed.
         broken: Whether to train the broken arm.
@@ -89,7 +91,7 @@ def validate(
         higher_is_better=bool(higher_is_better),
         scale=scale,
         margins=margins,
-        looks=looks_up_to(max_seeds),
+        looks=looks_between(min_seeds, max_seeds),
         horizon=horizon,
         language_model=language_model,
     )

@@ -91,12 +91,20 @@ def check_looks(looks: tuple[int, ...]) -> None:
         raise ComparisonError(f"Looks {looks} must rise, from 2 or more seeds. Use such as {LOOKS}.")
 
 
-def looks_up_to(most: int) -> tuple[int, ...]:
-    """The usual looks where at most so many seeds are run: those below, and the last one at `most`.
+def looks_between(least: int, most: int) -> tuple[int, ...]:
+    """The usual looks where at least and at most so many seeds are run: the first at `least`, the last at `most`.
 
     Raises:
-        ComparisonError: Fewer seeds than the smallest look.
+        ComparisonError: Fewer seeds than the smallest look, or a first look behind the last.
     """
-    if most < LOOKS[0]:
-        raise ComparisonError(f"{most} seeds are fewer than the smallest look. Use {LOOKS[0]} or more.")
-    return (*(look for look in LOOKS if look < most), most)
+    if min(least, most) < LOOKS[0]:
+        raise ComparisonError(f"{min(least, most)} seeds are fewer than the smallest look. Use {LOOKS[0]} or more.")
+    if least > most:
+        raise ComparisonError(f"At least {least} seeds and at most {most} cannot be. Lower the first of them.")
+    return tuple(dict.fromkeys((least, *(look for look in LOOKS if least < look < most), most)))
+
+
+def words_of_looks(looks: tuple[int, ...]) -> list[str]:
+    """The options that ask for these looks."""
+    words = ["--min-seeds", str(looks[0])] if looks[0] != LOOKS[0] else []
+    return words + (["--max-seeds", str(looks[-1])] if looks[-1] != LOOKS[-1] else [])
