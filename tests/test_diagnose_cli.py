@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 from typer.testing import CliRunner
 
 from floatline.causes import CAUSES
@@ -42,9 +43,7 @@ def invoke(*words: str):
 
 
 def run(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    code = "from floatline.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "diagnose", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    return run_preloaded(["-c", COMMAND, "diagnose", *words], cwd=cwd)
 
 
 def test_a_healthy_target_exits_with_0(asked):

@@ -4,10 +4,10 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -26,18 +26,14 @@ def blocks(language: str) -> list:
 def run_python(code: str, folder: Path) -> subprocess.CompletedProcess:
     script = folder / "block.py"
     script.write_text(code, encoding="utf-8")
-    return subprocess.run([sys.executable, str(script)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    return run_preloaded([str(script)], cwd=ROOT)
 
 
 def run_command(line: str, folder: Path) -> subprocess.CompletedProcess:
     """Run `floatline …` or `python …` of this environment, in the project's folder, without a shell."""
     words = shlex.split(line)
-    if words[0] == "floatline":
-        words[:1] = [sys.executable, "-c", "from floatline.cli.main import main; main()"]
-    elif words[0] == "python":
-        words[0] = sys.executable
-    env = {**os.environ, "COLUMNS": "100"}
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, env=env)
+    words[:1] = ["-c", COMMAND] if words[0] == "floatline" else []
+    return run_preloaded(words, cwd=ROOT, env={**os.environ, "COLUMNS": "100"})
 
 
 @pytest.mark.parametrize("code", blocks("python"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.preloaded import COMMAND, run_preloaded
 from torch import nn
 from typer.testing import CliRunner
 
@@ -53,8 +54,10 @@ def target_of(model: nn.Module, *inputs: Any, precision: str = "fp16-mixed", mak
 
 
 def run(*words: str, prelude: str = "") -> subprocess.CompletedProcess[str]:
-    code = prelude + "from floatline.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    if prelude:  # it changes what can be loaded
+        code = prelude + COMMAND
+        return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    return run_preloaded(["-c", COMMAND, *words])
 
 
 def notes(checkup: Checkup, topic: str) -> str:

@@ -21,13 +21,13 @@ FLOORS = [
     {"choose"},
     {"probe"},
     {"guard"},
-    {"ledger", "optim", "rewrites"},
+    {"ledger", "lint", "optim", "rewrites"},
     {"hardware", "parameters", "workload"},
     {"numerics", "presets"},
     {"fixes", "plan"},
     {"findings"},
     {"causes", "formats"},
-    {"errors"},
+    {"errors", "whole_files"},
 ]
 FLOOR = {room: height for height, floor in enumerate(FLOORS) for room in floor}
 

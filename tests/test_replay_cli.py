@@ -1,10 +1,10 @@
 """`floatline replay`: what it prints, its JSON, and its exit codes."""
 
 import json
-import subprocess
 import sys
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 from typer.testing import CliRunner
 
 from floatline.causes import find_cause
@@ -67,8 +67,7 @@ def invoke(*args):
 
 
 def run(*args):
-    code = "from floatline.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, "replay", *args], capture_output=True, text=True)
+    return run_preloaded(["-c", COMMAND, "replay", *args])
 
 
 def call_main(monkeypatch, *args):

@@ -9,14 +9,15 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 
 TARGET = str(Path(__file__).parent / "validate" / "tiny_lm.py")
-COMMAND = [sys.executable, "-c", "from floatline.cli.main import main; main()", "validate"]
+START = [sys.executable, "-c", COMMAND, "validate"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def floatline(*words, cwd, **options):
-    return subprocess.run([*COMMAND, *words], cwd=cwd, capture_output=True, text=True, env=ENV, timeout=280, **options)
+def floatline(*words, cwd):
+    return run_preloaded(["-c", COMMAND, "validate", *words], cwd=cwd, env=ENV, timeout=280)
 
 
 def wait_for(condition):
@@ -53,7 +54,7 @@ def test_a_killed_validation_resumes_repeats_nothing_and_two_at_once_are_refused
     words = [f"{TARGET}:slow", "--steps", "60", "--max-seeds", "3", "--no-measure", "--folder", "study", "--jobs", "1"]
     words += ["--margin", "0.01", "0.02", "--format", "json"]
     runs = tmp_path / "study" / "runs"
-    begun = subprocess.Popen([*COMMAND, *words], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    begun = subprocess.Popen([*START, *words], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: len(list(runs.glob("*/*.json"))) >= 2 or begun.poll() is not None)
     second = floatline(*words, "--resume", cwd=tmp_path)
     assert second.returncode == 2 and "in use by process" in second.stderr
@@ -83,7 +84,7 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(tmp_path):
     words = [f"{TARGET}:slow", "--steps", "60", "--max-seeds", "3", "--no-measure", "--folder", "study", "--jobs", "1"]
     runs = tmp_path / "study" / "runs"
     begun = subprocess.Popen(
-        [*COMMAND, *words], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*START, *words], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     wait_for(lambda: len(list(runs.glob("*/*.json"))) >= 1 or begun.poll() is not None)

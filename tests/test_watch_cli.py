@@ -10,18 +10,20 @@ import sys
 import time
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 from tests.report.runs import make_run
 from typer.testing import CliRunner
 
 from floatline.cli.main import app
 
-FLOATLINE = [sys.executable, "-c", "from floatline.cli.main import main; main()"]
+FLOATLINE = [sys.executable, "-c", COMMAND]
 
 
 def run(*words: str, **env: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [*FLOATLINE, *words], capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "100", **env}
-    )
+    if env:  # Python reads some of it when it starts
+        full = {**os.environ, "COLUMNS": "100", **env}
+        return subprocess.run([*FLOATLINE, *words], capture_output=True, text=True, timeout=60, env=full)
+    return run_preloaded(["-c", COMMAND, *words], env={**os.environ, "COLUMNS": "100"})
 
 
 def ask(*words: str):

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 from typer.testing import CliRunner
 
 from floatline.cli.main import app
@@ -34,7 +35,7 @@ def rescue(name, folder, *words):
 
 
 def command(*words):
-    return [sys.executable, "-c", "from floatline.cli.main import main; main()", *words]
+    return [sys.executable, "-c", COMMAND, *words]
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +47,13 @@ def project(tmp_path_factory):
     stages = folder / "out" / "stages"
     ended = []
     for mark in ("diagnose.json", "short-1/runs/fp32/0.json"):
+        (folder / "hold").write_text(str(stages / mark))  # the target waits there, so that the end is not near
         with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
             while process.poll() is None and not (stages / mark).exists():
                 time.sleep(0.02)
             process.send_signal(signal.SIGINT)
             ended.append((process.wait(60), process.stdout.read(), process.stderr.read()))
+    (folder / "hold").unlink()
     before = {path.name: path.read_bytes() for path in stages.glob("*.json")}
     run = (stages / "short-1/runs/fp32/0.json").read_bytes()
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
@@ -191,8 +194,7 @@ def test_a_loop_of_its_own_gets_a_diagnosis_and_a_patch(tmp_path):
 def test_wrong_use_is_one_line_and_exit_code_2(words, tmp_path):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "plan.yaml").write_text("mine")
-    words = command("rescue", str(TARGETS), *words)
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_preloaded(["-c", COMMAND, "rescue", str(TARGETS), *words], cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("floatline: ") and done.stderr.count("\n") == 1
 

@@ -2,11 +2,10 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
+from tests.preloaded import COMMAND, run_preloaded
 
 from floatline.errors import OptimizerError, PlanError
 from floatline.plan import KeptFunction, Plan, Rewrite, Scaling
@@ -143,8 +142,7 @@ def test_a_function_that_is_not_there_is_refused_before_anything_is_written(targ
 
 
 def command(*words, cwd):
-    code = "from floatline.cli.main import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], cwd=cwd, capture_output=True, text=True)
+    return run_preloaded(["-c", COMMAND, *words], cwd=cwd)
 
 
 def test_the_command_takes_it_from_yaml(target, tmp_path):

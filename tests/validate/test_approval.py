@@ -5,12 +5,12 @@ import json
 import multiprocessing
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.preloaded import COMMAND, run_preloaded
 from tests.validate.studies import arms
 from typer.testing import CliRunner
 
@@ -337,8 +337,7 @@ def test_the_newest_record_of_a_target_counts(repository):
 
 
 def command(root: Path, *words: str) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-c", "from floatline.cli.main import main; main()", *words]
-    return subprocess.run(line, capture_output=True, text=True, cwd=root)
+    return run_preloaded(["-c", COMMAND, *words], cwd=root)
 
 
 def test_the_commands_exit_with_what_they_found(repository):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 from tests.validate.test_commands import SCRIPT
 from typer.testing import CliRunner
 
@@ -76,8 +77,7 @@ def test_a_script_that_lacks_the_metric_is_refused_with_the_nearest_name(place):
 
 
 def command(*words: str) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-c", "from floatline.cli.main import main; main()", "validate", *words]
-    return subprocess.run(line, capture_output=True, text=True)
+    return run_preloaded(["-c", COMMAND, "validate", *words])
 
 
 def test_the_command_line_takes_commands_and_writes_the_report(place):

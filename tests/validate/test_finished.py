@@ -3,10 +3,10 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 
 from floatline.errors import ComparisonError
 from floatline.ledger.ledger import Ledger
@@ -228,8 +228,7 @@ def test_a_metric_that_reads_like_lower_is_better_is_taken_so(metric):
 
 
 def command(*words: str) -> subprocess.CompletedProcess:
-    line = [sys.executable, "-c", "from floatline.cli.main import main; main()", "compare", *words]
-    return subprocess.run(line, capture_output=True, text=True)
+    return run_preloaded(["-c", COMMAND, "compare", *words])
 
 
 def test_the_command_says_the_thresholds_and_exits_with_the_verdict(tmp_path):
