@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from floatline.guard.policy import Policy
     from floatline.guard.scaler import LossScaler
     from floatline.ledger.ledger import Ledger
+    from floatline.lint import lint_paths
     from floatline.numerics.cuda_autocast import cuda_autocast_lists
     from floatline.numerics.half_on_cpu import HalfOnCPU
     from floatline.numerics.ranges import Ranges, measure_ranges
@@ -58,6 +59,7 @@ _HOMES = {
     "find_format": "formats",
     "HalfOnCPU": "numerics.half_on_cpu",
     "join_master": "numerics.split",
+    "lint_paths": "lint",
     "match_message": "causes",
     "measure_ranges": "numerics.ranges",
     "optim": "optim",
@@ -94,6 +96,7 @@ __all__ = [
     "find_cause",
     "find_format",
     "join_master",
+    "lint_paths",
     "match_message",
     "measure_ranges",
     "optim",

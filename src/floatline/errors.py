@@ -6,6 +6,7 @@ FloatlineError
 ├── HardwareError    a device that is not known or not there
 ├── TargetError      a target that cannot be found, loaded or built
 ├── CauseError       a cause that is not in the catalogue
+├── LintError        a lint setting, rule, path or baseline that cannot be used
 ├── OptimizerError   an optimizer setting, parameter or checkpoint that cannot be used
 ├── ScalerError      a loss scaler's setting or state that cannot be used, or FP16 gradients it would lose
 ├── GuardError       a guard's setting, closure or checkpoint that cannot be used
@@ -54,6 +55,10 @@ class TargetError(FloatlineError):
 
 class CauseError(FloatlineError, LookupError):
     """A cause that is not in the catalogue."""
+
+
+class LintError(FloatlineError, ValueError):
+    """A lint setting, rule, path or baseline that cannot be used."""
 
 
 class OptimizerError(FloatlineError, ValueError):

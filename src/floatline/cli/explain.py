@@ -1,9 +1,10 @@
-"""`floatline explain`: the catalogue of causes, one entry of it, or the entry behind an error message."""
+"""`floatline explain`: the catalogue of causes, one entry of it, a lint rule, or the entry behind an error message."""
 
 from __future__ import annotations
 
+import re
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from floatline.causes import Cause, Symptom
+    from floatline.lint.rule import Rule
 
 # The end of a log holds the error; more would only take longer.
 _MOST_CHARACTERS = 200_000
@@ -24,8 +26,8 @@ def explain(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[ID | MESSAGE | -]",
-            help="A cause, an error message in quotes, or - to read a log from standard input.",
+            metavar="[ID | FLxxx | MESSAGE | -]",
+            help="A cause, a lint rule, an error message in quotes, or - to read a log from standard input.",
         ),
     ] = None,
     output: FormatOption = OutputFormat.text,
@@ -38,6 +40,9 @@ def explain(
     """
     from floatline.causes import CAUSES
 
+    if words is not None and len(words) == 1 and (rule := _find_rule(words[0])) is not None:
+        _explain_rule(rule, output)
+        return
     if words is None:
         causes, named, symptom = list(CAUSES.values()), [], None
     else:
@@ -62,6 +67,32 @@ def explain(
         write_symptom(console, symptom, causes)
 
 
+def _find_rule(word: str) -> type[Rule] | None:
+    """The lint rule of that code or name; a code that does not exist is an error, a name may be a cause's."""
+    from floatline.errors import LintError
+
+    is_code = re.fullmatch(r"FL\d+", word.strip(), re.IGNORECASE) is not None
+    if not is_code and not re.fullmatch(r"[a-z0-9-]+", word):
+        return None
+    from floatline.lint.rules import find_rule
+
+    try:
+        return find_rule(word)
+    except LintError:
+        if is_code:
+            raise
+        return None
+
+
+def _explain_rule(rule: type[Rule], output: OutputFormat) -> None:
+    from floatline.report.lint_rule import print_rule, rule_as_json
+
+    if output is OutputFormat.json:
+        print_json(rule_as_json(rule))
+    else:
+        print_rule(text_console(), rule)
+
+
 def _read(words: list[str]) -> str:
     from floatline.errors import CauseError
 
@@ -70,10 +101,18 @@ def _read(words: list[str]) -> str:
     elif sys.stdin.isatty():
         raise CauseError("No log on standard input. Pipe one in: python train.py 2>&1 | floatline explain -")
     else:
-        text = sys.stdin.buffer.read().decode(errors="replace")[-_MOST_CHARACTERS:]
+        text = _read_end(sys.stdin.buffer)
     if text.strip():
         return text
     raise CauseError("The message is empty. Give an id or a message; 'floatline explain' lists the ids.")
+
+
+def _read_end(stream: BinaryIO) -> str:
+    """The end of a log, however long it is; no more than that is held."""
+    kept = b""
+    while block := stream.read(1 << 20):
+        kept = (kept + block)[-4 * _MOST_CHARACTERS :]  # a character has at most four bytes
+    return kept.decode(errors="replace")[-_MOST_CHARACTERS:]
 
 
 def _answer(text: str) -> tuple[list[Cause], list[Cause], Symptom | None]:

@@ -14,6 +14,7 @@ from floatline.cli import (
     diagnose,
     doctor,
     explain,
+    lint,
     replay,
     report,
     rescue,
@@ -24,6 +25,8 @@ from floatline.cli import (
     watch,
 )
 from floatline.errors import FloatlineError
+
+_LONGEST_LINE = 3000
 
 app = typer.Typer(
     name="floatline",
@@ -54,6 +57,7 @@ app.command()(compare.compare)
 app.command(cls=diagnose.TargetOrCommand)(diagnose.diagnose)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
+app.command()(lint.lint)
 app.command()(replay.replay)
 app.command()(report.report)
 app.command()(rescue.rescue)
@@ -81,5 +85,8 @@ def main() -> None:
 
 
 def _complain(message: str) -> int:
-    typer.echo("floatline: " + " ".join(message.split()), err=True)
+    # Names in files are anyone's: nothing that a terminal would obey, and no page of them.
+    line = " ".join(message.split())[:_LONGEST_LINE]
+    shown = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in line)
+    typer.echo(f"floatline: {shown}", err=True)
     return 2

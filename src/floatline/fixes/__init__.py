@@ -2,5 +2,7 @@
 
 from floatline.fixes.code_fix import CodeFix, join_patches
 from floatline.fixes.finding import fix_finding, fix_line
+from floatline.fixes.kinds import FixKind
+from floatline.fixes.rewriting import Place, rewrite_places
 
-__all__ = ["CodeFix", "fix_finding", "fix_line", "join_patches"]
+__all__ = ["CodeFix", "FixKind", "Place", "fix_finding", "fix_line", "join_patches", "rewrite_places"]

@@ -35,7 +35,7 @@ class CodeFix:
     @property
     def patch(self) -> str:
         """The change as a unified diff."""
-        return _diff(self.name, self.before, self.after)
+        return draw_diff(self.name, self.before, self.after)
 
 
 def join_patches(fixes: Sequence[CodeFix]) -> str:
@@ -62,10 +62,11 @@ def _join_file(fixes: list[CodeFix]) -> str:
     result = list(old)
     for start, end, lines in sorted(changes, key=lambda change: change[0], reverse=True):
         result[start:end] = lines
-    return _diff(fixes[0].name, before, "".join(result))
+    return draw_diff(fixes[0].name, before, "".join(result))
 
 
-def _diff(name: str, before: str, after: str) -> str:
+def draw_diff(name: str, before: str, after: str) -> str:
+    """A unified diff."""
     lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{name}", f"b/{name}")
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
 

@@ -44,9 +44,11 @@ class Scene:
 
     def read(self, node: cst.BaseExpression) -> Operation | None:
         """The operation that an expression is, or that its name was made by."""
-        if isinstance(node, cst.Name) and node.value in self.made:
-            node = self.made[node.value]
-        return read_operation(node, self.names)
+        return read_operation(self.follow(node), self.names)
+
+    def follow(self, node: cst.BaseExpression) -> cst.BaseExpression:
+        """What a local name was made from; anything else itself."""
+        return self.made[node.value] if isinstance(node, cst.Name) and node.value in self.made else node
 
     def is_one(self, node: cst.BaseExpression) -> bool:
         """Whether it is the number 1."""
@@ -72,9 +74,13 @@ Rewrite = Callable[[cst.BaseExpression, Scene], Change | None]
 
 
 def log_sigmoid(node: cst.BaseExpression, scene: Scene) -> Change | None:
-    """log(sigmoid(x)) to logsigmoid(x), log(1 - sigmoid(x)) to logsigmoid(-x)."""
+    """log(sigmoid(x)) to logsigmoid(x); log(1 - sigmoid(x)) and log1p(-sigmoid(x)) to logsigmoid(-x)."""
     outer = read_operation(node, scene.names)
-    if outer is None or outer.name != "log" or outer.rest or (new := scene.names.functional("logsigmoid")) is None:
+    if outer is None or outer.rest or (new := scene.names.functional("logsigmoid")) is None:
+        return None
+    if outer.name == "log1p":
+        return _log1p_sigmoid(outer, new, scene)
+    if outer.name != "log":
         return None
     inner, safe = scene.read(outer.operand), True
     if inner is not None and inner.name == "add" and scene.is_sure:  # log(sigmoid(x) + 1e-8)
@@ -90,6 +96,17 @@ def log_sigmoid(node: cst.BaseExpression, scene: Scene) -> Change | None:
         return None
     minus = cst.UnaryOperation(cst.Minus(), enclosed(inner.operand))
     return Change(call(new, minus), "log(1 - sigmoid(x)) is logsigmoid(-x)", safe)
+
+
+def _log1p_sigmoid(outer: Operation, new: cst.BaseExpression, scene: Scene) -> Change | None:
+    minus = scene.follow(outer.operand)
+    if not isinstance(minus, cst.UnaryOperation) or not isinstance(minus.operator, cst.Minus):
+        return None
+    inner = scene.read(minus.expression)
+    if inner is None or inner.name != "sigmoid":
+        return None
+    negative = cst.UnaryOperation(cst.Minus(), enclosed(inner.operand))
+    return Change(call(new, negative), "log1p(-sigmoid(x)) is logsigmoid(-x)")
 
 
 def log_softmax(node: cst.BaseExpression, scene: Scene) -> Change | None:
@@ -121,6 +138,21 @@ def softplus(node: cst.BaseExpression, scene: Scene) -> Change | None:
         return None
     # Not quite the same: torch's softplus is x above 20, which FP32 cannot tell apart, and FP64 can.
     return Change(call(new, inner.operand), "log(1 + exp(x)) is softplus(x)", safe=False)
+
+
+def log_sum_exp(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """log(sum(exp(x), dim)) to logsumexp(x, dim)."""
+    outer, new = read_operation(node, scene.names), scene.names.spell("torch.logsumexp")
+    if outer is None or new is None or outer.name != "log" or outer.rest:
+        return None
+    total = scene.read(outer.operand)
+    inner = scene.read(total.operand) if total is not None and total.name == "sum" else None
+    if total is None or inner is None or inner.name != "exp" or inner.rest:
+        return None
+    known = all(arg.keyword is None or arg.keyword.value in ("dim", "keepdim") for arg in total.rest)
+    if not known or not any(arg.keyword is None or arg.keyword.value == "dim" for arg in total.rest):
+        return None  # a sum over everything, or one that names a dtype
+    return Change(call(new, inner.operand, rest=total.rest), "log(sum(exp(x))) is logsumexp(x)")
 
 
 def exp_ratio(node: cst.BaseExpression, scene: Scene) -> Change | None:

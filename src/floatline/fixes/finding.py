@@ -5,37 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper, PositionProvider
 
 from floatline.findings import Finding
-from floatline.fixes import expressions, statements
+from floatline.fixes import expressions
 from floatline.fixes.code_fix import CodeFix
+from floatline.fixes.kinds import EXPRESSIONS, STATEMENTS, FixKind
 from floatline.fixes.names import ReadImports
+from floatline.fixes.rewriting import Exchange, Replace
 from floatline.fixes.scope import find_made, find_statement
-from floatline.fixes.statements import NewStatements
 
-FixKind = Literal[
-    "log-sigmoid", "log-softmax", "softplus", "exp-ratio", "bce-with-logits", "mask-constant", "small-eps",
-    "float-operands", "unscale-before-clip", "step-through-scaler", "bare-parameter",
-]  # fmt: skip
-_EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
-    "log-sigmoid": expressions.log_sigmoid,
-    "log-softmax": expressions.log_softmax,
-    "softplus": expressions.softplus,
-    "exp-ratio": expressions.exp_ratio,
-    "bce-with-logits": expressions.bce_with_logits,
-    "mask-constant": expressions.mask_constant,
-    "small-eps": expressions.small_eps,
-    "float-operands": expressions.float_operands,
-}
-_STATEMENTS = {
-    "unscale-before-clip": statements.unscale_before_clip,
-    "step-through-scaler": statements.step_through_scaler,
-    "bare-parameter": statements.bare_parameter,
-}
 _LOGS: tuple[FixKind, ...] = ("log-sigmoid", "log-softmax", "softplus", "bce-with-logits")
 # What is tried for each cause, in this order.
 KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
@@ -53,6 +34,7 @@ KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     "scaler-misuse": ("step-through-scaler",),
     "params-not-trained": ("bare-parameter",),
 }
+KINDS_OF_FINDINGS: tuple[FixKind, ...] = tuple({kind: None for kinds in KINDS_OF_CAUSES.values() for kind in kinds})
 _OPS = {"linalg_vector_norm": "norm", "vector_norm": "norm", "square": "pow", "rsub": "sub", "true_divide": "div"}
 
 
@@ -73,7 +55,7 @@ def fix_line(
     file: str | Path,
     line: int,
     *,
-    kinds: Sequence[FixKind] = get_args(FixKind),
+    kinds: Sequence[FixKind] = KINDS_OF_FINDINGS,
     op: str = "",
     root: str | Path | None = None,
     is_sure: bool = False,
@@ -83,7 +65,7 @@ def fix_line(
     Args:
         file: A Python file.
         line: A line of the statement, counted from 1.
-        kinds: What is tried, in this order.
+        kinds: What is tried, in this order; by default all that some cause asks for.
         op: The operation that failed there, such as 'aten.sum'.
         root: Folder that the patch is applied in; None is the file's own.
         is_sure: Whether the line is known to fail: names such as `eps` and `fill` then count as what they say.
@@ -104,71 +86,17 @@ def fix_line(
     scene = expressions.Scene(reader.names, made, _op_name(op), is_sure)
     name = _name_in_patch(path, root)
     for kind in kinds:
-        if kind in _EXPRESSIONS:
-            change = _Replace(found.line, _EXPRESSIONS[kind], scene)
+        if kind in EXPRESSIONS:
+            change = Replace(found.line, EXPRESSIONS[kind], scene)
             after = wrapper.module.visit(change).code
             if change.says:
                 return CodeFix(path, name, line, kind, change.says[0], change.safe, before, after)
             continue
-        new = _STATEMENTS[kind](found.line, found.around, reader.names)
+        new = STATEMENTS[kind](found.line, found.around, reader.names)
         if new is not None:
-            after = wrapper.module.visit(_Exchange(found.line, new)).code
+            after = wrapper.module.visit(Exchange(found.line, new)).code
             return CodeFix(path, name, line, kind, new.says, kind != "step-through-scaler", before, after)
     return None
-
-
-class _Replace(cst.CSTTransformer):
-    """Rewrites expressions of one statement, the outermost first."""
-
-    def __init__(self, line: cst.SimpleStatementLine, rewrite: expressions.Rewrite, scene: expressions.Scene) -> None:
-        super().__init__()
-        self._line, self._rewrite, self._scene = line, rewrite, scene
-        self._inside = False
-        self._new: dict[cst.CSTNode, cst.BaseExpression] = {}
-        self.says: list[str] = []
-        self.safe = True
-
-    def on_visit(self, node: cst.CSTNode) -> bool:
-        """Look at what is in the statement; what is replaced is not looked into."""
-        if node is self._line:
-            self._inside = True
-        if not self._inside or not isinstance(node, cst.BaseExpression):
-            return True
-        change = self._rewrite(node, self._scene)
-        if change is None:
-            return True
-        kept = change.node
-        if getattr(node, "lpar", ()) and not getattr(kept, "lpar", ()):
-            kept = kept.with_changes(lpar=node.lpar, rpar=node.rpar) if not isinstance(kept, cst.Call) else kept
-        self._new[node] = kept
-        self.says.append(change.says)
-        self.safe = self.safe and change.safe
-        return False
-
-    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Put in what was found."""
-        if original_node is self._line:
-            self._inside = False
-        return self._new.get(original_node, updated_node)
-
-
-class _Exchange(cst.CSTTransformer):
-    """Puts other statements in the place of one."""
-
-    def __init__(self, line: cst.SimpleStatementLine, new: NewStatements) -> None:
-        super().__init__()
-        self._line, self._new = line, new
-
-    def leave_SimpleStatementLine(  # noqa: N802
-        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
-    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
-        """Exchange it."""
-        if original_node is not self._line:
-            return updated_node
-        lines = [cst.ensure_type(cst.parse_statement(text), cst.SimpleStatementLine) for text in self._new.statements]
-        lines[0] = lines[0].with_changes(leading_lines=updated_node.leading_lines)
-        lines[-1] = lines[-1].with_changes(trailing_whitespace=updated_node.trailing_whitespace)
-        return cst.FlattenSentinel(lines)
 
 
 def _op_name(op: str) -> str:

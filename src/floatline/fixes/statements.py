@@ -27,10 +27,10 @@ class NewStatements:
 
 def unscale_before_clip(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Names) -> NewStatements | None:
     """`scaler.unscale_(optimizer)` before gradients are clipped."""
-    del names
     text = _source(line)
     scaler, optimizer = _find_scaler(around), _find_optimizer(around)
-    if "clip_grad" not in text or not scaler or not optimizer:
+    called = [names.resolve(cst.ensure_type(call, cst.Call).func) for call in m.findall(line, m.Call())]
+    if not any("clip_grad" in path for path in (text, *called)) or not scaler or not optimizer:
         return None
     return NewStatements((f"{scaler}.unscale_({optimizer})", text), "gradients are unscaled before they are clipped")
 
@@ -46,7 +46,9 @@ def step_through_scaler(line: cst.SimpleStatementLine, around: cst.CSTNode, name
     ):
         return None
     optimizer = _source(line).strip().removesuffix(".step()")
-    update = () if m.findall(around, m.Call(m.Attribute(m.Name(scaler), m.Name("update")))) else (f"{scaler}.update()",)
+    updates = m.findall(around, m.Attribute(attr=m.Name("update")))
+    has_update = any(_source(cst.ensure_type(one, cst.Attribute).value) == scaler for one in updates)
+    update = () if has_update else (f"{scaler}.update()",)
     return NewStatements((f"{scaler}.step({optimizer})", *update), "the scaler unscales, checks and makes the step")
 
 
@@ -73,15 +75,18 @@ def bare_parameter(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Na
 
 def _find_scaler(around: cst.CSTNode) -> str:
     """The name of what scales the loss: `scaler.scale(loss).backward()`."""
-    for node in m.findall(around, m.Call(m.Attribute(m.Name(), m.Name("scale")))):
+    for node in m.findall(around, m.Call(m.Attribute(m.Name() | m.Attribute(), m.Name("scale")))):
         return _source(cst.ensure_type(cst.ensure_type(node, cst.Call).func, cst.Attribute).value)
     return ""
 
 
 def _find_optimizer(around: cst.CSTNode) -> str:
     """What the scaler steps, or what is stepped itself."""
+    scaler = _find_scaler(around)
     for node in m.findall(around, m.Call(m.Attribute(attr=m.Name("step")), args=[m.Arg(), m.ZeroOrMore()])):
-        return _source(cst.ensure_type(node, cst.Call).args[0].value)
+        call = cst.ensure_type(node, cst.Call)
+        if _source(cst.ensure_type(call.func, cst.Attribute).value) == scaler:  # not scheduler.step(epoch)
+            return _source(call.args[0].value)
     return ""
 
 

@@ -1,0 +1,46 @@
+"""The kinds of rewrites, each by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import libcst as cst
+
+from floatline.fixes import expressions, loops, statements, statistics
+from floatline.fixes.names import Names
+from floatline.fixes.statements import NewStatements
+
+StatementRewrite = Callable[[cst.SimpleStatementLine, cst.CSTNode, Names], "NewStatements | None"]
+FixKind = Literal[
+    "log-sigmoid", "log-softmax", "softplus", "log-sum-exp", "exp-ratio", "bce-with-logits", "mask-constant",
+    "small-eps", "float-operands", "unscale-before-clip", "step-through-scaler", "bare-parameter",
+    "update-after-step", "amp-by-device", "trainable-in-fp32", "floatline-optimizer", "floatline-scaler",
+    "vector-norm", "two-pass-variance", "sum-dtype",
+]  # fmt: skip
+EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
+    "log-sigmoid": expressions.log_sigmoid,
+    "log-softmax": expressions.log_softmax,
+    "softplus": expressions.softplus,
+    "log-sum-exp": expressions.log_sum_exp,
+    "exp-ratio": expressions.exp_ratio,
+    "bce-with-logits": expressions.bce_with_logits,
+    "mask-constant": expressions.mask_constant,
+    "small-eps": expressions.small_eps,
+    "float-operands": expressions.float_operands,
+    "amp-by-device": loops.amp_by_device,
+    "floatline-optimizer": loops.floatline_optimizer,
+    "floatline-scaler": loops.floatline_scaler,
+    "vector-norm": statistics.vector_norm,
+    "two-pass-variance": statistics.two_pass_variance,
+    "sum-dtype": statistics.sum_dtype,
+}
+STATEMENTS: dict[FixKind, StatementRewrite] = {
+    "unscale-before-clip": statements.unscale_before_clip,
+    "step-through-scaler": statements.step_through_scaler,
+    "bare-parameter": statements.bare_parameter,
+    "update-after-step": loops.update_after_step,
+    "trainable-in-fp32": loops.trainable_in_fp32,
+}
+# Modules that a rewrite needs and that the file may not import.
+IMPORTS: dict[FixKind, str] = {"floatline-optimizer": "floatline", "floatline-scaler": "floatline"}

@@ -1,0 +1,127 @@
+"""Rewrites of training loops: a scaler's missing calls, the new names of torch.amp, FP16 weights that are trained."""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+
+from floatline.fixes.expressions import Change, Scene
+from floatline.fixes.names import Names
+from floatline.fixes.statements import NewStatements
+
+_DEVICES = {"torch.cuda.amp.": "cuda", "torch.cpu.amp.": "cpu"}
+# Positional arguments of torch.cuda.amp.autocast: torch.amp.autocast has them in another order.
+_OLD_AUTOCAST = ("enabled", "dtype", "cache_enabled")
+_OURS = ("AdamW", "Adam", "SGD")
+_NOT_OURS = ("fused", "foreach", "capturable", "differentiable")  # speed only: ours is one kernel anyway
+
+
+def update_after_step(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Names) -> NewStatements | None:
+    """`scaler.update()` after `scaler.step(optimizer)`, where the function has none."""
+    del names
+    step = m.Call(m.Attribute(attr=m.Name("step")), args=[m.Arg(), m.ZeroOrMore()])
+    found = m.findall(line, step)
+    if len(line.body) != 1 or not found:
+        return None
+    owner = cst.ensure_type(cst.ensure_type(found[0], cst.Call).func, cst.Attribute).value
+    text = _source(owner)
+    calls = [_source(cst.ensure_type(call, cst.Call).func) for call in m.findall(around, m.Call(m.Attribute()))]
+    if f"{text}.scale" not in calls or f"{text}.update" in calls:
+        return None
+    return NewStatements((_source(line.body[0]), f"{text}.update()"), "the scaler moves its scale after every step")
+
+
+def amp_by_device(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """`torch.cuda.amp.autocast(…)` as `torch.amp.autocast("cuda", …)`."""
+    if not isinstance(node, cst.Call):
+        return None
+    path = scene.names.resolve(node.func)
+    home = next((home for home in _DEVICES if path.startswith(home)), "")
+    name = path.removeprefix(home)
+    new = scene.names.spell(f"torch.amp.{name}") if home else None
+    if new is None or name not in ("autocast", "GradScaler"):
+        return None
+    if scene.names.resolve(new) != f"torch.amp.{name}" or any(arg.star for arg in node.args):
+        return None
+    device = cst.Arg(cst.SimpleString(f'"{_DEVICES[home]}"'))
+    given = list(node.args)
+    if name == "autocast":
+        given = [
+            arg if arg.keyword else arg.with_changes(keyword=cst.Name(word), equal=_TIGHT)
+            for arg, word in zip(given, _OLD_AUTOCAST + ("",) * len(given), strict=False)
+        ]
+    says = "the names of torch.amp that take the device; the old ones are deprecated"
+    return Change(node.with_changes(func=new, args=[device, *given]), says, True)
+
+
+def trainable_in_fp32(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Names) -> NewStatements | None:
+    """Casts the trainable parameters to FP32 before the optimizer is made over a frozen FP16 base."""
+    call = _made(line)
+    if call is None or not names.resolve(call.func).startswith("torch.optim.") or not _has_half(around):
+        return None
+    models = [
+        _source(cst.ensure_type(cst.ensure_type(one, cst.Call).func, cst.Attribute).value)
+        for one in m.findall(call, m.Call(m.Attribute(attr=m.Name("parameters")), args=[]))
+    ]
+    if len(set(models)) != 1:
+        return None
+    cast = (
+        f"for parameter in {models[0]}.parameters():\n"
+        "    if parameter.requires_grad:\n"
+        "        parameter.data = parameter.data.float()\n"
+    )
+    return NewStatements((cast, _source(line.body[0])), "what is trained becomes FP32; the frozen base stays in FP16")
+
+
+def floatline_optimizer(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """torch's optimizer as floatline's, which keeps FP32 copies of 16-bit weights."""
+    if not isinstance(node, cst.Call) or not scene.is_sure:
+        return None
+    path = scene.names.resolve(node.func)
+    name = path.rpartition(".")[2]
+    if not path.startswith("torch.optim.") or name not in _OURS:
+        return None
+    kept = [arg for arg in node.args if arg.keyword is None or arg.keyword.value not in _NOT_OURS]
+    if kept:
+        kept[-1] = kept[-1].with_changes(comma=node.args[-1].comma)
+    new = cst.parse_expression(f"floatline.optim.{name}")
+    return Change(
+        node.with_changes(func=new, args=kept), "an optimizer that keeps what FP16 weights cannot hold", False
+    )
+
+
+def floatline_scaler(node: cst.BaseExpression, scene: Scene) -> Change | None:
+    """torch's scaler as floatline's, which takes FP16 gradients."""
+    if not isinstance(node, cst.Call) or not scene.is_sure:
+        return None
+    path = scene.names.resolve(node.func)
+    if not path.startswith("torch.") or not path.endswith(".GradScaler"):
+        return None
+    device = [cst.Arg(cst.SimpleString('"cpu"'))] if path.startswith("torch.cpu.") else []
+    args = list(node.args)
+    if path.startswith("torch.cuda.") and args and args[0].keyword is None:
+        device = [cst.Arg(cst.SimpleString('"cuda"'))]
+    new = node.with_changes(func=cst.parse_expression("floatline.LossScaler"), args=[*device, *args])
+    return Change(new, "a scaler that takes the gradients of FP16 weights", False)
+
+
+_TIGHT = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))
+
+
+def _made(line: cst.SimpleStatementLine) -> cst.Call | None:
+    """What `x = call(…)` calls."""
+    if len(line.body) != 1 or not isinstance(line.body[0], cst.Assign):
+        return None
+    value = line.body[0].value
+    return value if isinstance(value, cst.Call) else None
+
+
+def _has_half(around: cst.CSTNode) -> bool:
+    half = m.OneOf(
+        m.Call(m.Attribute(attr=m.Name("half"))), m.Attribute(attr=m.OneOf(m.Name("float16"), m.Name("half")))
+    )
+    return bool(m.findall(around, half)) and bool(m.findall(around, m.Call(m.Attribute(attr=m.Name("scale")))))
+
+
+def _source(node: cst.CSTNode) -> str:
+    return cst.Module([]).code_for_node(node).strip()

@@ -1,0 +1,189 @@
+"""Rewrites at given places of a file: the nodes are found again by where they stand, and exchanged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import libcst as cst
+from libcst.metadata import MetadataWrapper, PositionProvider
+
+from floatline.fixes import expressions
+from floatline.fixes.kinds import EXPRESSIONS, IMPORTS, STATEMENTS, FixKind
+from floatline.fixes.names import ReadImports
+from floatline.fixes.scope import find_made, find_statement
+from floatline.fixes.statements import NewStatements
+
+
+@dataclass(frozen=True)
+class Place:
+    """An expression or a statement, by its lines and columns, all counted from 1; the end is behind its last character.
+
+    Args:
+        line: Where it begins.
+        column: Where it begins.
+        end_line: Where it ends.
+        end_column: Where it ends.
+        kind: What is to be done there.
+    """
+
+    line: int
+    column: int
+    end_line: int
+    end_column: int
+    kind: FixKind
+
+
+def rewrite_places(text: str, places: Sequence[Place], *, unsafe: bool = False) -> tuple[str, list[Place]]:
+    """A file with the rewrites made, and the places where one was.
+
+    Of places inside each other only the outermost is rewritten; the next call sees the rest.
+
+    Args:
+        text: The file.
+        places: What to do where. A place whose rewrite does not fit it stays as it is.
+        unsafe: Whether rewrites that are not the same function in exact arithmetic are made too.
+    """
+    try:
+        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
+    except (cst.ParserSyntaxError, RecursionError):
+        return text, []
+    positions = wrapper.resolve(PositionProvider)
+    reader = ReadImports()
+    wrapper.module.visit(reader)
+    new_nodes: dict[cst.CSTNode, cst.BaseExpression] = {}
+    new_lines: dict[cst.CSTNode, NewStatements] = {}
+    nodes = _expressions_at(wrapper, {_key(place) for place in places if place.kind in EXPRESSIONS})
+    done: list[Place] = []
+    for place in places:
+        around = find_statement(wrapper.module, positions, place.line)
+        if place.kind in STATEMENTS:
+            new = None if around is None else STATEMENTS[place.kind](around.line, around.around, reader.names)
+            if around is not None and new is not None and around.line not in new_lines:
+                new_lines[around.line] = new
+                done.append(place)
+            continue
+        made = {} if around is None else find_made(around.around, positions, place.line)
+        scene = expressions.Scene(reader.names, made, is_sure=True)
+        for node in nodes.get(_key(place), ()):
+            change = EXPRESSIONS[place.kind](node, scene)
+            if change is not None and (change.safe or unsafe):
+                new_nodes[node] = _in_same_parentheses(node, change.node)
+                done.append(place)
+                break
+    if not done:
+        return text, []
+    after = wrapper.module.visit(_Put(new_nodes, new_lines))
+    return _with_imports(after, {IMPORTS[place.kind] for place in done if place.kind in IMPORTS}).code, done
+
+
+def _with_imports(module: cst.Module, wanted: set[str]) -> cst.Module:
+    if not wanted:
+        return module
+    from libcst.codemod import CodemodContext
+    from libcst.codemod.visitors import AddImportsVisitor
+
+    context = CodemodContext()
+    for name in sorted(wanted):
+        AddImportsVisitor.add_needed_import(context, name)
+    return AddImportsVisitor(context).transform_module(module)
+
+
+def _key(place: Place) -> tuple[int, int, int, int]:
+    return place.line, place.column - 1, place.end_line, place.end_column - 1
+
+
+def _expressions_at(
+    wrapper: MetadataWrapper, wanted: set[tuple[int, int, int, int]]
+) -> dict[tuple[int, int, int, int], list[cst.BaseExpression]]:
+    found: dict[tuple[int, int, int, int], list[cst.BaseExpression]] = {}
+    for node, where in wrapper.resolve(PositionProvider).items():
+        if not isinstance(node, cst.BaseExpression):
+            continue
+        key = where.start.line, where.start.column, where.end.line, where.end.column
+        if key in wanted:
+            found.setdefault(key, []).append(node)
+    return found
+
+
+def _in_same_parentheses(old: cst.BaseExpression, new: cst.BaseExpression) -> cst.BaseExpression:
+    if not getattr(old, "lpar", ()) or getattr(new, "lpar", ()) or isinstance(new, cst.Call):
+        return new
+    return new.with_changes(lpar=old.lpar, rpar=old.rpar)
+
+
+class _Put(cst.CSTTransformer):
+    """Puts the new nodes in the place of the old ones, the outermost first."""
+
+    def __init__(self, nodes: dict[cst.CSTNode, cst.BaseExpression], lines: dict[cst.CSTNode, NewStatements]) -> None:
+        super().__init__()
+        self._nodes, self._lines = nodes, lines
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """What is exchanged is not looked into."""
+        return node not in self._nodes and node not in self._lines
+
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode):  # pyright: ignore
+        """Put in what was found."""
+        if original_node in self._lines and isinstance(updated_node, cst.SimpleStatementLine):
+            return exchange(updated_node, self._lines[original_node])
+        return self._nodes.get(original_node, updated_node)
+
+
+def exchange(line: cst.SimpleStatementLine, new: NewStatements) -> cst.FlattenSentinel[cst.BaseStatement]:
+    """Other statements in the place of one, with its comments."""
+    lines = [cst.parse_statement(text) for text in new.statements]
+    lines[0] = lines[0].with_changes(leading_lines=line.leading_lines)
+    lines[-1] = lines[-1].with_changes(trailing_whitespace=line.trailing_whitespace)
+    return cst.FlattenSentinel(lines)
+
+
+class Replace(cst.CSTTransformer):
+    """Rewrites expressions of one statement, the outermost first."""
+
+    def __init__(self, line: cst.SimpleStatementLine, rewrite: expressions.Rewrite, scene: expressions.Scene) -> None:
+        super().__init__()
+        self._line, self._rewrite, self._scene = line, rewrite, scene
+        self._inside = False
+        self._new: dict[cst.CSTNode, cst.BaseExpression] = {}
+        self.says: list[str] = []
+        self.safe = True
+
+    def on_visit(self, node: cst.CSTNode) -> bool:
+        """Look at what is in the statement; what is replaced is not looked into."""
+        if node is self._line:
+            self._inside = True
+        if not self._inside or not isinstance(node, cst.BaseExpression):
+            return True
+        change = self._rewrite(node, self._scene)
+        if change is None:
+            return True
+        kept = change.node
+        if getattr(node, "lpar", ()) and not getattr(kept, "lpar", ()):
+            kept = kept.with_changes(lpar=node.lpar, rpar=node.rpar) if not isinstance(kept, cst.Call) else kept
+        self._new[node] = kept
+        self.says.append(change.says)
+        self.safe = self.safe and change.safe
+        return False
+
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Put in what was found."""
+        if original_node is self._line:
+            self._inside = False
+        return self._new.get(original_node, updated_node)
+
+
+class Exchange(cst.CSTTransformer):
+    """Puts other statements in the place of one."""
+
+    def __init__(self, line: cst.SimpleStatementLine, new: NewStatements) -> None:
+        super().__init__()
+        self._line, self._new = line, new
+
+    def leave_SimpleStatementLine(  # noqa: N802
+        self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
+    ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
+        """Exchange it."""
+        if original_node is not self._line:
+            return updated_node
+        return exchange(updated_node, self._new)

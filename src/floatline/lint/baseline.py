@@ -1,0 +1,104 @@
+"""Baseline: the findings of old code that are known, by what their lines say and not by where they are."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+from floatline.errors import LintError
+from floatline.lint.finding import LintFinding
+from floatline.whole_files import write_whole
+
+_VERSION = 1
+_MEND = "Write it again with --write-baseline."
+
+Baseline = Counter[tuple[str, str, str]]  # file, code and text of the line: how many of them are known
+
+
+def write_baseline(path: Path, findings: Iterable[LintFinding], *, root: Path | None = None) -> None:
+    """Write findings as known: the whole file, or as it was.
+
+    Args:
+        path: The file.
+        findings: What is known from now on.
+        root: The folder that the names of files begin at; None is the present one.
+
+    Raises:
+        LintError: It cannot be written.
+    """
+    known = count_findings(findings, root=root)
+    entries = [
+        {"file": file, "code": code, "text": text, "count": count}
+        for (file, code, text), count in sorted(known.items())
+    ]
+    text = json.dumps({"floatline_baseline": _VERSION, "findings": entries}, indent=1, ensure_ascii=False) + "\n"
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise LintError(f"Baseline cannot be written to '{path}': {error.strerror}. Choose another path.") from None
+
+
+def read_baseline(path: Path) -> Baseline:
+    """The findings that are known.
+
+    Raises:
+        LintError: The file is not there, or is damaged.
+    """
+    try:
+        data: Any = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise LintError(f"Baseline '{path}' cannot be read: {error.strerror}. {_MEND}") from None
+    except (ValueError, RecursionError):
+        raise LintError(f"Baseline '{path}' is damaged: it is not JSON. {_MEND}") from None
+    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    if fields.get("floatline_baseline") != _VERSION:
+        raise LintError(f"Baseline '{path}' is not one of version {_VERSION}. {_MEND}")
+    entries = fields.get("findings")
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):  # pyright: ignore[reportUnknownArgumentType]
+        raise LintError(f"Baseline '{path}' is damaged: its findings have no file, code, text and count. {_MEND}")
+    known: Baseline = Counter()
+    for entry in entries:  # pyright: ignore[reportUnknownVariableType]
+        known[entry["file"], entry["code"], entry["text"]] += entry["count"]
+    return known
+
+
+def drop_known(findings: Iterable[LintFinding], baseline: Baseline, *, root: Path | None = None) -> list[LintFinding]:
+    """Findings without those that are known. Lines that moved still are; a second copy of one is new.
+
+    Args:
+        findings: In the order of their lines: of equal ones, the later are the new ones.
+        baseline: What is known.
+        root: As for `write_baseline`.
+    """
+    left = Counter(baseline)
+    new: list[LintFinding] = []
+    for finding in findings:
+        key = _key(finding, root)
+        if left[key] > 0:
+            left[key] -= 1
+        else:
+            new.append(finding)
+    return new
+
+
+def count_findings(findings: Iterable[LintFinding], *, root: Path | None = None) -> Baseline:
+    """How many findings of each kind there are, as a baseline."""
+    return Counter(_key(finding, root) for finding in findings)
+
+
+def _key(finding: LintFinding, root: Path | None) -> tuple[str, str, str]:
+    file, base = Path(finding.file).resolve(), (root or Path()).resolve()
+    name = file.relative_to(base) if file.is_relative_to(base) else file
+    return name.as_posix(), finding.rule.code, finding.text
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict):
+        return False
+    fields: dict[str, Any] = entry  # pyright: ignore[reportUnknownVariableType]
+    count = fields.get("count")
+    texts = all(isinstance(fields.get(key), str) for key in ("file", "code", "text"))
+    return texts and isinstance(count, int) and not isinstance(count, bool) and count > 0

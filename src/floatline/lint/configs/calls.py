@@ -1,0 +1,217 @@
+"""Calls in Python that configure a run, as a document: what `TrainingArguments(fp16=True)` says, YAML says too."""
+
+from __future__ import annotations
+
+import ast
+
+from floatline.lint.configs.kinds import OPTIMIZERS, recognise
+from floatline.lint.configs.view import NESTED, UNKNOWN, Config, Document, Key, Kind, Path, Setting
+from floatline.lint.source import Source
+
+# A file without any of these configures nothing that is known here.
+_SIGNS = (
+    "TrainingArguments",
+    "lightning",
+    "Accelerator",
+    "GradScaler",
+    "autocast",
+    "zero_optimization",
+    "apex",
+    "trl",
+)
+_LIGHTNING = ("lightning", "pytorch_lightning", "lightning_fabric")
+_TRAINERS = ("transformers", "trl", "sentence_transformers")
+_NOT_ARGUMENTS = frozenset(("ModelConfig", "DatasetMixtureConfig", "ScriptArguments", "LoraConfig", "PeftConfig"))
+_POSITIONS: dict[str, tuple[str, ...]] = {
+    "torch.amp.GradScaler": ("device", "init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"),
+    "torch.cuda.amp.GradScaler": ("init_scale", "growth_factor", "backoff_factor", "growth_interval", "enabled"),
+    "torch.autocast": ("device_type", "dtype", "enabled"),
+    "torch.amp.autocast": ("device_type", "dtype", "enabled"),
+    "torch.cuda.amp.autocast": ("enabled", "dtype"),
+    "transformers.TrainingArguments": ("output_dir",),
+}
+_MOST = 5_000  # settings of a file
+_DEEPEST = 8  # of dictionaries in each other
+_STAYS_ITSELF = frozenset(("to", "cuda", "train"))  # methods that give the model back
+
+
+def read_calls(source: Source) -> Document:
+    """The document of a Python file; it is read once."""
+    known: Document | None = source.__dict__.get("_config_document")
+    if known is None:
+        known = _read(source)
+        source.__dict__["_config_document"] = known
+    return known
+
+
+def _read(source: Source) -> Document:
+    document = Document(source.file, source.text, is_python=True)
+    if not any(sign in source.text for sign in _SIGNS):
+        return document
+    reader = _Reader(source, document)
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call):
+            reader.read_call(node)
+        elif isinstance(node, ast.Dict):
+            reader.read_dict(node)
+        if len(reader.settings) > _MOST:
+            break
+    document.settings, document.configs = reader.settings, tuple(reader.configs)
+    return document
+
+
+class _Reader:
+    """Collects the settings and the known calls of one file."""
+
+    def __init__(self, source: Source, document: Document) -> None:
+        self.source, self.document = source, document
+        self.settings: dict[Path, Setting] = {}
+        self.configs: list[Config] = []
+
+    def read_call(self, node: ast.Call) -> None:
+        """A call, where it configures something, or trains a model that another call loads."""
+        path = self.source.path(node.func)
+        if not path:
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "prepare":
+                owner = self.source.value(node.func.value)
+                if self.source.is_call_to(owner, "accelerate.Accelerator", "accelerate.accelerator.Accelerator"):
+                    for arg in node.args:
+                        self._read_checkpoint(arg)
+            return
+        home, last = path.partition(".")[0], path.rpartition(".")[2]
+        if home in _TRAINERS and last.endswith("Trainer"):
+            model = next((word.value for word in node.keywords if word.arg == "model"), None)
+            model = node.args[0] if model is None and node.args else model
+            if model is not None:
+                self._read_checkpoint(model)
+        elif home == "transformers" and last == "from_pretrained":
+            if self._is_part_of_lightning_module(node):
+                self._read_checkpoint(node)
+        elif (kind := _kind_of(path, home, last)) is not None:
+            self._add(kind, node, path)
+
+    def read_dict(self, node: ast.Dict) -> None:
+        """A dictionary that is a DeepSpeed configuration."""
+        keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
+        if "zero_optimization" not in keys and "fp16" not in keys:
+            return
+        root: Path = (f"dict:{node.lineno}:{node.col_offset}",)
+        settings: dict[Path, Setting] = {}
+        self._read_items(node, root, settings)
+        below: dict[Key, Setting] = {path[-1]: one for path, one in settings.items() if len(path) == len(root) + 1}
+        if recognise(root, below)[0] != "deepspeed":
+            return
+        self.settings.update(settings)
+        place = self._setting(root, node, NESTED)
+        is_open = any(key is None for key in node.keys)
+        self.configs.append(Config("deepspeed", root, self.document, place, is_open=is_open))
+
+    def _read_items(self, node: ast.Dict, root: Path, settings: dict[Path, Setting]) -> None:
+        for key, value in zip(node.keys, node.values, strict=True):
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str) or len(root) > _DEEPEST:
+                continue
+            path = (*root, key.value)
+            made = self.source.value(value)
+            is_dict = isinstance(made, ast.Dict)
+            settings[path] = self._setting(path, key, NESTED if is_dict else self._value(value), end=value)
+            if isinstance(made, ast.Dict):
+                self._read_items(made, path, settings)
+
+    def _add(self, kind: Kind, node: ast.Call, path: str) -> None:
+        root: Path = (f"{path}:{node.lineno}:{node.col_offset}",)
+        names = _POSITIONS.get(path, ())
+        for name, arg in zip(names, node.args, strict=False):
+            self.settings[(*root, name)] = self._setting((*root, name), arg, self._value(arg))
+        for word in node.keywords:
+            if word.arg is not None:
+                self.settings[(*root, word.arg)] = self._setting((*root, word.arg), word, self._value(word.value))
+        if kind == "adapter":
+            self._read_base(root, node)
+        is_open = any(word.arg is None for word in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args)
+        place = self._setting(root, node, NESTED)
+        self.configs.append(Config(kind, root, self.document, place, path, is_open=is_open))
+
+    def _read_checkpoint(self, node: ast.expr) -> None:
+        """A model that is trained, where this file loads it."""
+        if (loaded := self._find_load(node)) is not None:
+            self._add("checkpoint", loaded, self.source.path(loaded.func))
+
+    def _read_base(self, root: Path, node: ast.Call) -> None:
+        """What the base of an adapter is loaded in, as a setting of the adapter."""
+        model = next((word.value for word in node.keywords if word.arg == "model"), node.args[0] if node.args else None)
+        loaded = None if model is None else self._find_load(model)
+        for word in loaded.keywords if loaded is not None else ():
+            if word.arg in ("dtype", "torch_dtype"):
+                path = (*root, "base_dtype")
+                self.settings[path] = self._setting(path, word, self._value(word.value))
+
+    def _find_load(self, node: ast.expr) -> ast.Call | None:
+        """The from_pretrained call that a model comes from, where nothing in between changes its dtype."""
+        made = self.source.value(node)
+        while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in _STAYS_ITSELF:
+            if self.source.path(made.func) or any(self._dtype(arg) for arg in made.args) or made.keywords:
+                return None
+            made = self.source.value(made.func.value)
+        if not isinstance(made, ast.Call) or self.source.call_name(made) != "from_pretrained":
+            return None
+        return made if self.source.path(made.func).startswith("transformers.") else None
+
+    def _is_part_of_lightning_module(self, node: ast.Call) -> bool:
+        """`self.model = AutoModel.from_pretrained(...)` in a LightningModule."""
+        statement = self.source.parents.get(node)
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Attribute):
+            return False
+        owner = self.source.class_of(node)
+        return owner is not None and any(self.source.path(base).endswith(".LightningModule") for base in owner.bases)
+
+    def _value(self, node: ast.expr) -> object:
+        node = self.source.value(node)
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Dict):
+            return NESTED
+        if dtype := self._dtype(node):
+            return dtype
+        number = self.source.number(node)
+        return UNKNOWN if number is None else number
+
+    def _dtype(self, node: ast.expr) -> str:
+        path = self.source.path(node)
+        return path.removeprefix("torch.") if path.startswith("torch.") and path.count(".") == 1 else ""
+
+    def _setting(self, path: Path, node: ast.expr | ast.keyword, value: object, end: ast.expr | None = None) -> Setting:
+        last = end or node
+        line, end_line = node.lineno, last.end_lineno or node.lineno
+        return Setting(
+            path,
+            value,
+            line,
+            self.source.column(line, node.col_offset),
+            end_line,
+            self.source.column(end_line, last.end_col_offset or 0),
+        )
+
+
+def _kind_of(path: str, home: str, last: str) -> Kind | None:
+    """Whose call it is, by the path that the imports give it."""
+    if home in _LIGHTNING and last in ("Trainer", "Fabric"):
+        return "fabric" if last == "Fabric" else "lightning"
+    if home in _TRAINERS and last.endswith("TrainingArguments"):
+        return "transformers"
+    if home == "trl" and last.endswith("Config") and last not in _NOT_ARGUMENTS:
+        return "transformers"
+    if home == "accelerate" and last in ("Accelerator", "GradScalerKwargs"):
+        return "scaler" if last == "GradScalerKwargs" else "accelerate"
+    if home == "torch":
+        return _torch_kind(path, last)
+    if path == "apex.amp.initialize":
+        return "apex"
+    return "adapter" if home == "peft" and last in ("get_peft_model", "from_pretrained") else None
+
+
+def _torch_kind(path: str, last: str) -> Kind | None:
+    if last == "GradScaler":
+        return "scaler"
+    if last == "autocast":
+        return "autocast"
+    return "optimizer" if path.startswith("torch.optim.") and last in OPTIMIZERS else None

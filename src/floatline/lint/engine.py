@@ -1,0 +1,82 @@
+"""The engine: one walk over a file's tree, and every rule that wants a node sees it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from floatline.hardware import Hardware
+from floatline.lint.allowed import drop_allowed, read_allowed
+from floatline.lint.configs import CONFIG_ENDINGS, lint_config
+from floatline.lint.finding import LintFinding
+from floatline.lint.rule import Rule
+from floatline.lint.source import Source
+
+# A file that names none of these trains nothing.
+_SIGNS_OF_TRAINING = ("torch", "Trainer", "TrainingArguments", "Accelerator", "deepspeed", "lightning")
+
+
+def lint_text(
+    text: str, file: str = "example.py", *, rules: Sequence[type[Rule]], on: Hardware | None = None
+) -> list[LintFinding]:
+    """The findings of one file, in the order of its lines.
+
+    A Python file that does not parse has none: it is the business of Python to say so.
+
+    Args:
+        text: The file.
+        file: Its name; its ending says what it is.
+        rules: What is looked for.
+        on: The hardware that the code is for, where it is known.
+    """
+    if PurePath(file).suffix in CONFIG_ENDINGS:
+        return lint_config(text, file, rules=rules, on=on)
+    if not any(sign in text for sign in _SIGNS_OF_TRAINING):
+        return []
+    wanted = [rule for rule in rules if any(word in text for word in rule.words or rule.calls)]
+    if not wanted:
+        return []
+    try:
+        source = Source(text, file)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+    made = [rule(source, on=on) for rule in wanted]
+    _walk(source, made)
+    findings = [finding for rule in made for finding in rule.found]
+    if not findings:
+        return findings
+    first = source.tree.body[0].lineno if source.tree.body else 1
+    findings = drop_allowed(list(dict.fromkeys(findings)), *read_allowed(source.lines, first))
+    return sorted(findings, key=lambda one: (one.line, one.column, one.rule.code))
+
+
+def _walk(source: Source, rules: Sequence[Rule]) -> None:
+    """Show every node to the methods that want its kind."""
+    visits: dict[type[ast.AST], list[Callable[[Any], None]]] = {}
+    by_call: dict[str, list[Callable[[Any], None]]] = {}
+    for rule in rules:
+        for name in dir(rule):
+            if not name.startswith("visit_") or name == "visit_config":  # rules about settings ask for those themselves
+                continue
+            if name == "visit_Call":
+                for call in rule.calls:
+                    by_call.setdefault(call, []).append(rule.visit_Call)  # type: ignore[attr-defined] # pyright: ignore
+            else:
+                visits.setdefault(getattr(ast, name.removeprefix("visit_")), []).append(getattr(rule, name))
+    waiting: list[ast.AST] = [source.tree]
+    while waiting:
+        node = waiting.pop()
+        kind = type(node)
+        if isinstance(node, ast.Call):
+            for visit in by_call.get(source.call_name(node), ()):
+                visit(node)
+        for visit in visits.get(kind, ()):
+            visit(node)
+        for field in node._fields:
+            child = getattr(node, field, None)
+            if isinstance(child, list):
+                waiting.extend(one for one in child if isinstance(one, ast.AST))  # pyright: ignore
+            elif isinstance(child, ast.AST):
+                waiting.append(child)

@@ -1,0 +1,178 @@
+"""Files and folders to findings, over all cores."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from floatline.errors import LintError
+from floatline.lint.configs import CONFIG_ENDINGS
+from floatline.lint.engine import lint_text
+from floatline.lint.finding import LintFinding
+from floatline.lint.rule import Rule
+from floatline.lint.rules import choose_rules
+from floatline.lint.settings import Settings
+
+if TYPE_CHECKING:
+    from floatline.hardware import Hardware
+
+_SKIPPED_FOLDERS = frozenset(
+    ".git .hg .venv venv node_modules __pycache__ .tox .mypy_cache .ruff_cache build dist".split()  # noqa: SIM905
+)
+_LARGEST = 2_000_000  # bytes; what is larger was not written by hand
+_FILES_FOR_A_PROCESS = 200  # starting one costs as much as linting about so many
+
+
+@dataclass(frozen=True)
+class LintResult:
+    """What was found.
+
+    Args:
+        findings: By file and line.
+        num_files: Files that were read.
+        num_lines: Their lines.
+        changes: File, text before and text after, of the files that `fix` changes. None of them is written.
+        fixed: The findings that those changes take away.
+        unread: Files that could not be read, with the reason.
+    """
+
+    findings: tuple[LintFinding, ...]
+    num_files: int
+    num_lines: int
+    changes: tuple[tuple[str, str, str], ...] = ()
+    fixed: tuple[LintFinding, ...] = ()
+    unread: tuple[tuple[str, str], ...] = ()
+
+
+def lint_paths(
+    paths: Iterable[str | Path],
+    *,
+    settings: Settings | None = None,
+    fix: bool = False,
+    unsafe: bool = False,
+    jobs: int | None = None,
+) -> LintResult:
+    """Look at files and folders. Nothing is written.
+
+    Args:
+        paths: Python files, configurations (.yaml, .yml, .json, .toml), or folders of them.
+        settings: What is looked for; None is everything.
+        fix: Whether safe rewrites are worked out too; they are in `changes`.
+        unsafe: Whether others are as well.
+        jobs: Processes; None is as many as there are cores, and one for few files.
+
+    Raises:
+        LintError: A path is not there, or a setting names no rule.
+    """
+    settings = settings or Settings()
+    rules = choose_rules(settings.select, settings.ignore)
+    hardware = _find_hardware(settings.on)
+    files = find_files(paths, exclude=settings.exclude, root=settings.root)
+    jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
+    task = _Task(tuple(rules), hardware, fix, unsafe)
+    if jobs <= 1:
+        parts = [task(files)]
+    else:
+        # Many small shares: a folder of large files does not keep one process busy alone.
+        size = max(1, len(files) // (jobs * 8))
+        shares = [files[start : start + size] for start in range(0, len(files), size)]
+        with ProcessPoolExecutor(jobs) as pool:
+            parts = list(pool.map(task, shares))
+    return LintResult(
+        findings=tuple(one for part in parts for one in part.findings),
+        num_files=sum(part.num_files for part in parts),
+        num_lines=sum(part.num_lines for part in parts),
+        changes=tuple(one for part in parts for one in part.changes),
+        fixed=tuple(one for part in parts for one in part.fixed),
+        unread=tuple(one for part in parts for one in part.unread),
+    )
+
+
+def find_files(paths: Iterable[str | Path], *, exclude: Sequence[str] = (), root: Path | None = None) -> list[str]:
+    """The files to look at, sorted within each path that was given.
+
+    Raises:
+        LintError: A path is not there.
+    """
+    found: dict[str, None] = {}
+    endings = (".py", *CONFIG_ENDINGS)
+    for given in paths:
+        path = Path(given)
+        if path.is_file():
+            found[str(given)] = None
+            continue
+        if not path.is_dir():
+            raise LintError(f"Path {str(given)!r} is not there. Give a file or a folder.")
+        for folder, folders, names in os.walk(path):
+            folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
+            for name in sorted(names):
+                if name.endswith(endings) and name != "package-lock.json":
+                    found[str(Path(folder, name))] = None
+    return [file for file in found if not _is_excluded(file, exclude, root)]
+
+
+def _is_excluded(file: str, exclude: Sequence[str], root: Path | None) -> bool:
+    if not exclude:
+        return False
+    path = Path(file).resolve()
+    base = (root or Path()).resolve()
+    name = path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_posix()
+    patterns = [one for pattern in exclude for one in (pattern, f"{pattern.rstrip('/')}/*")]
+    return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
+
+
+def _find_hardware(name: str) -> Hardware | None:
+    if not name:
+        return None
+    from floatline.hardware import find_hardware
+
+    return find_hardware(name)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """One process's work: a share of the files."""
+
+    rules: tuple[type[Rule], ...]
+    hardware: Hardware | None
+    fix: bool
+    unsafe: bool
+
+    def __call__(self, files: Sequence[str]) -> LintResult:
+        findings: list[LintFinding] = []
+        changes: list[tuple[str, str, str]] = []
+        fixed: list[LintFinding] = []
+        unread: list[tuple[str, str]] = []
+        num_lines = 0
+        for file in files:
+            try:
+                text = _read(file)
+            except (OSError, UnicodeDecodeError) as error:
+                unread.append((file, str(error)))
+                continue
+            num_lines += text.count("\n")
+            found = lint_text(text, file, rules=self.rules, on=self.hardware)
+            if self.fix and any(one.fix for one in found):
+                from floatline.lint.fixing import fix_text  # libcst takes half a second to load
+
+                after, mended = fix_text(text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe)
+                if after != text:
+                    changes.append((file, text, after))
+                    fixed += mended
+                    found = lint_text(after, file, rules=self.rules, on=self.hardware)
+            findings += found
+        return LintResult(
+            tuple(findings), len(files) - len(unread), num_lines, tuple(changes), tuple(fixed), tuple(unread)
+        )
+
+
+def _read(file: str) -> str:
+    path = Path(file)
+    if path.stat().st_size > _LARGEST:
+        raise OSError(f"larger than {_LARGEST:,} bytes")
+    return path.read_bytes().decode("utf-8-sig")

@@ -1,0 +1,124 @@
+"""Rule: one way of writing code that breaks in 16 bits. Its examples are its tests and its docs page."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from floatline.lint.finding import LintFinding
+
+if TYPE_CHECKING:
+    from floatline.causes import Cause
+    from floatline.fixes import FixKind
+    from floatline.hardware import Hardware
+    from floatline.lint.source import Source
+
+FixSafety = Literal["safe", "unsafe", "no"]
+
+
+@dataclass(frozen=True)
+class Bad:
+    """Code that the rule flags.
+
+    Args:
+        source: The code.
+        fixed: The same after `--fix --unsafe-fixes`; None where a person has to mend it.
+        file: A name that the rule looks at, such as 'ds_config.json'; Python else.
+        on: Hardware that the code is for, such as 'sm_75'; '' where the rule does not ask.
+    """
+
+    source: str
+    fixed: str | None = None
+    file: str = "example.py"
+    on: str = ""
+
+
+class Rule:
+    """One rule. A subclass states its claim, and visits the nodes that it wants to see.
+
+    A method `visit_NODE` (`visit_Call`, `visit_BinOp`, `visit_With`, `visit_FunctionDef`, …) is called with every node
+    of that kind; `visit_Module` once with the whole tree. Calls are many: `visit_Call` sees only those whose last
+    name (`log` of `torch.log(x)`, of `x.log()`, and of `l(x)` after `from torch import log as l`) is in `calls`.
+
+    Attributes:
+        code: FL1xx numbers, FL2xx the order of a training loop, FL3xx configurations.
+        name: Reads well after "allow".
+        title: What is wrong, in a few words; '' takes the title of the cause.
+        cause: The entry of the catalogue; None where no number is harmed.
+        message: What stands there and what becomes of it in 16 bits.
+        advice: What to write instead, as one line.
+        fix_safety: 'safe': the same function in exact arithmetic, never less accurate. 'unsafe': a person should look.
+            'no': nothing is rewritten.
+        calls: Last names of the calls that `visit_Call` sees.
+        words: The rule is asked only about files that hold one of these; empty takes `calls`.
+        good: Near misses that stay silent.
+        bad: What is flagged; at least one with an aliased import.
+    """
+
+    code: ClassVar[str]
+    name: ClassVar[str]
+    title: ClassVar[str] = ""
+    cause: ClassVar[Cause | None] = None
+    message: ClassVar[str]
+    advice: ClassVar[str]
+    fix_safety: ClassVar[FixSafety] = "no"
+    calls: ClassVar[frozenset[str]] = frozenset()
+    words: ClassVar[tuple[str, ...]] = ()
+    good: ClassVar[tuple[str | Bad, ...]] = ()
+    bad: ClassVar[tuple[Bad, ...]] = ()
+
+    def __init__(self, source: Source, *, on: Hardware | None = None) -> None:
+        self.source = source
+        self.on = on
+        self.found: list[LintFinding] = []
+
+    def report(self, node: ast.AST, *, seen: str = "", advice: str = "", fix: FixKind | None = None) -> None:
+        """Flag a node.
+
+        Args:
+            node: Where.
+            seen: What stands there, with its numbers; '' is the rule's message.
+            advice: '' is the rule's.
+            fix: The rewrite that mends this place, where there is one.
+        """
+        line = getattr(node, "lineno", 1)
+        column = getattr(node, "col_offset", 0)
+        self.report_at(
+            line,
+            self.source.column(line, column),
+            end_line=getattr(node, "end_lineno", None) or line,
+            end_column=self.source.column(
+                getattr(node, "end_lineno", None) or line, getattr(node, "end_col_offset", None) or column
+            ),
+            seen=seen,
+            advice=advice,
+            fix=fix,
+        )
+
+    def report_at(
+        self,
+        line: int,
+        column: int,
+        *,
+        end_line: int = 0,
+        end_column: int = 0,
+        seen: str = "",
+        advice: str = "",
+        fix: FixKind | None = None,
+    ) -> None:
+        """Flag a place by its numbers, both counted from 1."""
+        self.found.append(
+            LintFinding(
+                rule=type(self),
+                file=self.source.file,
+                line=line,
+                column=column,
+                end_line=end_line or line,
+                end_column=end_column or column,
+                seen=seen or self.message,
+                advice=advice or self.advice,
+                fix=fix or "",
+                text=self.source.line(line),
+            )
+        )

@@ -1,0 +1,1 @@
+"""FL3xx: configurations."""

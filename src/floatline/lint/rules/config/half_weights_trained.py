@@ -1,0 +1,96 @@
+"""FL311: training whose weights are FP16, without a copy in FP32."""
+
+from __future__ import annotations
+
+from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
+from floatline.lint.configs import Config, ConfigRule, read_dtype
+from floatline.lint.rule import Bad
+
+_OTHER_WEIGHTS = (
+    "peft",
+    "lora",
+    "adapter",
+    "deepspeed",
+    "fsdp",
+    "4bit",
+    "8bit",
+    "quant",
+    "requires_grad",
+    "freeze",
+    "master",
+)
+_TRAINS = ("max_epochs", "max_steps", "min_epochs", "accumulate_grad_batches", "gradient_clip_val")
+
+
+class HalfWeightsTrained(ConfigRule):
+    """Flags training with FP16 weights and no FP32 copy: `precision: 16-true`, or an FP16 checkpoint without `fp16`.
+
+    ## Why is this bad?
+    A weight of 1.0 moves in FP16 only if the update is above 1/4096 = 2.4e-04: a step of Adam at a learning rate of
+    1e-4 is lost. There is no loss scale either, so gradients up to 2.98e-08 are zero, and Adam's eps of 1e-8 is zero as
+    well.
+    """
+
+    code = "FL311"
+    name = "half-weights-trained"
+    cause = UPDATE_LOST_TO_ROUNDING
+    message = (
+        "the weights are FP16 with no copy in FP32: updates below |w| / 4096 are lost, and nothing scales the loss"
+    )
+    advice = "precision: 16-mixed"
+    words = ("16-true", "float16", "fp16", ".half")
+    good = (
+        Bad("trainer:\n  max_epochs: 3\n  precision: 16-mixed\n  gradient_clip_val: 1.0\n", file="run.yaml"),
+        Bad("trainer:\n  precision: 16-true\n  limit_test_batches: 1.0\n", file="test.yaml"),
+        "from lightning import Fabric\nfabric = Fabric(precision='16-true')\ny = fabric.setup(model)(x)",
+        "import torch\nfrom transformers import AutoModel\nmodel = AutoModel.from_pretrained('m', dtype=torch.float16)",
+        "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+        "model = AutoModel.from_pretrained('m', dtype=torch.bfloat16)\n"
+        "Trainer(model=model, args=TrainingArguments('out'))",
+    )
+    bad = (
+        Bad("trainer:\n  max_epochs: 3\n  precision: 16-true\n  gradient_clip_val: 1.0\n", file="run.yaml"),
+        Bad("import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-true')\ntrainer.fit(model)"),
+        Bad(
+            "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+            "model = AutoModel.from_pretrained('m', dtype=torch.float16)\n"
+            "Trainer(model=model, args=TrainingArguments('out')).train()"
+        ),
+        Bad(
+            "per_device_train_batch_size: 8\nlearning_rate: 1e-4\ntorch_dtype: float16\nnum_train_epochs: 1\n",
+            file="run.yaml",
+        ),
+    )
+
+    def visit_config(self, config: Config) -> None:
+        """A mode that is FP16 through and through, or a checkpoint that nothing widens."""
+        mode, said = config.precision
+        if config.kind in ("lightning", "fabric"):
+            if mode == "fp16-true" and said is not None and _trains(config):
+                self.report_setting(said)
+        elif config.kind == "transformers" and mode != "fp16-mixed":
+            self._check_checkpoint(config)
+
+    def _check_checkpoint(self, config: Config) -> None:
+        document, fp16 = config.document, config.get("fp16")
+        if document.mentions(*_OTHER_WEIGHTS) or (fp16 is not None and fp16.value is not False) or config.is_open:
+            return
+        if not document.is_python:
+            dtype = config.first("torch_dtype", "dtype", "model_dtype")
+            trains = config.first("per_device_train_batch_size", "num_train_epochs", "learning_rate")
+            if dtype is not None and read_dtype(dtype) == "fp16" and trains is not None:
+                self.report_setting(dtype, advice="load in float32, and fp16: true for the compute")
+            return
+        if document.mentions("float32", ".float()"):
+            return
+        for model in document.of_kind("checkpoint"):
+            dtype = model.first("torch_dtype", "dtype")
+            if dtype is not None and read_dtype(dtype) == "fp16":
+                self.report_setting(dtype, advice="load in float32, and TrainingArguments(fp16=True) for the compute")
+
+
+def _trains(config: Config) -> bool:
+    document = config.document
+    if not document.is_python:
+        return config.first(*_TRAINS) is not None
+    return (".fit(" if config.kind == "lightning" else ".backward(") in document.text

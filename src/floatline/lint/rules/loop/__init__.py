@@ -1,0 +1,1 @@
+"""FL2xx: the order of a training loop."""

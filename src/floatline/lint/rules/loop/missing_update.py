@@ -1,0 +1,174 @@
+"""FL203: a scaler whose `update()` is missing, or is not reached after every step."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from floatline.causes.scaler import SCALER_MISUSE
+from floatline.lint.branches import Way
+from floatline.lint.finite import asks_for_finite
+from floatline.lint.loop import Unit, find_units
+from floatline.lint.loop_events import Event, dotted
+from floatline.lint.rule import Bad, Rule
+
+
+class MissingUpdate(Rule):
+    """Flags `scaler.step(optimizer)` that no `scaler.update()` follows, and a `continue` that jumps over it.
+
+    ## Why is this bad?
+    Only `update()` ends an iteration of the scaler. Without it the second `step` raises "step() has already been called
+    since the last update()". A `continue` on gradients that are not finite is worse: the scale never falls, so the next
+    batch overflows as this one did; after `unscale_`, the next `unscale_` raises too.
+
+    ## Fix safety
+    Unsafe: the script goes on where it raised.
+    """
+
+    code = "FL203"
+    name = "missing-update"
+    cause = SCALER_MISUSE
+    message = "no scaler.update() follows this step: the second step raises, and the scale never moves"
+    advice = "scaler.update() after scaler.step(optimizer), once, also where the step was skipped"
+    fix_safety = "unsafe"
+    words = (".backward(",)
+    good = (
+        """
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for x, y in batches:
+    scaler.scale(loss_fn(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for i, (x, y) in enumerate(batches):
+    scaler.scale(loss_fn(model(x), y) / 4).backward()
+    if (i + 1) % 4:
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for x, y in batches:
+    loss = loss_fn(model(x), y)
+    if not torch.isfinite(loss):
+        continue
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for x, y in batches:
+    scaler.scale(loss_fn(model(x), y)).backward()
+    scaler.step(optimizer)
+    finish(scaler)
+""",
+    )
+    bad = (
+        Bad(
+            """
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for x, y in batches:
+    scaler.scale(loss_fn(model(x), y)).backward()
+    scaler.step(optimizer)
+    optimizer.zero_grad()
+""",
+            fixed="""
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for x, y in batches:
+    scaler.scale(loss_fn(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+""",
+        ),
+        Bad(
+            """
+import torch as t
+from torch.nn.utils import clip_grad_norm_
+scaler = t.cuda.amp.GradScaler()
+for x, y in batches:
+    scaler.scale(loss_fn(model(x), y)).backward()
+    scaler.unscale_(optimizer)
+    norm = clip_grad_norm_(model.parameters(), 1.0)
+    if not t.isfinite(norm):
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+"""
+        ),
+        Bad(
+            """
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for x, y in batches:
+    loss = loss_fn(model(x), y)
+    scaler.scale(loss).backward()
+    if loss.isnan().any():
+        optimizer.zero_grad()
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+"""
+        ),
+    )
+
+    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+        """Steps without an update in the whole file, then turns of a loop that end without one."""
+        del node
+        for unit in find_units(self.source):
+            for event in unit.events:
+                if event.kind == "step" and event.owner and not self._is_updated(event.owner):
+                    self.report(event.node, fix="update-after-step")
+            if unit.is_loop and unit.has("update"):
+                for jump, begun in _jumps_over(unit):
+                    then = "the next unscale_ or step raises" if begun else "the scale cannot fall after an overflow"
+                    self.report(
+                        jump,
+                        seen=f"this turn ends after a scaled backward pass without scaler.update(): {then}",
+                        advice="leave the check to scaler.step(optimizer), or call scaler.update() before continue",
+                    )
+
+    def _is_updated(self, scaler: str) -> bool:
+        """Whether the file updates it anywhere, or hands it to something that may."""
+        last = scaler.rpartition(".")[2]
+        for node in ast.walk(self.source.tree):
+            if not isinstance(node, ast.Call):
+                continue
+            if dotted(node.func).endswith(f"{last}.update"):
+                return True
+            given = [*node.args, *(word.value for word in node.keywords)]
+            if any(dotted(arg).rpartition(".")[2] == last for arg in given):
+                return True
+        return False
+
+
+def _jumps_over(unit: Unit) -> Iterator[tuple[ast.stmt, bool]]:
+    """`continue` behind a scaled backward pass, where the scaler has begun its step or the gradients are not finite."""
+    seen: set[int] = set()
+    for way in unit.ways:
+        if way.ending != "continue" or way.at is None or id(way.at) in seen or not _is_open(way):
+            continue
+        begun = any(event.kind in ("unscale", "step") and event.owner for event in _since_update(way))
+        if begun or any(asks_for_finite(unit.source, test) for test in way.tests):
+            seen.add(id(way.at))
+            yield way.at, begun
+
+
+def _is_open(way: Way[Event]) -> bool:
+    """Whether a scaled backward pass waits for its update."""
+    return any(event.kind == "backward" and event.owner for event in _since_update(way))
+
+
+def _since_update(way: Way[Event]) -> list[Event]:
+    updates = [place for place, event in enumerate(way.events) if event.kind == "update"]
+    return list(way.events[updates[-1] + 1 if updates else 0 :])

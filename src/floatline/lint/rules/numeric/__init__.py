@@ -1,0 +1,1 @@
+"""FL1xx: numbers that 16 bits cannot hold."""

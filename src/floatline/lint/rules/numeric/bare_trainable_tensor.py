@@ -1,0 +1,102 @@
+"""FL129: a tensor that asks for gradients in a module, and is no parameter."""
+
+from __future__ import annotations
+
+import ast
+
+from floatline.causes.elsewhere import PARAMS_NOT_TRAINED
+from floatline.lint.rule import Bad, Rule
+
+_MAKERS = frozenset(f"torch.{name}" for name in ("rand", "randn", "zeros", "ones", "full", "empty", "tensor", "eye"))
+
+
+class BareTrainableTensor(Rule):
+    """Flags `self.scale = torch.ones(4, requires_grad=True)` in the constructor of a module.
+
+    ## Why is this bad?
+    `parameters()` does not list it: no optimizer steps it, no checkpoint holds it, `.to(device)` and `.half()` leave it
+    where it was. It receives gradients and stays as it is.
+
+    ## Fix safety
+    Unsafe: the forward pass is the same, but the tensor is then trained and saved: old checkpoints lack it.
+    """
+
+    code = "FL129"
+    name = "bare-trainable-tensor"
+    cause = PARAMS_NOT_TRAINED
+    message = (
+        "a tensor with requires_grad=True that is no nn.Parameter: parameters() does not list it, so nothing trains it"
+    )
+    advice = "self.scale = torch.nn.Parameter(...)"
+    fix_safety = "unsafe"
+    words = ("requires_grad",)
+    good = (
+        "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.scale = nn.Parameter(torch.ones(4), requires_grad=True)",
+        "import torch\nclass Plain:\n    def __init__(self):\n        self.scale = torch.ones(4, requires_grad=True)",
+        "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.scale = torch.ones(4, requires_grad=False)",
+        "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        probe = torch.ones(4, requires_grad=True)",
+    )
+    bad = (
+        Bad(
+            "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.scale = torch.ones(16, requires_grad=True)\n    def forward(self, x):\n"
+            "        return x * self.scale.to(x.dtype)\ny = Net()(x).detach()",
+            fixed="import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.scale = nn.Parameter(torch.ones(16))\n    def forward(self, x):\n"
+            "        return x * self.scale.to(x.dtype)\ny = Net()(x).detach()",
+        ),
+        Bad(
+            "import torch as t\nclass Net(t.nn.Module):\n    def __init__(self, d):\n        super().__init__()\n"
+            "        self.w = t.tensor([0.5] * d, requires_grad=True)\n    def forward(self, x):\n"
+            "        return x * self.w.to(x.dtype)\ny = Net(16)(x).detach()",
+            fixed="import torch as t\nclass Net(t.nn.Module):\n    def __init__(self, d):\n        super().__init__()\n"
+            "        self.w = t.nn.Parameter(t.tensor([0.5] * d))\n    def forward(self, x):\n"
+            "        return x * self.w.to(x.dtype)\ny = Net(16)(x).detach()",
+        ),
+        Bad(
+            "from torch import nn, zeros\nclass Base(nn.Module):\n    pass\nclass Net(Base):\n    def __init__(self):\n"
+            "        super().__init__()\n        self.bias = zeros(16).requires_grad_()"
+        ),
+    )
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802
+        """Assignments to self in `__init__`."""
+        init = next((one for one in node.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+        if init is None or not self.source.is_module_class(node):
+            return
+        for part in ast.walk(init):
+            if not isinstance(part, ast.Assign) or len(part.targets) != 1:
+                continue
+            target, value = part.targets[0], part.value
+            owned = (
+                isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
+            )
+            if (
+                owned
+                and isinstance(target, ast.Attribute)
+                and isinstance(value, ast.Call)
+                and self._is_trainable(value)
+            ):
+                is_plain = self.source.path(value.func) in _MAKERS
+                advice = f"self.{target.attr} = torch.nn.Parameter(...)"
+                self.report(part, advice=advice, fix="bare-parameter" if is_plain else None)
+
+    def _is_trainable(self, value: ast.Call) -> bool:
+        if self.source.path(value.func) in _MAKERS:
+            return any(word.arg == "requires_grad" and _is_true(word.value) for word in value.keywords)
+        if not isinstance(value.func, ast.Attribute) or value.func.attr != "requires_grad_":
+            return False
+        asked = not value.args or _is_true(value.args[0])
+        return asked and self.source.path(getattr(value.func.value, "func", value)) in _MAKERS
+
+
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True

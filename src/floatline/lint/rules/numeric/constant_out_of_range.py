@@ -1,0 +1,184 @@
+"""FL105: a constant that FP16 cannot hold."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+from floatline.causes.overflow import SCALAR_OUT_OF_RANGE
+from floatline.lint.reaching import Reached, follows_dtype, may_be_tensor, reached_numbers, stays_silent
+from floatline.lint.rule import Bad, Rule
+from floatline.lint.source import Operation
+
+_LARGEST = 65504.0
+# Where a call takes its constants: the place behind the operand, and the name.
+_PLACES: dict[str, tuple[tuple[int, str], ...]] = {
+    "masked_fill": ((1, "value"),),
+    "fill": ((0, "value"),),
+    "full_like": ((0, "fill_value"),),
+    "new_full": ((1, "fill_value"),),
+    "full": ((0, "fill_value"),),
+    "index_fill": ((2, "value"),),
+    "pad": ((2, "value"),),
+    "where": ((0, "input"), (1, "other")),
+    "clamp": ((0, "min"), (1, "max")),
+    "clamp_min": ((0, "min"),),
+    "clamp_max": ((0, "max"),),
+}
+
+
+class ConstantOutOfRange(Rule):
+    """Flags constants beyond 65504 in `masked_fill`, `full_like`, `fill_`, `where`, `clamp` and masks that are added.
+
+    ## Why is this bad?
+    FP16 ends at 65504. `scores.masked_fill(mask, -1e9)` raises "value cannot be converted to type c10::Half without
+    overflow"; `torch.where(mask, scores, -1e9)` and `scores + (1 - mask) * -1e9` become -inf without a word, and a row
+    that is masked from end to end turns into NaN in the softmax. `clamp(max=1e9)` bounds nothing.
+
+    ## Fix safety
+    Unsafe: `torch.finfo(scores.dtype).min` masks as well, but a sum of two such masks is -inf.
+    """
+
+    code = "FL105"
+    name = "constant-out-of-range"
+    cause = SCALAR_OUT_OF_RANGE
+    message = "this constant is beyond 65504, the largest number of FP16"
+    advice = "torch.finfo(x.dtype).min, which every dtype holds"
+    fix_safety = "unsafe"
+    calls = frozenset(
+        (*_PLACES, "masked_fill_", "fill_", "index_fill_", "clamp_", "clamp_min_", "clamp_max_", "clip", "clip_")
+    )
+    words = (*_PLACES, "clip", "e9", "e10", "e5", "e6", "e7", "e8", "e12", "e20", "e30")
+    good = (
+        "import torch\ny = torch.softmax(x.masked_fill(mask, -1e4), -1)",
+        "import torch\ny = x.masked_fill(mask, float('-inf'))",
+        "import torch\ny = x.masked_fill(mask, torch.finfo(x.dtype).min)",
+        "import torch\ny = x.float().masked_fill(mask, -1e9)",
+        "import torch\nids = ids.masked_fill(mask, 151643)",
+        "import torch\nscores = torch.full((2, 3), -1e9)",
+        "import torch\nbias = torch.where(mask > 0, 0.0, -1e10)",
+        "import torch\nx = x + (1.0 - mask) * -10000.0",
+        "import torch\nx = x + (1 - mask.long()) * -1e9",
+        "import torch\nseconds = elapsed * 1e9",
+        "import torch\ny = x.masked_fill(mask, -6e4 if x.dtype == torch.float16 else -1e9)",
+    )
+    bad = (
+        Bad(
+            "import torch as t\ny = t.softmax(x.masked_fill(mask, -1e9), -1)",
+            fixed="import torch as t\ny = t.softmax(x.masked_fill(mask, t.finfo(x.dtype).min), -1)",
+        ),
+        Bad(
+            "import torch\nscores = torch.where(mask, x, -1e30)\ny = scores.softmax(-1)",
+            fixed="import torch\nscores = torch.where(mask, x, torch.finfo(x.dtype).min)\ny = scores.softmax(-1)",
+        ),
+        Bad("import torch\nbias = torch.full((4, 4), -1e9, dtype=torch.float16)"),
+        Bad("import torch\nbest = torch.full_like(x, -1e6)"),
+        Bad("import torch\ns = q @ k.transpose(-1, -2)\nkeep = keep.to(s.dtype)\ns = s + (1.0 - keep) * -1e9"),
+        Bad("import torch\ndrop = torch.zeros_like(x)\nscores = x - 1e30 * drop"),
+        Bad("import torch.nn.functional as F\nrows = F.pad(x, (0, 1), value=-1e8)"),
+    )
+
+    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+        """A constant in a call that fills, chooses or bounds."""
+        found = self.source.operation(node)
+        if found is None or found.name not in _PLACES:
+            return
+        for place, name in _PLACES[found.name]:
+            given = found.argument(place, name)
+            reached = None if given is None else self._beyond(given)
+            if given is None or reached is None or not self._may_be_half(found, given):
+                continue
+            can_fix = found.name in ("masked_fill", "where") and reached.number < 0
+            self.report(node, seen=self._say(found, reached), fix="mask-constant" if can_fix else None)
+            return
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
+        """A mask times a constant, to be added to scores."""
+        if not isinstance(node.op, ast.Mult):
+            return
+        for constant, mask in ((node.right, node.left), (node.left, node.right)):
+            if isinstance(mask, ast.Constant) or not isinstance(
+                constant, (ast.Constant, ast.UnaryOp, ast.Name, ast.Attribute)
+            ):
+                continue
+            if isinstance(constant, (ast.Name, ast.Attribute)) and not self._is_flipped(mask):
+                continue
+            reached = self._beyond(constant)
+            if reached is None or not self._is_added_mask(node, mask, reached.number):
+                continue
+            # A mask of whole numbers gives an FP32 product, and FP32 scores.
+            if not follows_dtype(self.source, mask) or stays_silent(self.source, node, mask):
+                continue
+            self.report(node, seen=f"a mask times {reached.number:g}: in FP16 the product is infinite")
+            return
+
+    def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
+        """`scores[mask] = -1e9`."""
+        target = node.targets[0]
+        if not isinstance(target, ast.Subscript) or not isinstance(node.value, (ast.Constant, ast.UnaryOp)):
+            return
+        reached = self._beyond(node.value)
+        if reached is None or not self.source.is_tensor(target.value) or stays_silent(self.source, node, target.value):
+            return
+        self.report(
+            node, seen=f"{reached.number:g} is {self._inf(reached.number)} once it is written to an FP16 tensor"
+        )
+
+    def _beyond(self, node: ast.expr) -> Reached | None:
+        if isinstance(node, ast.Constant) and not isinstance(node.value, (int, float)):
+            return None
+        for one in reached_numbers(self.source, node):
+            # A whole number above 0 is an id or a size as often as a score.
+            if _LARGEST < abs(one.number) < math.inf and (one.is_float or one.number < 0):
+                return one
+        return None
+
+    def _may_be_half(self, found: Operation, given: ast.expr) -> bool:
+        source = self.source
+        if found.name == "full":
+            told = found.keywords.get("dtype")
+            if told is None or source.path(told).endswith("bfloat16"):
+                return False
+            if source.dtype(found.node) == "half":
+                return True
+            is_of_tensor = isinstance(told, ast.Attribute) and told.attr == "dtype" and not source.path(told)
+            return is_of_tensor and not stays_silent(source, found.node, found.node)
+        if found.name == "where":
+            sides = [side for side in found.args[:2] if side is not given]
+            if len(found.args) != 2 or found.is_method or any(source.number(side) is not None for side in sides):
+                return False
+            return not stays_silent(source, found.node, *sides)
+        if found.name in ("full_like", "new_full") and "dtype" in found.keywords:
+            return source.dtype(found.node) == "half"
+        return not stays_silent(source, found.node, found.operand)
+
+    def _is_added_mask(self, node: ast.BinOp, mask: ast.expr, number: float) -> bool:
+        if self._is_flipped(mask):
+            return True
+        if not may_be_tensor(self.source, mask):
+            return False
+        above = self.source.parents.get(node)
+        if not isinstance(above, ast.BinOp) or not isinstance(above.op, (ast.Add, ast.Sub)):
+            return False
+        return (number < 0 and isinstance(above.op, ast.Add)) or self._is_subtracted(node)
+
+    def _is_subtracted(self, node: ast.BinOp) -> bool:
+        above = self.source.parents.get(node)
+        return isinstance(above, ast.BinOp) and isinstance(above.op, ast.Sub) and above.right is node
+
+    def _is_flipped(self, node: ast.expr) -> bool:
+        """`1 - mask` or `mask - 1`."""
+        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
+            return False
+        return [self.source.number(side) for side in (node.left, node.right)] in ([1.0, None], [None, 1.0])
+
+    def _say(self, found: Operation, reached: Reached) -> str:
+        if found.name.startswith("clamp"):
+            return f"a bound of {reached.number:g} is beyond 65504, where FP16 ends: it bounds nothing"
+        if found.name == "where":
+            return f"{reached.number:g} is beyond 65504, where FP16 ends: it becomes {self._inf(reached.number)}"
+        return f"{reached.number:g} is beyond 65504, where FP16 ends: {found.name} raises on an FP16 tensor"
+
+    @staticmethod
+    def _inf(number: float) -> str:
+        return "-inf" if number < 0 else "inf"

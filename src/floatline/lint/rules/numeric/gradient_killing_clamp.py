@@ -1,0 +1,124 @@
+"""FL128: a clamp on a loss or on logits."""
+
+from __future__ import annotations
+
+import ast
+import math
+
+from floatline.causes.elsewhere import CLAMP_KILLS_GRADIENT
+from floatline.lint.gradients import has_gradient
+from floatline.lint.rule import Bad, Rule
+from floatline.lint.rules.numeric.nan_to_num import is_differentiated
+
+_LOSSES = frozenset(
+    """cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div ctc_loss
+    binary_cross_entropy_with_logits gaussian_nll_loss poisson_nll_loss""".split()  # noqa: SIM905
+)
+_OF_LOGITS = frozenset(("softmax", "log_softmax", "cross_entropy", "binary_cross_entropy_with_logits", "logsumexp"))
+
+
+class GradientKillingClamp(Rule):
+    """Flags an upper bound on a loss, and bounds on logits before a softmax or cross entropy.
+
+    ## Why is this bad?
+    Outside its bounds `clamp` has gradient 0. A loss clamped to at most 6 that starts above it reads 6.0000 for ever,
+    and an untrained language model over 50,257 tokens starts at ln(50257) = 10.8. A logit beyond its bound can only be
+    moved back by the others.
+    """
+
+    code = "FL128"
+    name = "gradient-killing-clamp"
+    cause = CLAMP_KILLS_GRADIENT
+    message = "a loss or its logits are clamped: beyond the bound the gradient is 0, and nothing brings them back"
+    advice = "clip gradients (torch.nn.utils.clip_grad_norm_), not the loss; compute softmax and losses from x.float()"
+    calls = frozenset(("clamp", "clamp_", "clamp_max", "clamp_max_", "clip", "clip_"))
+    good = (
+        "import torch\nimport torch.nn.functional as F\ny = F.cross_entropy(x, labels).clamp(min=0.0)",
+        "import torch\nimport torch.nn.functional as F\nloss = F.cross_entropy(x, labels)\n"
+        "shown = loss.detach().clamp(max=6.0)",
+        "import torch\ny = torch.softmax(x, dim=-1).clamp(1e-4, 1.0)",
+        "import torch\nratio = torch.clamp(x, 0.8, 1.2)",
+        "import torch\ny = torch.sigmoid(torch.clamp(x, max=0.0))",
+    )
+    bad = (
+        Bad("import torch.nn.functional as F\nloss = F.cross_entropy(x, labels)\ny = loss.clamp(0, 6)"),
+        Bad("import torch as t\nloss = t.clamp(criterion(x, labels), max=100.0)\nloss.backward()"),
+        Bad(
+            "import torch\nfrom torch import nn\ncriterion = nn.CrossEntropyLoss()\n"
+            "y = torch.clamp(criterion(x, labels), 0.0, 10.0)"
+        ),
+        Bad("import torch\nlogits = x.clamp(-10, 10)\ny = torch.log_softmax(logits, dim=-1)"),
+    )
+
+    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+        """A clamp with an upper bound."""
+        found = self.source.operation(node)
+        if found is None or found.name not in ("clamp", "clamp_max"):
+            return
+        high = self.source.number(found.argument(0 if found.name == "clamp_max" else 1, "max"))
+        if high is None or math.isinf(high) or not has_gradient(self.source, node):
+            return
+        if self._is_loss(found.operand) or self._is_trained_on(node):
+            self.report(
+                node,
+                seen=f"a loss is clamped to at most {high:g}: above, the gradient is 0, and nothing brings it down",
+                advice="clip gradients instead (torch.nn.utils.clip_grad_norm_), and clamp only what is plotted",
+            )
+            return
+        low = self.source.number(found.argument(0, "min")) if found.name == "clamp" else None
+        if low is not None and low < 0 < high <= 1000 and self._goes_to_softmax(node):
+            self.report(
+                node,
+                seen=f"logits are clamped to [{low:g}, {high:g}] before a softmax: beyond, their gradient is 0",
+                advice="compute it from x.float(); to bound logits smoothly: bound * torch.tanh(x / bound)",
+            )
+
+    def _is_loss(self, node: ast.expr) -> bool:
+        made = self.source.value(node)
+        found = self.source.operation(made)
+        if found is not None and found.name in _LOSSES and not found.is_method:
+            return True
+        if not isinstance(made, ast.Call):
+            return False
+        maker = self.source.value(made.func)
+        path = self.source.path(maker.func) if isinstance(maker, ast.Call) else ""
+        return path.startswith("torch.nn.") and path.endswith("Loss")
+
+    def _is_trained_on(self, node: ast.AST) -> bool:
+        """loss = clamp(…); loss.backward()."""
+        statement = self.source.statement(node)
+        if not isinstance(statement, ast.Assign) or statement.value is not node:
+            return False
+        target = statement.targets[0]
+        return isinstance(target, ast.Name) and is_differentiated(self.source.function(node), target.id)
+
+    def _goes_to_softmax(self, node: ast.AST) -> bool:
+        """What it made is given to a softmax or a cross entropy, directly or by its name in the same function."""
+        above = self.source.parents.get(node)
+        if isinstance(above, ast.Attribute):
+            above = self.source.parents.get(above)
+        if isinstance(above, ast.Call) and self._first_of_softmax(above, node):
+            return True
+        statement = self.source.statement(node)
+        if (
+            not isinstance(statement, ast.Assign)
+            or not isinstance(statement.targets[0], ast.Name)
+            or statement.value is not node
+        ):
+            return False
+        name = statement.targets[0].id
+        for part in ast.walk(self.source.function(node)):
+            if isinstance(part, ast.Call) and part.lineno > statement.lineno:
+                found = self.source.operation(part)
+                if (
+                    found is not None
+                    and found.name in _OF_LOGITS
+                    and isinstance(found.operand, ast.Name)
+                    and found.operand.id == name
+                ):
+                    return self.source.value(found.operand) is node
+        return False
+
+    def _first_of_softmax(self, call: ast.Call, node: ast.AST) -> bool:
+        found = self.source.operation(call)
+        return found is not None and found.name in _OF_LOGITS and found.operand is node

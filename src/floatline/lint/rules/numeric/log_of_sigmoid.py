@@ -1,0 +1,95 @@
+"""FL102: the log of a sigmoid."""
+
+from __future__ import annotations
+
+import ast
+
+from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
+from floatline.lint.reaching import reached_numbers, stays_silent
+from floatline.lint.rule import Bad, Rule
+from floatline.lint.source import Operation
+
+
+class LogOfSigmoid(Rule):
+    """Flags `torch.log(torch.sigmoid(x))`, `torch.log(1 - torch.sigmoid(x))` and `torch.log1p(-torch.sigmoid(x))`.
+
+    ## Why is this bad?
+    In FP16 sigmoid(x) is 0 below x = -17.33 and 1 above x = 8.31, so log(sigmoid(x)) and log(1 - sigmoid(x)) are -inf
+    there. A small number added before the log (1e-8, 1e-15) rounds to 0 and guards nothing.
+
+    ## Fix safety
+    Safe: `logsigmoid` is the same function, without the 0 in between. With a guard constant inside the log it is not
+    quite the same, and nothing is rewritten.
+    """
+
+    code = "FL102"
+    name = "log-of-sigmoid"
+    cause = ROUNDED_ONTO_SINGULARITY
+    message = "log(sigmoid(x)) is -inf in FP16 below x = -17.33, where the sigmoid rounds to 0"
+    advice = "torch.nn.functional.logsigmoid(x)"
+    fix_safety = "safe"
+    calls = frozenset(("log", "log1p"))
+    words = ("sigmoid", "expit")
+    good = (
+        "import torch.nn.functional as F\ny = F.logsigmoid(x)",
+        "import torch\ny = torch.log(torch.sigmoid(x.float()))",
+        "import numpy as np\nimport torch\ny = np.log(sigmoid(x))",
+        "import torch\ny = torch.log(1 + torch.sigmoid(x))",
+        "import torch\ny = torch.log(2 - torch.sigmoid(x))",
+    )
+    bad = (
+        Bad(
+            "import torch as t\ny = t.log(t.sigmoid(x))",
+            fixed="import torch as t\ny = t.nn.functional.logsigmoid(x)",
+        ),
+        Bad(
+            "import torch\nimport torch.nn.functional as F\nreal = torch.sigmoid(z)\ny = (1 - real).log()",
+            fixed="import torch\nimport torch.nn.functional as F\nreal = torch.sigmoid(z)\ny = F.logsigmoid(-z)",
+        ),
+        Bad(
+            "import torch\nfrom torch.nn import functional as F\ny = torch.log1p(-z.sigmoid())",
+            fixed="import torch\nfrom torch.nn import functional as F\ny = F.logsigmoid(-z)",
+        ),
+        Bad("import torch\nEPS = 1e-15\ny = -torch.log(1 - torch.sigmoid(x) + EPS).mean()"),
+        Bad("from torch import log, sigmoid\ny = log(sigmoid(x) + 1e-8)"),
+    )
+
+    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+        """`log` of what a sigmoid made."""
+        outer = self.source.operation(node)
+        if outer is None or outer.name not in ("log", "log1p") or outer.args:
+            return
+        inner, is_guarded = self.source.value(outer.operand), False
+        found = self.source.operation(inner)
+        if outer.name == "log" and found is not None and found.name == "add":
+            inner = self._without_guard(found)
+            if inner is None:
+                return
+            is_guarded, inner = True, self.source.value(inner)
+            found = self.source.operation(inner)
+        is_from_one = False
+        if outer.name == "log1p":
+            if not isinstance(inner, ast.UnaryOp) or not isinstance(inner.op, ast.USub):
+                return
+            is_from_one, found = True, self.source.operation(self.source.value(inner.operand))
+        elif found is not None and found.name == "sub" and self.source.number(found.operand) == 1:
+            is_from_one, found = True, self.source.operation(self.source.value(found.args[0]))
+        if found is None or found.name != "sigmoid" or stays_silent(self.source, node, outer.operand, found.operand):
+            return
+        fix = None if is_guarded else "log-sigmoid"
+        if is_from_one:
+            seen = "log(1 - sigmoid(x)) is -inf in FP16 above x = 8.31, where the sigmoid rounds to 1"
+            self.report(node, seen=seen, advice="torch.nn.functional.logsigmoid(-x)", fix=fix)
+        else:
+            self.report(node, fix=fix)
+
+    def _without_guard(self, found: Operation) -> ast.expr | None:
+        """`p` of `p + eps` where FP16 rounds the eps to 0."""
+        sides = (found.operand, found.args[0]) if found.args else ()
+        for side, eps in (sides, sides[::-1]) if sides else ():
+            number = self.source.number(eps)
+            if number is None and isinstance(eps, ast.Attribute):
+                number = min((one.number for one in reached_numbers(self.source, eps)), default=None)
+            if number is not None and 0 < number <= 2.0**-25:
+                return side
+        return None

@@ -1,0 +1,168 @@
+"""FL108: a guard constant that FP16 rounds to zero."""
+
+from __future__ import annotations
+
+import ast
+
+from floatline.causes.underflow import EPS_UNDERFLOW
+from floatline.lint.reaching import depends_on_test, may_be_tensor, reached_numbers, stays_silent
+from floatline.lint.rule import Bad, Rule
+from floatline.lint.source import Operation
+
+_HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
+_ROOTS = frozenset(("rsqrt", "sqrt", "reciprocal"))
+_CLAMPS = frozenset(("clamp", "clamp_min"))
+_DEFAULTS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
+_PLACES = {"normalize": 2, "cosine_similarity": 2}
+
+
+class SmallEps(Rule):
+    """Flags `x / (y + 1e-8)`, `y.clamp(min=1e-12)`, `torch.rsqrt(v + 1e-8)` and `F.normalize(x, eps=1e-12)`.
+
+    ## Why is this bad?
+    The smallest number of FP16 is 5.96e-8; 1e-8, and everything else up to 2.98e-8, rounds to 0. What it was to guard
+    is divided by 0: 0 / 0 is NaN, x / 0 is inf. `F.normalize` of a row of zeros is NaN with its default of 1e-12, and
+    so is `F.cosine_similarity` with its default of 1e-8; the defaults are flagged where the file shows FP16.
+
+    ## Fix safety
+    Unsafe: the sum is formed in FP32, and where its quotient goes back to 16 bits the guard becomes 1e-4, since x / eps
+    must stay below 65504.
+    """
+
+    code = "FL108"
+    name = "small-eps"
+    cause = EPS_UNDERFLOW
+    message = "FP16 rounds this guard to 0, and what it guards is divided by 0"
+    advice = "an eps of 1e-4 or more, or the sum and the quotient in FP32: y.float() + eps"
+    fix_safety = "unsafe"
+    calls = frozenset((*_ROOTS, *_CLAMPS, *_DEFAULTS, "clamp_", "clamp_min_", "clip", "div", "rsqrt_", "sqrt_"))
+    words = ("e-", "eps", "EPS", "normalize", "cosine_similarity")
+    good = (
+        "import torch\ny = x / (z.norm() + 1e-4)",
+        "import torch\ny = x / (z.norm().float() + 1e-8)",
+        "import torch\ny = x.rsqrt() + 1e-8",
+        "import torch\nmean = total / (count + 1e-8)",
+        "import torch.nn.functional as F\ny = F.normalize(x, dim=-1)",
+        "import torch.nn.functional as F\ny = F.normalize(x.float(), dim=-1, eps=1e-12)",
+        "import torch\nn = mask.long().sum().clamp(min=1e-9)",
+    )
+    bad = (
+        Bad(
+            "import torch as t\nlength = t.sum(zeros, -1, keepdim=True)\ny = zeros / (length + 1e-8)",
+            fixed=(
+                "import torch as t\nlength = t.sum(zeros, -1, keepdim=True)\n"
+                "y = (zeros / (length.float() + 1e-4)).to(zeros.dtype)"
+            ),
+        ),
+        Bad(
+            "import torch\nv = zeros.norm(dim=-1, keepdim=True)\ny = (z - z) * torch.rsqrt(v + 1e-12)",
+            fixed="import torch\nv = zeros.norm(dim=-1, keepdim=True)\ny = (z - z) * torch.rsqrt(v.float() + 1e-12)",
+        ),
+        Bad(
+            "import torch\nimport torch.nn.functional as F\ny = F.normalize(zeros, dim=-1, eps=1e-12)",
+            fixed="import torch\nimport torch.nn.functional as F\ny = F.normalize(zeros.float(), dim=-1, eps=1e-12)",
+        ),
+        Bad(
+            "import torch\ny = zeros / zeros.norm(dim=-1, keepdim=True).clamp_min(1e-12)",
+            fixed=(
+                "import torch\ny = (zeros / zeros.norm(dim=-1, keepdim=True).float().clamp_min(1e-12)).to(zeros.dtype)"
+            ),
+        ),
+        Bad("import torch.nn.functional as F\nv = F.relu(v).half()\nu = F.cosine_similarity(v, w.half())"),
+        Bad(
+            "import torch\nfrom torch import nn\n\n\nclass Unit(nn.Module):\n    def __init__(self, eps=1e-8):\n"
+            "        super().__init__()\n        self.eps = eps\n\n    def forward(self, x):\n"
+            "        size = x.norm(dim=-1, keepdim=True) + self.eps\n        return x / size"
+        ),
+    )
+
+    def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
+        """A quotient by a guarded sum."""
+        if not isinstance(node.op, ast.Div) or isinstance(node.right, ast.Constant):
+            return
+        guard = self.source.value(node.right)
+        if not isinstance(guard, ast.BinOp) or not isinstance(guard.op, ast.Add):
+            return
+        self._check_sum(node, guard, node.right)
+
+    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+        """A root, a clamp, or a function that takes an eps."""
+        found = self.source.operation(node)
+        if found is None:
+            return
+        if found.name in _DEFAULTS:
+            self._check_default(found)
+        elif found.name in _CLAMPS:
+            self._check_clamp(found)
+        elif found.name in _ROOTS or (found.name == "div" and found.args):
+            operand = found.args[0] if found.name == "div" else found.operand
+            guard = self.source.value(operand)
+            if isinstance(guard, ast.BinOp) and isinstance(guard.op, ast.Add):
+                self._check_sum(node, guard, operand)
+
+    def _check_sum(self, node: ast.expr, guard: ast.BinOp, written: ast.expr) -> None:
+        for value, eps in ((guard.left, guard.right), (guard.right, guard.left)):
+            if not isinstance(eps, (ast.Constant, ast.Name, ast.Attribute)) or (small := self._small(eps)) is None:
+                continue
+            if not may_be_tensor(self.source, value) or stays_silent(self.source, node, value):
+                return
+            if depends_on_test(self.source, node, value):
+                return
+            what = f"{small:.3g} added to {self._spell(value)} rounds to 0 in FP16"
+            if guard is not written:
+                self.report(node, seen=f"{what}: the guard is not there")
+            elif isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Name, ast.Attribute)):
+                self.report(node, seen=f"{what}: at 0 this divides by 0", fix="small-eps")
+            else:
+                self.report(guard, seen=f"{what}: the guard is not there", fix="small-eps")
+            return
+
+    def _check_clamp(self, found: Operation) -> None:
+        eps = found.argument(0, "min")
+        small = None if eps is None else self._small(eps)
+        if small is None or stays_silent(self.source, found.node, found.operand) or self._is_in_log(found.node):
+            return
+        seen = f"a clamp to {small:.3g} is a clamp to 0 in FP16"
+        above = self.source.parents.get(found.node)
+        if isinstance(above, ast.AugAssign) or (isinstance(above, ast.BinOp) and isinstance(above.op, ast.Add)):
+            return  # a sum does not care whether it is given 1e-12 or 0
+        is_divided = isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div) and above.right is found.node
+        if is_divided and isinstance(above, ast.BinOp) and isinstance(above.left, (ast.Name, ast.Attribute)):
+            self.report(above, seen=seen, fix="small-eps")
+        else:
+            self.report(found.node, seen=seen, fix=None if found.is_in_place else "small-eps")
+
+    def _check_default(self, found: Operation) -> None:
+        if found.is_method:
+            return
+        given = found.argument(_PLACES[found.name], "eps")
+        if given is None:
+            if self.source.dtype(found.operand) != "half":
+                return
+            small: float | None = _DEFAULTS[found.name]
+        else:
+            small = self._small(given)
+        if small is None or stays_silent(self.source, found.node, found.operand):
+            return
+        told = "" if given is not None else "the default "
+        self.report(
+            found.node,
+            seen=f"{told}eps={small:g} of {found.name} is 0 in FP16: a row of zeros becomes NaN",
+            fix=None if given is None else "small-eps",
+        )
+
+    def _small(self, node: ast.expr) -> float | None:
+        return min(
+            (one.number for one in reached_numbers(self.source, node) if 0 < one.number <= _HALF_OF_SMALLEST),
+            default=None,
+        )
+
+    def _is_in_log(self, node: ast.AST) -> bool:
+        above = self.source.parents.get(node)
+        if isinstance(above, ast.Attribute):
+            return above.attr in ("log", "log2", "log10", "log_", "log10_", "log2_")
+        return isinstance(above, ast.Call) and self.source.call_name(above) in ("log", "log2", "log10")
+
+    def _spell(self, node: ast.expr) -> str:
+        text = self.source.code(node)
+        return text if len(text) <= 40 else "this"
