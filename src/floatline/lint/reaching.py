@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from floatline.lint.cast_modules import is_in_cast_module
 from floatline.lint.source import Source
 from floatline.lint.values import assignments, reaching_values
 
@@ -243,14 +244,14 @@ def is_cast_around(source: Source, node: ast.AST) -> bool:
 def stays_silent(source: Source, node: ast.AST, *values: ast.expr) -> bool:
     """Whether the file shows that a place never sees 16 bits.
 
-    It is FP32 or whole numbers, it prepares data, a decorator casts, an `if` around it asks for the dtype, or it is a
-    reference that tests compare with, which is run in FP64.
+    It is FP32 or whole numbers, it prepares data, a decorator casts, an `if` around it asks for the dtype, its module
+    is cast to FP32, or it is a reference that tests compare with, which is run in FP64.
     """
     if any(source.dtype(value) in ("wide", "integer") for value in values):
         return True
     if prepares_data(source, node) or is_cast_around(source, node) or _asks_for_dtype(source, node):
         return True
-    if _is_reference(source, node):
+    if _is_reference(source, node) or is_in_cast_module(source, node):
         return True
     return any(shows_wide(source, value) for value in values)
 

@@ -8,6 +8,7 @@ from floatline.causes.overflow import EXP_OVERFLOW
 from floatline.lint.reaching import stays_silent
 from floatline.lint.rule import Bad, Rule
 from floatline.lint.shifting import is_bounded, read_exp
+from floatline.lint.tensors import is_wide
 
 
 class LogOfExp(Rule):
@@ -36,6 +37,7 @@ class LogOfExp(Rule):
         "import torch\nm = x.amax(-1, keepdim=True)\ny = m + torch.log(torch.exp(x - m).sum(-1, keepdim=True))",
         "import torch\ny = torch.log1p(torch.exp(x.float()))",
         "import math\nimport torch\ny = x + math.log(1 + math.exp(-1))",
+        "import torch\n\n\nclass Family:\n    def _log_total(self, x):\n        return torch.log1p(torch.exp(x))",
     )
     bad = (
         Bad(
@@ -66,7 +68,7 @@ class LogOfExp(Rule):
         inner, is_sum = self._exp_in(outer.operand, outer.name)
         if inner is None or source.number(inner) is not None or is_bounded(source, inner):
             return
-        if stays_silent(source, node, outer.operand, inner):
+        if stays_silent(source, node, outer.operand, inner) or is_wide(source, inner):
             return
         if is_sum:
             seen = "log(sum(exp(x))) is inf in FP16 above x = 11.09, and -inf where every x is below -17.33"

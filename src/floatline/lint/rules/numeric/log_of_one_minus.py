@@ -11,6 +11,7 @@ from floatline.lint.rule import Bad, Rule
 _LARGEST_BELOW_ONE = 1 - 2.0**-12  # halfway between FP16's last number below 1 and 1
 # torch draws these below 1, and FP16 has no number between its last and 1.
 _DRAWN = frozenset(("rand", "rand_like", "uniform"))
+_QUANTILES = frozenset(("icdf", "ppf", "quantile"))
 
 
 class LogOfOneMinus(Rule):
@@ -35,6 +36,7 @@ class LogOfOneMinus(Rule):
         "import torch\np = p.clamp(torch.finfo(p.dtype).eps, 1 - torch.finfo(p.dtype).eps)\ny = torch.log1p(-p)",
         "import torch\nu = torch.rand_like(x)\ny = torch.log1p(-u)",
         "import math\nimport torch\ny = x * math.log(1 - 0.1)",
+        "import torch\n\n\ndef icdf(p, rate):\n    return -torch.log1p(-p) / rate",
     )
     bad = (
         Bad("import torch as t\ny = t.log(1 - p)"),
@@ -71,7 +73,7 @@ class LogOfOneMinus(Rule):
         if made is not None and made.name == "sigmoid":  # that has its own rule
             return
         if made is None or made.name not in ("clamp", "clamp_max"):
-            if not self._may_be_bounded(node, value):
+            if not self._is_quantile(node) and not self._may_be_bounded(node, value):
                 self.report(node)
             return
         most = made.argument(0, "max") if made.name == "clamp_max" else made.argument(1, "max")
@@ -80,6 +82,10 @@ class LogOfOneMinus(Rule):
             return
         seen = f"log(1 - p) with p clamped to {self.source.code(most)}, which FP16 rounds to 1: it is -inf there"
         self.report(node, seen=seen)
+
+    def _is_quantile(self, node: ast.AST) -> bool:
+        """An inverse distribution function is inf at 1 by definition."""
+        return getattr(self.source.function(node), "name", "") in _QUANTILES
 
     def _may_be_bounded(self, node: ast.AST, value: ast.expr) -> bool:
         """Whether something keeps it below 1: a draw, a clamp of another kind, or a number that is added."""

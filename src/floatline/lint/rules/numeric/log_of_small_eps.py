@@ -25,14 +25,15 @@ class LogOfSmallEps(Rule):
     1 / eps, which is beyond 65504: the gradient is inf.
 
     ## Fix safety
-    Unsafe: the sum is formed in FP32, so the result is FP32 as well, and what follows may expect 16 bits.
+    Unsafe: the sum is formed in FP32, so the result is FP32 as well, and what follows may expect 16 bits. The value is
+    mended, the gradient is not where 16 bits have made a 0: 1 / eps is inf when it is cast back, and 0 * inf is NaN.
     """
 
     code = "FL104"
     name = "log-of-small-eps"
     cause = EPS_UNDERFLOW
     message = "the guard inside the log rounds to 0 in FP16: log(0) is -inf"
-    advice = "torch.log(x.float() + eps), or log_softmax / logsigmoid of the logits"
+    advice = "log_softmax / logsigmoid of the logits, or logits.float() before the probability is formed"
     fix_safety = "unsafe"
     calls = _LOGS
     good = (

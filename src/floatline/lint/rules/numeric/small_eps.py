@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
+from floatline.lint.nonzero import is_drawn, is_learned_scale, is_of_other_file
 from floatline.lint.reaching import depends_on_test, may_be_tensor, reached_numbers, stays_silent
 from floatline.lint.rule import Bad, Rule
 from floatline.lint.source import Operation
@@ -45,6 +46,25 @@ class SmallEps(Rule):
         "import torch.nn.functional as F\ny = F.normalize(x, dim=-1)",
         "import torch.nn.functional as F\ny = F.normalize(x.float(), dim=-1, eps=1e-12)",
         "import torch\nn = mask.long().sum().clamp(min=1e-9)",
+        "import torch.nn.functional as F\nu = weight.new_empty(9).normal_(0, 1)\nu = F.normalize(u, dim=0, eps=1e-12)",
+        "import torch\nloss = criterion(x, p.clamp(min=1e-12))",
+        (
+            "import torch\nfrom torch import nn\n\n\nclass Snake(nn.Module):\n    def __init__(self, d):\n"
+            "        super().__init__()\n        self.a = nn.Parameter(torch.ones(d))\n"
+            "        self.b = nn.Parameter(torch.zeros(d))\n\n    def forward(self, x):\n"
+            "        b = torch.exp(self.b.unsqueeze(0))\n"
+            "        return x / (self.a + 1e-9) + (1.0 / (b + 1e-9)) * x.sin()"
+        ),
+        (
+            "import torch\nfrom geometry import Frame\n\nframes = Frame.of_points(x)\nv = frames[..., None].apply(z)\n"
+            "y = torch.rsqrt(torch.sum(v**2, dim=-1) + 1e-20)"
+        ),
+        (
+            "import torch\nfrom torch import nn\n\n\nclass Vocoder(nn.Module):\n    def forward(self, x):\n"
+            "        return x / (x.norm(dim=-1, keepdim=True) + 1e-8)\n\n\nclass Model(nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n        self.vocoder = Vocoder()\n"
+            "        self.vocoder.float()"
+        ),
     )
     bad = (
         Bad(
@@ -73,6 +93,19 @@ class SmallEps(Rule):
             "import torch\nfrom torch import nn\n\n\nclass Unit(nn.Module):\n    def __init__(self, eps=1e-8):\n"
             "        super().__init__()\n        self.eps = eps\n\n    def forward(self, x):\n"
             "        size = x.norm(dim=-1, keepdim=True) + self.eps\n        return x / size"
+        ),
+        Bad(
+            "import torch\nfrom torch import nn\n\n\nclass Scaled(nn.Module):\n    def __init__(self, d):\n"
+            "        super().__init__()\n        self.width = nn.Parameter(torch.zeros(d))\n\n"
+            "    def forward(self, x):\n        width = self.width + 1e-8\n        return x / width"
+        ),
+        Bad(
+            "import torch\nfrom torch import nn\n\n\nclass Unit(nn.Module):\n    def forward(self, x):\n"
+            "        size = x.norm(dim=-1, keepdim=True) + 1e-8\n        return x / size\n\n\n"
+            "class Vocoder(nn.Module):\n"
+            "    def __init__(self):\n        super().__init__()\n        self.unit = Unit()\n\n\n"
+            "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.unit = Unit()\n"
+            "        self.vocoder = Vocoder()\n        self.vocoder.float()"
         ),
     )
 
@@ -106,7 +139,9 @@ class SmallEps(Rule):
                 continue
             if not may_be_tensor(self.source, value) or stays_silent(self.source, node, value):
                 return
-            if depends_on_test(self.source, node, value):
+            if depends_on_test(self.source, node, value) or is_learned_scale(self.source, value):
+                return
+            if is_of_other_file(self.source, value):
                 return
             what = f"{small:.3g} added to {self._spell(value)} rounds to 0 in FP16"
             if guard is not written:
@@ -126,6 +161,8 @@ class SmallEps(Rule):
         above = self.source.parents.get(found.node)
         if isinstance(above, ast.AugAssign) or (isinstance(above, ast.BinOp) and isinstance(above.op, ast.Add)):
             return  # a sum does not care whether it is given 1e-12 or 0
+        if isinstance(above, ast.Call) and found.node in above.args and self.source.operation(above) is None:
+            return  # what it is handed to is not shown to divide by it
         is_divided = isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div) and above.right is found.node
         if is_divided and isinstance(above, ast.BinOp) and isinstance(above.left, (ast.Name, ast.Attribute)):
             self.report(above, seen=seen, fix="small-eps")
@@ -143,6 +180,8 @@ class SmallEps(Rule):
         else:
             small = self._small(given)
         if small is None or stays_silent(self.source, found.node, found.operand):
+            return
+        if is_drawn(self.source, found.operand):
             return
         told = "" if given is not None else "the default "
         self.report(
