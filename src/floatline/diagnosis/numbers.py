@@ -14,6 +14,7 @@ from floatline.diagnosis.births import (
     is_harmful,
     is_search,
     keep_harmful,
+    ruins_loss,
 )
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
@@ -24,6 +25,9 @@ from floatline.probe.trace import Op, Trace
 MOVES = 0.01
 # Updates that are lost show in a slow run, too: a share of the loss that is above what rounding does to it.
 SLOWLY = 0.002
+
+# Share of second moments that are 0: above it Adam no longer divides by what it has seen.
+DEAD = 0.5
 
 # Seconds from which on a run is not repeated lightly.
 SLOW = 3.0
@@ -62,6 +66,9 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
     if trace is None:
         return []
     evidence.found_in = trace
+    dead = _dead_moments(evidence)
+    if dead > DEAD:
+        return [_dead_state(evidence, dead)]
     scale = evidence.scale_at(evidence.given.step_to_trace)
     births = [birth for birth in find_births(trace) if scale == 1.0 or not is_search(birth, scale)]
     harmful = keep_harmful(births, trace)
@@ -133,6 +140,26 @@ def _state_underflow(evidence: Evidence, updates: list[Birth]) -> Finding:
     )
 
 
+def _dead_moments(evidence: Evidence) -> float:
+    """The largest share of second moments that were 0 in 16 bits, in a step before the one that failed."""
+    failed = evidence.given.step_to_trace
+    return max((e.data.get("dead_moments", 0.0) for e in evidence.given.of("step") if e.step < failed), default=0.0)
+
+
+def _dead_state(evidence: Evidence, share: float) -> Finding:
+    """A fused Adam divides by what it has before it rounds: no NaN in the step, but weights that run away."""
+    made = next(iter(evidence.given.optimizers), None)
+    cause = find_cause("optimizer-state-underflow")
+    return Finding(
+        cause,
+        seen=f"{share:.0%} of the second moments are 0 in 16 bits where the gradient is not: each step divides by its "
+        "own gradient alone, and the weights run away; in FP32 they do not",
+        fix=next(iter(cause.remedies), ""),
+        module="optimizer.step",
+        op=f"{made.name}.step" if made else "",
+    )
+
+
 def _params(op: Op) -> list[str]:
     return [operand.role for operand in op.inputs if operand.role.startswith("param:")]
 
@@ -165,8 +192,9 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
     behind = evidence.falls_behind
     findings: list[Finding] = []
     births = find_births(trace)
-    if births and behind and is_harmful(trace):
-        findings += [describe_birth(birth) for birth in _distinct(births)]
+    # What ruins the loss itself does harm in every step, also where all of so few were lost to a search for a scale.
+    harmful = births if behind and is_harmful(trace) else [birth for birth in births if ruins_loss(birth, trace)]
+    findings += [describe_birth(birth) for birth in _distinct(harmful)]
     lost = silent.lost_gradients(trace)
     # A layer that stands still in 16 bits and moves in FP32 may matter little to the loss.
     frozen = {

@@ -56,8 +56,9 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
     _fill_motion(record, seen, names)
     record.optimizers = [_sum_up(record, made, seen, names) for made in seen.optimizers.values()]
     record.untrained = list(_find_untrained(seen, names))
+    # A loop that clips meets the scaler's refusal in unscale_, before any step.
     halves: list[tuple[int, int]] = [
-        (e.data["optimizer"], i) for e in record.of("scaler-step") for i in e.data["halves"]
+        (e.data["optimizer"], i) for e in record.of("scaler-step", "unscale") for i in e.data["halves"]
     ]
     held: dict[int, list[Tensor]] = {made.number: made.parameters for made in seen.optimizers.values()}
     record.half_parameters = list(dict.fromkeys(names.get(id(held[number][i]), "") for number, i in halves))

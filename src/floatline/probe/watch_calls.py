@@ -23,7 +23,7 @@ from floatline.probe.patches import Patches
 from floatline.probe.watch_light import are_weights_finite, note_light_forward, note_light_step, run_light_backward
 from floatline.probe.watch_regions import patch_autocast, patch_schedulers
 from floatline.probe.watch_state import patch_state
-from floatline.probe.watch_steps import describe_step, has_bad, open_region
+from floatline.probe.watch_steps import describe_step, has_bad, open_region, share_of_dead_moments
 
 _Call = Callable[..., Any]
 
@@ -54,7 +54,7 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         if id(optimizer) in pending:
-            _finish_step(*pending.pop(id(optimizer)))
+            _finish_step(optimizer, *pending.pop(id(optimizer)))
         elif seen.listener is not None and not seen.elsewhere:
             seen.listener.see_weights(optimizer)
 
@@ -235,8 +235,9 @@ def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[Event, list[Tensor], 
     return seen.note("step", data), parameters, seen.copy_weights(parameters)
 
 
-def _finish_step(event: Event, parameters: list[Tensor], copies: list[Tensor] | None) -> None:
+def _finish_step(optimizer: Optimizer, event: Event, parameters: list[Tensor], copies: list[Tensor] | None) -> None:
     with Aside():
+        event.data["dead_moments"] = share_of_dead_moments(optimizer, parameters)
         if copies is not None and parameters:
             moved = [(new.detach() != old).any() for new, old in zip(parameters, copies, strict=True)]
             event.data["moved"] = torch.stack([flag.to(moved[0].device) for flag in moved]).any()

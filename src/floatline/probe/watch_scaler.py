@@ -112,6 +112,7 @@ def _watch_unscale(seen: Watch, unscale: _Call) -> _Call:
             "optimizer": made.number,
             "scale": value,
             "in_step": seen.busy > 0,
+            "halves": _find_halves(made),
             "shrunk": held.shrunk,
             "before": list(held.factors),
             "after": [],

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from floatline.probe.aside import Aside
 from floatline.probe.events import Watch
 from floatline.probe.patches import Patches
+from floatline.probe.script_frames import find_script_line
 
 _Call = Callable[..., Any]
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -91,7 +92,8 @@ def _watch_cast(seen: Watch, cast: _Call, name: str) -> _Call:
     def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         if name != "to" or any(dtype in _SIXTEEN_BITS for dtype in dtypes):
-            seen.note("cast", {"owner": seen.number(module), "call": name})
+            # PEFT and the like cast on behalf of a line of the user's.
+            seen.note("cast", {"owner": seen.number(module), "call": name}, find_script_line())
         return cast(module, *args, **kwargs)
 
     return watched

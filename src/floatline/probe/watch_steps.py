@@ -13,6 +13,8 @@ from floatline.probe.aside import Aside
 from floatline.probe.events import Made, Watch
 from floatline.probe.gradient_scales import Held
 
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+
 
 def has_bad(*trees: Any) -> Tensor | bool:
     """Whether a tensor holds NaN or inf. -inf is how masks are written."""
@@ -55,6 +57,7 @@ def describe_step(
         "region": open_region(seen),
         "moved": None,
         "finite_after": True,
+        "dead_moments": 0.0,
     }
 
 
@@ -70,3 +73,15 @@ def read_rates(seen: Watch, optimizer: Optimizer) -> list[float]:
     with Aside():
         seen.rates[id(optimizer)] = [float(rate) for rate in rates]
     return seen.rates[id(optimizer)]
+
+
+def share_of_dead_moments(optimizer: Optimizer, parameters: list[Tensor]) -> float:
+    """Share of the second moments that are 0 in 16 bits after a step whose gradient was not."""
+    dead = total = 0
+    for parameter in parameters:
+        moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
+        if parameter.grad is None or not isinstance(moment, Tensor) or moment.dtype not in _SIXTEEN_BITS:
+            continue
+        dead += int(((moment == 0) & (parameter.grad != 0)).sum())
+        total += moment.numel()
+    return dead / total if total else 0.0
