@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-oldest lint format bench build clean
+.PHONY: demo test test-oldest lint format bench build site clean
 
 demo: ready  ## run the main job and write demo/report.html
 	@$(BIN)/python examples/demo.py
@@ -28,8 +28,11 @@ bench: ready  ## ratios measured on this machine
 build: ready  ## wheel and sdist in dist/
 	@$(BIN)/python -m build --no-isolation
 
+site:  ## the documentation as a site in site/
+	@$(PYTHON) tools/site.py
+
 clean:
-	rm -rf .venv build dist demo .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist demo site .pytest_cache .ruff_cache .hypothesis
 
 .PHONY: ready
 ready:

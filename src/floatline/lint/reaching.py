@@ -260,7 +260,7 @@ def _is_reference(source: Source, node: ast.AST) -> bool:
     """Whether a node stands in a formula that tests compare with: `def loss_reference(…)`, `reference_fn=lambda …`."""
     for above in source.ancestors(node):
         name = above.name if isinstance(above, ast.FunctionDef) else above.arg if isinstance(above, ast.keyword) else ""
-        if name and "reference" in name:
+        if name and "reference" in name.split("_"):
             return True
     return False
 

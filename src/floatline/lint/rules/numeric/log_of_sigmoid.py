@@ -52,6 +52,9 @@ class LogOfSigmoid(Rule):
         ),
         Bad("import torch\nEPS = 1e-15\ny = -torch.log(1 - torch.sigmoid(x) + EPS).mean()"),
         Bad("from torch import log, sigmoid\ny = log(sigmoid(x) + 1e-8)"),
+        Bad(
+            "import torch\ndef preference_loss(x):\n    return -torch.log(torch.sigmoid(x) + 1e-8)\ny = preference_loss(x)"
+        ),
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
