@@ -1,9 +1,13 @@
-"""Text files that are on the disk whole or not at all, also when the machine stops half way."""
+"""Text files that are on the disk whole or not at all, also when the machine stops half way; and read within bounds."""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
+
+MOST_BYTES = 64 << 20  # what floatline writes itself is a thousandth of it
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -28,6 +32,27 @@ def write_whole(path: Path, text: str) -> None:
     except OSError:
         draft.unlink(missing_ok=True)
         raise
+
+
+def read_bounded(path: Path, *, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a file that may be anyone's.
+
+    Args:
+        path: The file.
+        most: How many bytes it may have.
+
+    Raises:
+        OSError: It cannot be read, is no plain file (a pipe would be waited for without end), or is larger.
+    """
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(handle, "rb") as file:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError(errno.EINVAL, "it is no plain file")
+        data = file.read(min(facts.st_size, most) + 1)  # room is made for all that is asked for
+    if len(data) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+    return data
 
 
 def _sync(folder: Path) -> None:

@@ -33,7 +33,9 @@ def text_console() -> Console:
 
 def print_json(result: dict[str, Any]) -> None:
     """Write one JSON object to stdout; NaN and infinity become strings, so that every parser reads it."""
-    typer.echo(json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False)
+    # Half of a pair of UTF-16, which a JSON file may hold, has no UTF-8; so written it is JSON's own escape.
+    typer.echo(text.encode("utf-8", errors="backslashreplace").decode("utf-8"))
 
 
 def _plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ from floatline.diagnosis.kinds import (
     base_name,
 )
 from floatline.diagnosis.poles import FORMATS, HARM, cancelled_before, find_pole
-from floatline.diagnosis.provenance import ancestors, maker_of, reaches_gradient, source_of
+from floatline.diagnosis.provenance import ancestors, maker_of, reached_by, reaches_gradient, source_of
 from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.probe.trace import Op, Operand, Trace, Values
@@ -36,7 +36,11 @@ __all__ = [
     "is_search",
     "keep_harmful",
     "loss_is_blown",
+    "ruins_loss",
 ]
+
+# A loss that is off by this share of its size says nothing any more.
+RUINED = 0.5
 
 
 @dataclass(frozen=True)
@@ -107,9 +111,25 @@ def is_harmful(trace: Trace) -> bool:
 
 def loss_is_blown(trace: Trace) -> bool:
     """Whether the last thing that the forward pass made is not finite where FP32's is."""
+    last = _last_of_forward(trace)
+    return last is not None and any(out.blown for out in last.outputs)
+
+
+def ruins_loss(birth: Birth, trace: Trace) -> bool:
+    """Whether inf of the forward pass was swallowed, and left a loss that has little to do with FP32's.
+
+    Of the same weights and batch, and before the loss scale comes in: no search for one mends it.
+    """
+    last = _last_of_forward(trace)
+    if last is None or birth.op.phase != "forward" or last.outputs[0].numel != 1:
+        return False
+    return (last.outputs[0].error or 0.0) > RUINED and last.index in reached_by(birth.at or birth.op, trace)
+
+
+def _last_of_forward(trace: Trace) -> Op | None:
     # The ones that backward begins with are no part of the loss.
     made = [op for op in trace.ops if op.phase == "forward" and op.outputs and base_name(op.name) != "ones_like"]
-    return bool(made) and any(out.blown for out in made[-1].outputs)
+    return made[-1] if made else None
 
 
 def find_unfit_constants(trace: Trace) -> list[Birth]:

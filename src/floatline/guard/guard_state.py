@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from floatline.errors import GuardError
+from floatline.errors import FloatlineError, GuardError
+from floatline.guard.plain_values import DAMAGE
 from floatline.guard.run import Run
 from floatline.guard.wrappers import reshard, unwrap
 from floatline.ledger.account import Accounts
@@ -89,9 +90,23 @@ def collect(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, state
 
 
-@torch.no_grad()
 def restore(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Bring a run to where `collect` was called. Nothing is changed where something does not fit."""
+    """Bring a run to where `collect` was called. Nothing is changed where tensors or plan do not fit.
+
+    Raises:
+        GuardError: It does not fit, or is not what `collect` gave: a checkpoint may be anyone's.
+    """
+    try:
+        _restore(run, tensors, state)
+    except FloatlineError:
+        raise
+    except DAMAGE as error:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise GuardError(f"The state cannot be taken over ({reason}). Give a checkpoint that save() wrote.") from error
+
+
+@torch.no_grad()
+def _restore(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     if state.get("schema") != SCHEMA:
         raise GuardError(f"The state has schema {state.get('schema')!r}, and this version reads {SCHEMA}.")
     name = type(run.optimizer).__name__

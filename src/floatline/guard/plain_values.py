@@ -16,6 +16,9 @@ _KNOWN = (
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
 )
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+"""What values of another kind than was written can raise when they are read."""
+
 _NUMBER, _TUPLE, _ITEMS = "$number", "$tuple", "$items"
 
 
@@ -111,7 +114,7 @@ def flatten_tensors(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict
 
 
 def unflatten_tensors(flat: dict[str, Tensor], forms: dict[str, dict[str, Any]]) -> dict[str, Tensor]:
-    """What `flatten_tensors` was given, on the CPU and in memory of its own."""
+    """What `flatten_tensors` was given, on the CPU and in memory of its own; ValueError, KeyError or TypeError else."""
     # safetensors' tensors lie in the file: a copy outlives it, and is aligned.
     loaded = {key: tensor.clone() for key, tensor in flat.items()}
     made: dict[str, Tensor] = {}
@@ -119,6 +122,9 @@ def unflatten_tensors(flat: dict[str, Tensor], forms: dict[str, dict[str, Any]])
     for name, form in forms.items():
         if form.get("alias"):
             continue
+        if form["key"] in by_key:
+            raise ValueError(f"{name!r:.60} is a second copy")  # thousands of them would fill the memory
+        _check_form(name, form, flat)
         tensor = loaded[form["key"]]
         if "dtype" in form:
             tensor = tensor.view(getattr(torch, form["dtype"])).reshape(form["shape"])
@@ -132,6 +138,22 @@ def unflatten_tensors(flat: dict[str, Tensor], forms: dict[str, dict[str, Any]])
         if form.get("alias"):
             made[name] = by_key[form["key"]]
     return made
+
+
+def _check_form(name: str, form: dict[str, Any], flat: dict[str, Tensor]) -> None:
+    """Refuse what would make more of a tensor than the file holds."""
+    tensor = flat[form["key"]]
+    if "dtype" in form and not isinstance(getattr(torch, str(form["dtype"]), None), torch.dtype):
+        raise ValueError(f"{name!r:.60} has a dtype that is not known")
+    if "dtype" in form and tensor.dtype != torch.uint8:
+        raise ValueError(f"{name!r:.60} is kept as bytes, and they are none")
+    shape = form.get("shape", list(tensor.shape))
+    if "shape" in form and math.prod(shape) > tensor.numel():
+        raise ValueError(f"{name!r:.60} has more elements than bytes")
+    if "strides" in form:
+        last = sum((size - 1) * stride for size, stride in zip(shape, form["strides"], strict=True))
+        if min(form["strides"], default=1) < 0 or last >= max(1, math.prod(shape)):
+            raise ValueError(f"{name!r:.60} has strides that do not fit")
 
 
 def _check(name: str, tensor: Tensor) -> None:

@@ -133,5 +133,5 @@ def _number(checkpoint: Path) -> int:
 
 def _find(folder: Path, number: int) -> Path:
     """The checkpoint of that number; the folder itself, which is none, where it is missing."""
-    found = sorted(path for path in folder.glob("checkpoint-*") if _number(path) == number)
+    found = [path for path in run_files.list_checkpoints(folder) if _number(path) == number]
     return found[-1] if found else folder

@@ -19,11 +19,13 @@ from torch import Tensor
 
 from floatline import __version__
 from floatline.errors import GuardError
-from floatline.guard.plain_values import decode_state, encode_state, flatten_tensors, unflatten_tensors
+from floatline.guard.plain_values import DAMAGE, decode_state, encode_state, flatten_tensors, unflatten_tensors
 from floatline.ledger.folder_lock import lock_file as lock_file  # pyright: ignore[reportPrivateUsage]
 from floatline.ledger.parts import sync_folder
+from floatline.whole_files import read_bounded
 
 SCHEMA = 1
+_MOST_STATE = 1 << 30  # bytes
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
 _NAME = re.compile(r"checkpoint-(\d{8,})(?:-r(\d+))?")
 
@@ -68,7 +70,7 @@ def save_checkpoint(folder: Path, number: int, tensors: dict[str, Tensor], state
             _write_state(draft / _STATE, {"state_sha256": _hash_fields(fields), **fields})
             _sync_file(draft / _TENSORS)
             sync_folder(draft)
-            replaced = [path for path in _list(folder) if _order(path)[0] == number]
+            replaced = [path for path in list_checkpoints(folder) if _order(path)[0] == number]
             revision = _order(replaced[-1])[1] + 1 if replaced else 0
             path = folder / (f"checkpoint-{number:08d}" + (f"-r{revision}" if revision else ""))
             draft.rename(path)
@@ -103,19 +105,27 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise GuardError(f"{path} is no checkpoint: it has no {_STATE}. {advice}")
     try:
         fields = _read_state(path / _STATE)
+        if not (path / _TENSORS).is_file():
+            raise ValueError(f"it has no {_TENSORS}")
         if _hash_file(path / _TENSORS) != fields["tensors_sha256"]:
             raise ValueError(f"{_TENSORS} does not match its checksum")
         flat: dict[str, Tensor] = load_file(path / _TENSORS)
-        return unflatten_tensors(flat, fields["forms"]), cast("dict[str, Any]", decode_state(fields["state"]))
+        state = decode_state(fields["state"])
+        if not isinstance(state, dict):
+            raise ValueError(f"the state in {_STATE} is no object")
+        return unflatten_tensors(flat, fields["forms"]), cast("dict[str, Any]", state)
     except OSError as error:
         raise GuardError(f"Checkpoint {path} cannot be read: {error.strerror}. {_instead(path)}") from None
-    except (ValueError, KeyError, SafetensorError) as error:
-        raise GuardError(f"Checkpoint {path} is damaged: {error}. {_instead(path)}") from None
+    except GuardError:
+        raise
+    except (*DAMAGE, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise GuardError(f"Checkpoint {path} is damaged: {reason}. {_instead(path)}") from None
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint with the highest number in a folder, or None; it is not opened."""
-    checkpoints = _list(Path(folder))
+    checkpoints = list_checkpoints(Path(folder))
     return checkpoints[-1] if checkpoints else None
 
 
@@ -128,7 +138,7 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
     """
     if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise GuardError(f"keep is {keep!r}. Give the number of checkpoints to keep, 1 or more.")
-    surplus = _list(Path(folder))[:-keep]
+    surplus = list_checkpoints(Path(folder))[:-keep]
     if not surplus:
         return
     try:
@@ -143,6 +153,8 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
 def _only_writer(folder: Path) -> Generator[Path]:
     """The hidden folder that drafts are made in, held for this process and empty but for its lock, before and after."""
     workroom = Path(folder) / ".saving"
+    if workroom.is_symlink():  # all that lies where it leads to would be deleted
+        raise GuardError(f"{workroom} is a link. Delete it, or give checkpoints another folder.")
     workroom.mkdir(parents=True, exist_ok=True)
     file = os.open(workroom / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -174,7 +186,7 @@ def _remove(path: Path, workroom: Path) -> None:
     path.rename(workroom / uuid.uuid4().hex)  # deleted with the leftovers
 
 
-def _list(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints of a folder, oldest first."""
     if not folder.is_dir():
         return []
@@ -190,7 +202,7 @@ def _order(path: Path) -> tuple[int, int]:
 
 def _instead(path: Path) -> str:
     """What to do about a checkpoint that cannot be used."""
-    before = [other for other in _list(path.absolute().parent) if _order(other) < _order(path)]
+    before = [other for other in list_checkpoints(path.absolute().parent) if _order(other) < _order(path)]
     return f"Use the one before it: {before[-1]}." if before else "There is none before it: start the run again."
 
 
@@ -204,7 +216,7 @@ def _write_state(path: Path, fields: dict[str, Any]) -> None:
 def _read_state(path: Path) -> dict[str, Any]:
     """The fields of a state file that is whole and of a schema that is known; ValueError for any other."""
     try:
-        fields = json.loads(path.read_bytes())
+        fields = json.loads(read_bounded(path, most=_MOST_STATE))
     except (ValueError, RecursionError):
         raise ValueError(f"{_STATE} is not JSON") from None
     if not isinstance(fields, dict):
@@ -213,8 +225,8 @@ def _read_state(path: Path) -> dict[str, Any]:
     schema = known.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
         raise GuardError(
-            f"Checkpoint {path.parent} has schema {schema}, and this floatline {__version__} reads {SCHEMA}. "
-            f"Use floatline {known.get('floatline')} or later."
+            f"Checkpoint {path.parent} has schema {schema!r:.40}, and this floatline {__version__} reads {SCHEMA}. "
+            f"Use floatline {str(known.get('floatline'))[:40]} or later."
         )
     checksum = known.pop("state_sha256", None)
     if checksum != _hash_fields(known):

@@ -110,12 +110,16 @@ class Account:
         skipped = left.pop("skipped", None)
         if not isinstance(skipped, dict) or set(cast("dict[str, Any]", skipped)) != set(REASONS):
             raise ValueError(f"the skipped steps of an account are {skipped!r:.40}")
-        account = cls(skipped={reason: take_count(cast("dict[str, Any]", skipped), reason) for reason in REASONS})
+        own = dict(cast("dict[str, Any]", skipped))
+        account = cls(skipped={reason: take_count(own, reason) for reason in REASONS})
         for item in dataclasses.fields(cls):
             if item.type == "int":
                 setattr(account, item.name, take_count(left, item.name))
             elif item.name in left:
                 setattr(account, item.name, decode_number(left.pop(item.name)))
+        counts = [getattr(account, item.name) for item in dataclasses.fields(cls) if item.type == "int"]
+        if min(*counts, *account.skipped.values()) < 0:
+            raise ValueError("a count of an account is below 0")
         if left or account.applied + account.num_skipped != account.attempted:
             raise ValueError("an account does not add up")
         return account

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import sys
 import weakref
 from pathlib import Path
@@ -23,7 +24,16 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "ledger.lock"
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            # Not through a link: what it leads to would be written over.
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
+        except OSError as error:
+            if not path.is_symlink() and not path.is_dir():
+                raise
+            raise LedgerError(f"{path} cannot be locked: {error.strerror}. Delete it; it is no lock file.") from None
+        if not stat.S_ISREG(os.fstat(self._file).st_mode):
+            os.close(self._file)
+            raise LedgerError(f"{path} is no plain file. Delete it; it is no lock file.")
         try:
             lock_file(self._file)
         except BlockingIOError:

@@ -11,6 +11,7 @@ from floatline.errors import LedgerError
 from floatline.ledger.account import Accounts
 from floatline.ledger.lines import MAX_LINE, Record, Step, decode_line, decode_record
 from floatline.ledger.parts import Header, list_parts, part_path
+from floatline.whole_files import read_bounded
 
 _MARK = 256  # bytes
 
@@ -84,7 +85,10 @@ class Follower:
 
     def _read_part(self, part: int) -> Generator[Record, None, bool]:
         """The new lines of a part; returns True where the part is that of another run."""
-        with part_path(self.folder, part).open("rb") as file:
+        path = part_path(self.folder, part)
+        if path.exists() and not path.is_file():
+            raise LedgerError(f"{path} is no plain file. Give a run folder.")  # a pipe would be waited for without end
+        with path.open("rb") as file:
             mark = file.read(_MARK)
             if os.fstat(file.fileno()).st_size < self._place or not mark.startswith(self._mark):
                 return True
@@ -133,6 +137,8 @@ class Follower:
 
 def _has_header(path: Path) -> bool:
     """Whether a part has begun: its writer may have died before the first line was whole."""
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             return file.readline(MAX_LINE + 1).endswith(b"\n")
@@ -151,7 +157,7 @@ def is_writer_alive(folder: Path) -> bool | None:
     import socket
 
     try:
-        words = (folder / "ledger.lock").read_text(encoding="utf-8", errors="replace").split()
+        words = read_bounded(folder / "ledger.lock", most=4096).decode(errors="replace").split()
     except OSError:
         return None
     if len(words) != 4 or not words[1].isdigit() or words[3] != socket.gethostname():

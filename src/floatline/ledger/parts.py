@@ -79,6 +79,8 @@ def read_part(path: Path) -> Part:
     records: list[Record] = []
     number, kept = 0, 0
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no plain file")  # a pipe would be waited for without end
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE + 1):
                 number += 1

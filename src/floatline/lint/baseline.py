@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from floatline.errors import LintError
 from floatline.lint.finding import LintFinding
-from floatline.whole_files import write_whole
+from floatline.whole_files import read_bounded, write_whole
 
 _VERSION = 1
 _MEND = "Write it again with --write-baseline."
@@ -48,7 +48,7 @@ def read_baseline(path: Path) -> Baseline:
         LintError: The file is not there, or is damaged.
     """
     try:
-        data: Any = json.loads(path.read_text("utf-8"))
+        data: Any = json.loads(read_bounded(path))
     except OSError as error:
         raise LintError(f"Baseline '{path}' cannot be read: {error.strerror}. {_MEND}") from None
     except (ValueError, RecursionError):

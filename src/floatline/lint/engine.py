@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -40,10 +41,11 @@ def lint_text(
         return []
     try:
         source = Source(text, file)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     made = [rule(source, on=on) for rule in wanted]
-    _walk(source, made)
+    with contextlib.suppress(RecursionError):  # an expression of a thousand dots; what was found before it counts
+        _walk(source, made)
     findings = [finding for rule in made for finding in rule.found]
     if not findings:
         return findings

@@ -17,6 +17,7 @@ from floatline.lint.finding import LintFinding
 from floatline.lint.rule import Rule
 from floatline.lint.rules import choose_rules
 from floatline.lint.settings import Settings
+from floatline.whole_files import read_bounded
 
 if TYPE_CHECKING:
     from floatline.hardware import Hardware
@@ -111,8 +112,15 @@ def find_files(paths: Iterable[str | Path], *, exclude: Sequence[str] = (), root
         for folder, folders, names in os.walk(path):
             folders[:] = sorted(name for name in folders if name not in _SKIPPED_FOLDERS)
             for name in sorted(names):
-                if name.endswith(endings) and name != "package-lock.json":
-                    found[str(Path(folder, name))] = None
+                # A link may lead anywhere, and --fix would follow it; a pipe never ends.
+                inside = Path(folder, name)
+                if (
+                    name.endswith(endings)
+                    and name != "package-lock.json"
+                    and inside.is_file()
+                    and not inside.is_symlink()
+                ):
+                    found[str(inside)] = None
     return [file for file in found if not _is_excluded(file, exclude, root)]
 
 
@@ -172,7 +180,4 @@ class _Task:
 
 
 def _read(file: str) -> str:
-    path = Path(file)
-    if path.stat().st_size > _LARGEST:
-        raise OSError(f"larger than {_LARGEST:,} bytes")
-    return path.read_bytes().decode("utf-8-sig")
+    return read_bounded(Path(file), most=_LARGEST).decode("utf-8-sig")

@@ -8,6 +8,7 @@ from typing import Any
 
 from floatline.errors import LintError, suggest
 from floatline.lint.toml_text import parse_toml
+from floatline.whole_files import read_bounded
 
 _KEYS = ("select", "ignore", "exclude", "on", "baseline")
 
@@ -45,12 +46,13 @@ def read_settings(start: Path) -> Settings:
         if not file.is_file():
             continue
         try:
-            table: Any = parse_toml(file.read_text("utf-8"))
+            table: Any = parse_toml(read_bounded(file).decode("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
             raise LintError(f"{file} cannot be read: {error}. Mend it, or call from another folder.") from None
-        lint: Any = table.get("tool", {}).get("floatline", {}).get("lint")
-        if isinstance(lint, dict):
-            return _check(lint, file)  # pyright: ignore[reportUnknownArgumentType]
+        for name in ("tool", "floatline", "lint"):
+            table = table.get(name) if isinstance(table, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        if isinstance(table, dict):
+            return _check(table, file)  # pyright: ignore[reportUnknownArgumentType]
     return Settings()
 
 

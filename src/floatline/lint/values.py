@@ -7,6 +7,7 @@ branch may have given it something else, the answer holds only if both agree.
 from __future__ import annotations
 
 import ast
+import bisect
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ _SHAPES = frozenset(
     swapaxes""".split()  # noqa: SIM905
 )
 _INDICES = frozenset(("argmax", "argmin", "argsort", "randint", "randperm", "nonzero", "bincount", "one_hot"))
+_MOST_ASSIGNMENTS = 200  # of one name that may reach a place
 _DEPTH = 12  # of names that stand for names: beyond, the answer is "not shown"
 _DEEP = 60  # of answers that are kept, which no circle can lead beyond
 
@@ -118,15 +120,29 @@ def reaching_values(source: Source, node: ast.Name) -> list[ast.expr | None]:
         if isinstance(function, ast.Module) or node.id in _parameters(function):
             return []
         return [value for _, value in assignments(source, source.tree).get(node.id, ())]
-    around = {id(above) for above in source.ancestors(node)}
-    # A statement around the name itself (`x = x.float()`) does not reach it; a loop's own name reaches its body.
-    before = [one for one in known if one[0].lineno < node.lineno and (id(one[0]) not in around or _has_block(one[0]))]
-    reaching = [value for at, value in known if at.lineno >= node.lineno and _shares_loop(source, at, around)]
-    for statement, value in reversed(before):
+    above = list(source.ancestors(node))
+    around = {id(one) for one in above}
+    later = bisect.bisect_left(known, node.lineno, key=lambda one: one[0].lineno)
+    if min(later, _MOST_ASSIGNMENTS) + len(known) - later > _MOST_ASSIGNMENTS and any(map(_is_loop, above)):
+        return [None]  # nobody wrote that by hand, and it would take long
+    reaching = (
+        [value for at, value in known[later:] if _shares_loop(source, at, around)] if any(map(_is_loop, above)) else []
+    )
+    for place in range(later - 1, -1, -1):
+        statement, value = known[place]
+        # A statement around the name itself (`x = x.float()`) does not reach it; a loop's own name reaches its body.
+        if id(statement) in around and not _has_block(statement):
+            continue
+        if later - place > _MOST_ASSIGNMENTS:
+            return [None]
         reaching.append(value)
         if _dominates(source, statement, around):
             return reaching
     return [*reaching, None] if node.id in _parameters(function) or len(reaching) != len(known) else reaching
+
+
+def _is_loop(node: ast.AST) -> bool:
+    return isinstance(node, (ast.For, ast.AsyncFor, ast.While))
 
 
 def _has_block(statement: ast.stmt) -> bool:
@@ -135,8 +151,7 @@ def _has_block(statement: ast.stmt) -> bool:
 
 def _shares_loop(source: Source, statement: ast.stmt, around: set[int]) -> bool:
     """Whether a later statement is reached before the use in the next turn of a loop around both."""
-    loops = (ast.For, ast.AsyncFor, ast.While)
-    return any(isinstance(above, loops) and id(above) in around for above in source.ancestors(statement))
+    return any(_is_loop(above) and id(above) in around for above in source.ancestors(statement))
 
 
 def _dominates(source: Source, statement: ast.stmt, around: set[int]) -> bool:

@@ -9,7 +9,10 @@ from typing import Any
 import yaml
 
 from floatline.errors import PlanError
-from floatline.whole_files import write_whole
+from floatline.whole_files import read_bounded, write_whole
+
+_MOST_BYTES = 4 << 20
+_MOST_VALUES = 100_000  # with every alias spelled out
 
 
 def write_yaml(path: Path, data: dict[str, Any]) -> None:
@@ -34,13 +37,13 @@ def read_yaml(path: Path, *, what: str = "Plan") -> dict[str, Any]:
     if not path.is_file():
         raise PlanError(f"{said} does not exist. Give a YAML file{' or the name of a plan' * (what == 'Plan')}.")
     try:
-        data: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse_yaml(read_bounded(path, most=_MOST_BYTES).decode("utf-8"))
     except UnicodeDecodeError as error:
         raise PlanError(f"{said} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         raise PlanError(f"{said} is not plain YAML: {_first_problem(error)}. Mend it there.") from None
     except OSError as error:
-        raise PlanError(f"{said} cannot be read: {error.strerror}. Check its permissions.") from None
+        raise PlanError(f"{said} cannot be read: {error.strerror}. Check the file.") from None
     if data is None:
         needs = "at least weights and compute" if what == "Plan" else "at least one setting"
         raise PlanError(f"{said} is empty. It needs {needs}.")
@@ -49,7 +52,49 @@ def read_yaml(path: Path, *, what: str = "Plan") -> dict[str, Any]:
     return {str(key): value for key, value in data.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
-def _first_problem(error: Exception) -> str:
+def parse_yaml(text: str, *, most: int = _MOST_VALUES) -> object:
+    """The plain values of a YAML text: nothing is run, and aliases of aliases are not followed without end.
+
+    Args:
+        text: The text, which may be anyone's.
+        most: How many values it may have, with every alias and merged key spelled out.
+
+    Raises:
+        yaml.YAMLError: It is not plain YAML.
+    """
+    loader = yaml.SafeLoader(text)
+    try:
+        node: Any = loader.get_single_node()
+        if node is None:
+            return None
+        if _count(node, {}) > most:
+            raise yaml.YAMLError(f"it has more than {most:,} values")
+        return loader.construct_document(node)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    except RecursionError:
+        raise yaml.YAMLError("nested too deep") from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+        raise yaml.YAMLError("a value is not what its tag or form says") from None  # as !!bool x, or 2020-99-99
+    finally:
+        loader.dispose()
+
+
+def _count(node: Any, known: dict[int, int]) -> int:
+    """Values below a node, those behind aliases once for each alias; YAMLError where it is its own part."""
+    if id(node) in known:
+        if known[id(node)] < 0:
+            raise yaml.YAMLError("an alias refers to what it is in")
+        return known[id(node)]
+    known[id(node)] = -1
+    total = 1
+    if isinstance(node, yaml.SequenceNode):
+        total += sum(_count(item, known) for item in node.value)
+    elif isinstance(node, yaml.MappingNode):
+        total += sum(_count(key, known) + _count(item, known) for key, item in node.value)
+    known[id(node)] = total
+    return total
+
+
+def _first_problem(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"{error.problem}, line {error.problem_mark.line + 1}"
-    return "nested too deep" if isinstance(error, RecursionError) else str(error)
+    return " ".join(str(error).split())[:200]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,10 +122,20 @@ def open_target(bundle: Bundle, target: str | None = None) -> Target:
     text = target or bundle.origin.target
     if not text:
         raise ReplayError(f"Bundle '{bundle.folder}' names no target. Give one that builds its model, with --target.")
-    place = Path(text.rpartition(":")[0] or text)
-    if target is None and place.resolve().is_relative_to(bundle.folder.resolve()):
+    if target is None and _lies_in(text, bundle.folder.resolve()):
         raise ReplayError(f"Target '{text}' lies in the bundle itself. Read it, and give it with --target to run it.")
     return load_target(text)
+
+
+def _lies_in(text: str, folder: Path) -> bool:
+    """Whether a target is a file of the folder, or a module that Python would find there."""
+    places = {Path(part) for part in (text, text.rpartition(":")[0]) if part}
+    roots = [Path.cwd(), *(Path(root or ".") for root in sys.path)]
+    for name in {part.split(":")[0] for part in (text, text.rpartition(":")[0])}:
+        # Importing a.b.c runs a and a.b before it.
+        words = name.split(".")
+        places |= {root.joinpath(*words[:num]) for root in roots for num in range(1, len(words) + 1)}
+    return any(place.resolve().is_relative_to(folder) for place in places if "\0" not in str(place))
 
 
 def code_differs(bundle: Bundle, target: Target) -> bool:
@@ -262,5 +273,5 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, bundle: Bundle) -> None:
 def _check_types(origin: Origin) -> None:
     texts = (origin.target, origin.file, origin.sha256, *origin.islands)
     numbers = (origin.seed, origin.step, 0 if origin.batch is None else origin.batch)
-    if not all(isinstance(t, str) for t in texts) or not all(isinstance(n, int) and n >= 0 for n in numbers):  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not all(isinstance(t, str) for t in texts) or not all(isinstance(n, int) and 0 <= n < 1 << 63 for n in numbers):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError("its origin cannot be read")

@@ -29,6 +29,11 @@ def _hash(text: str) -> str:
 
 
 def put_in_place(path: Path, text: str) -> None:
-    """Write a file in one step: a reader never sees half of it."""
+    """Write a file in one step: a reader never sees half of it.
+
+    A link is replaced, not followed: the folder of a run may be anyone's. What UTF-8 cannot hold becomes '?'.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text)
+    if path.is_symlink():
+        path.unlink()
+    write_whole(path, text.encode("utf-8", errors="replace").decode("utf-8"))

@@ -232,7 +232,7 @@ def _layer(layer: Layer, fmt: Format | None) -> LayerFacts:
         newest=scaled.last,
         highest=highest,
         lowest=scaled.low if scaled.num else None,
-        headroom=None if fmt is None or not highest else math.log2(fmt.max) - math.log2(highest),
+        headroom=None if fmt is None or highest is None or highest <= 0 else math.log2(fmt.max) - math.log2(highest),
         num_records=layer.num_records,
         num_nonfinite=layer.norm.num_nan + layer.norm.num_inf,
     )

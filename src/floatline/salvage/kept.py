@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from floatline.errors import RescueError
 from floatline.ledger.folder_lock import FolderLock
-from floatline.whole_files import write_whole
+from floatline.whole_files import read_bounded, write_whole
 
 RESULTS = ("plan.yaml", "fix.patch", "rescue.json", "report.html")
 """What a rescue leaves for people, beside its stages."""
@@ -66,7 +66,7 @@ class Kept:
         before, finished = self.get(_ASKED), self.get(_FINISHED)
         if before is not None and before.get("target") != asked["target"]:
             raise RescueError(
-                f"'{folder}' holds a rescue of '{before.get('target')}'. Choose another folder (--folder)."
+                f"'{folder}' holds a rescue of '{str(before.get('target'))[:200]}'. Choose another folder (--folder)."
             )
         changed = [words for name, words in _CHANGES.items() if (before or {}).get(name) != asked.get(name)]
         done = finished is not None and not (prove and finished.get("proved") is False)
@@ -84,20 +84,29 @@ class Kept:
             elif path.name != "ledger.lock":
                 path.unlink()
 
-    def get(self, name: str) -> dict[str, Any] | None:
-        """A stage that is finished; None where it is not."""
+    def get(self, name: str, **holds: type | tuple[type, ...]) -> dict[str, Any] | None:
+        """A stage that is finished; None where it is not.
+
+        Args:
+            name: Of the stage.
+            holds: What it must hold, each with its type.
+        """
         if self._place is None:
             return None
         path = self._stages / f"{name}.json"
         try:
-            data: object = json.loads(path.read_text(encoding="utf-8"))
+            data: object = json.loads(read_bounded(path))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise RescueError(f"'{path}' cannot be read: {error}. Delete it, and run the command again.") from None
         if not isinstance(data, dict):
             raise RescueError(f"'{path}' holds no JSON object. Delete it, and run the command again.")
-        return cast("dict[str, Any]", data)
+        fields = cast("dict[str, Any]", data)
+        wrong = next((key for key, kind in holds.items() if key not in fields or not isinstance(fields[key], kind)), "")
+        if wrong:
+            raise RescueError(f"'{path}' has no '{wrong}', or a wrong one. Delete it, and run the command again.")
+        return fields
 
     def put(self, name: str, data: dict[str, Any]) -> None:
         """Keep a stage."""
@@ -131,6 +140,12 @@ def refuse_foreign(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise RescueError(f"'{folder}' is a file. Name a folder (--folder).")
     stages = folder / _STAGES
+    # What a link leads to would be written over, or deleted, when the rescue goes on.
+    linked = next((path for path in (stages, *(folder / name for name in RESULTS)) if path.is_symlink()), None)
+    if linked is None and stages.is_dir():
+        linked = next((path for path in stages.iterdir() if path.is_symlink()), None)
+    if linked is not None:
+        raise RescueError(f"'{linked}' is a link. Delete it, or choose another folder (--folder).")
     if (stages / f"{_ASKED}.json").exists() or (folder / "rescue.json").exists():
         return
     # A rescue that was killed before its first word has left an empty folder, or one with a lock alone.

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from floatline.diagnosis.diagnose import diagnose
@@ -158,7 +159,7 @@ class _Rescuer:
         return self._finish(diagnosis, fixes, island=island, trials=trials, found=found)
 
     def _diagnose(self) -> Diagnosis:
-        known: dict[str, Any] | None = self._kept.get("diagnose")
+        known: dict[str, Any] | None = self._kept.get("diagnose", seconds=(int, float), diagnosis=dict)
         if known is None:
             began = time.monotonic()
             made = diagnose(self._text, steps=self._steps, seed=self._seed, on_progress=self._say)
@@ -172,7 +173,7 @@ class _Rescuer:
         return diagnosis
 
     def _search(self, loaded: Target) -> Island | None:
-        known = self._kept.get("island")
+        known = self._kept.get("island", seconds=(int, float), text=str, island=(dict, NoneType))
         if known is None:
             known = self._make_search(loaded)
             self._kept.put("island", known)
@@ -227,7 +228,7 @@ class _Rescuer:
         """FP32 for as long as the validation trains, where its short run does not say how small the metric gets."""
         if not needs_pilot(trials.fp32, steps=self._steps):
             return None
-        known = self._kept.get("pilot")
+        known = self._kept.get("pilot", run=(dict, NoneType))
         if known is None:
             self._say("training in FP32 to settle the margins")
             run = run_pilot(loaded, plan, steps=self._steps, seed=self._seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import Any
 
 from floatline.causes import find_cause
@@ -39,7 +40,7 @@ def read_diagnosis(data: dict[str, Any]) -> Diagnosis:
     """What `plain_diagnosis` was given; RescueError for anything else."""
     try:
         findings = [
-            Finding(cause=find_cause(entry["cause"]), **{name: entry[name] for name in _FINDING})
+            Finding(cause=find_cause(str(entry["cause"])), **{name: _checked(entry, name) for name in _FINDING})
             for entry in data["findings"]
         ]
         return Diagnosis(
@@ -52,7 +53,7 @@ def read_diagnosis(data: dict[str, Any]) -> Diagnosis:
             scale=None if data["scale"] is None else from_plain(ScaleVerdict, data["scale"]),
             chart=tuple(map(_read_row, data["chart"])),
         )
-    except (KeyError, TypeError, ValueError, CauseError, ComparisonError, FormatError) as error:
+    except (ArithmeticError, LookupError, TypeError, ValueError, CauseError, ComparisonError, FormatError) as error:
         raise _unreadable("diagnosis", error) from None
 
 
@@ -70,6 +71,13 @@ def read_trial(data: dict[str, Any]) -> Trial:
         return from_plain(Trial, data)
     except ComparisonError as error:
         raise _unreadable("short run", error) from None
+
+
+def _checked(entry: dict[str, Any], name: str) -> Any:
+    value = entry[name]
+    if not isinstance(value, int if name == "line" else str):
+        raise ValueError(f"{name} is {reprlib.repr(value)}.")
+    return value
 
 
 def _read_row(data: dict[str, Any]) -> Row:

@@ -15,7 +15,7 @@ from floatline.guard.policy import Policy, resolve_policy
 from floatline.plan import Plan
 from floatline.plan.yaml_files import read_yaml, write_yaml
 from floatline.presets import resolve_plan
-from floatline.whole_files import write_whole
+from floatline.whole_files import read_bounded, write_whole
 
 _PLAN, _POLICY, CONFIG = "plan.yaml", "policy.json", "config.yaml"
 AnyPlan = Plan | str | PathLike[str]
@@ -23,6 +23,9 @@ AnyPlan = Plan | str | PathLike[str]
 
 def save_settings(folder: Path, plan: Plan, policy: Policy, config: Mapping[str, Any]) -> None:
     """Write them into the run folder; a workload without settings has no config file."""
+    linked = next((folder / name for name in (_PLAN, _POLICY, CONFIG) if (folder / name).is_symlink()), None)
+    if linked is not None:  # what it leads to would be written over
+        raise GuardError(f"{linked} is a link. Delete it, or choose another folder.")
     plan.save(folder / _PLAN)
     if config:
         write_yaml(folder / CONFIG, dict(config))
@@ -61,6 +64,6 @@ def load_settings(folder: Path, plan: AnyPlan | None, policy: Policy | str | Non
     if policy is not None:
         return own, resolve_policy(policy, plan_name=own.name)
     try:
-        return own, Policy(**decode_state(json.loads((folder / _POLICY).read_text(encoding="utf-8"))))
-    except (OSError, ValueError, TypeError):
+        return own, Policy(**decode_state(json.loads(read_bounded(folder / _POLICY))))
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
         raise GuardError(f"{folder / _POLICY} cannot be read. Resume the run with a policy by name.") from None

@@ -18,6 +18,7 @@ from floatline.validate.pairs import REFERENCE
 from floatline.validate.result import Validation
 from floatline.validate.study import refuse_equal_seeds
 from floatline.validate.verdict import decide
+from floatline.whole_files import read_bounded
 
 REPORTS = ("report.json", "validation.json", "rescue.json")
 LARGEST_REPORT = 256 << 20
@@ -156,8 +157,8 @@ def _asked(study: Path, report: Any) -> dict[str, Any]:
     """What a report itself, or the study beside it, was begun with; empty where neither says it."""
     asked: object = cast("dict[str, Any]", report).get("asked") if isinstance(report, dict) else None
     try:
-        asked = asked or json.loads(study.read_text(encoding="utf-8"))["asked"]
-    except (OSError, ValueError, LookupError, TypeError):
+        asked = asked or json.loads(read_bounded(study))["asked"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return {}
     return cast("dict[str, Any]", asked) if isinstance(asked, dict) else {}
 

@@ -16,11 +16,14 @@ import yaml
 
 from floatline.errors import ApprovalError, ComparisonError
 from floatline.ledger.folder_lock import lock_file
+from floatline.plan.yaml_files import parse_yaml
 from floatline.validate.plain import from_plain, to_plain
+from floatline.whole_files import read_bounded
 
 APPROVALS = "floatline-approvals.yaml"
 ISSUES = "floatline-issues.md"
 LARGEST_FILE = 64 << 20
+MOST_VALUES = 5_000_000
 SECONDS_TO_WAIT = 30.0
 _HEAD = {
     APPROVALS: "# Sign-offs and rollbacks, the newest last. Written by floatline approve and floatline rollback.\n",
@@ -79,12 +82,10 @@ def read_records(root: Path) -> list[Record]:
     """
     path = root / APPROVALS
     try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise ApprovalError(f"{path} is larger than {LARGEST_FILE >> 20} MiB. Restore it from version control.")
-        data: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse_yaml(read_bounded(path, most=LARGEST_FILE).decode("utf-8"), most=MOST_VALUES)
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         raise ApprovalError(f"{path} cannot be read: {_one_line(error)}. Restore it from version control.") from None
     if data is None:
         return []
@@ -164,7 +165,7 @@ def _held(path: Path) -> Generator[int]:
     """The file, locked; made where it is missing. The lock is the operating system's, and ends with the process."""
     until = time.monotonic() + SECONDS_TO_WAIT
     while True:
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o644)
         try:
             with contextlib.suppress(BlockingIOError):
                 lock_file(file)

@@ -16,6 +16,7 @@ from floatline.validate.study import refuse_equal_seeds
 from floatline.validate.terms import LOOKS, MARGINS, Scale, Terms
 from floatline.validate.unpaired import decide_unpaired
 from floatline.validate.verdict import decide
+from floatline.whole_files import read_bounded
 
 AnyPlace = str | os.PathLike[str]
 
@@ -125,7 +126,7 @@ def _terms(
 def _study_terms(study: Path) -> Terms | None:
     """The terms that a study was finished with; None where it has no verdict yet."""
     try:
-        data: object = json.loads((study / "validation.json").read_text(encoding="utf-8"))
+        data: object = json.loads(read_bounded(study / "validation.json", most=256 << 20))
         return Terms.from_json(cast("Any", data)["comparisons"][0]["terms"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None

@@ -17,10 +17,12 @@ import yaml
 from floatline.errors import ComparisonError
 from floatline.ledger.history import read_history
 from floatline.ledger.parts import list_parts
+from floatline.plan.yaml_files import parse_yaml
 from floatline.validate.commands import as_run
 from floatline.validate.metric_files import choose_recorded, list_files, read_all
 from floatline.validate.metrics.recorded import Recorded
 from floatline.validate.pairs import BROKEN, NUDGED, NUM_FIRST_LOSSES, REFERENCE, ArmRun
+from floatline.whole_files import read_bounded
 
 SETTINGS_FILES = ("config.json", "config.yaml", "hparams.yaml", "args.json", "params.json", ".hydra/config.yaml")
 LARGEST_SETTINGS = 1 << 20
@@ -212,10 +214,8 @@ def _seed_of(group: Sequence[Recorded], folder: Path, place: Path) -> int | None
 
 def _seed_in(path: Path) -> int | None:
     try:
-        if path.stat().st_size > LARGEST_SETTINGS:
-            return None
-        data: object = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML as well
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        data = parse_yaml(read_bounded(path, most=LARGEST_SETTINGS).decode("utf-8"))  # JSON is YAML as well
+    except (OSError, ValueError, yaml.YAMLError):
         return None
     if not isinstance(data, dict):
         return None
@@ -235,8 +235,8 @@ def _as_seed(value: Any) -> int | None:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return json.loads(read_bounded(path))
+    except (OSError, ValueError, RecursionError) as error:
         raise ComparisonError(f"'{path}' cannot be read: {error}. Delete it, and resume the study.") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
@@ -42,12 +43,14 @@ def from_plain(kind: type[T], data: Any) -> T:
     from pydantic import ValidationError
 
     if not isinstance(data, dict):
-        raise ComparisonError(f"{kind.__name__} was read as {data!r:.40}. Give the JSON object that as_json wrote.")
+        shown = reprlib.repr(data)
+        raise ComparisonError(f"{kind.__name__} was read as {shown}. Give the JSON object that as_json wrote.")
     names = {entry.name for entry in fields(cast("Any", kind))}
-    unknown = sorted(set(cast("dict[str, Any]", data)) - names)
+    unknown = [name for name in cast("dict[Any, Any]", data) if name not in names]
     if unknown:
+        shown = reprlib.repr(unknown[0])
         raise ComparisonError(
-            f"{kind.__name__} has no field {unknown[0]!r}. Remove it, or read it with the version that wrote it."
+            f"{kind.__name__} has no field {shown}. Remove it, or read it with the version that wrote it."
         )
     try:
         return _reader(kind).validate_python(data)
@@ -58,7 +61,7 @@ def from_plain(kind: type[T], data: Any) -> T:
             raise own from None  # the dataclass's own check, which says what to do
         place = ".".join(str(part) for part in first["loc"])
         raise ComparisonError(
-            f"{kind.__name__} field {place!r} is {first['input']!r:.60}: {first['msg']}. Write it with as_json."
+            f"{kind.__name__} field {place!r} is {reprlib.repr(first['input'])}: {first['msg']}. Write it with as_json."
         ) from None
 
 

@@ -12,6 +12,7 @@ from floatline.errors import ComparisonError
 from floatline.ledger.folder_lock import FolderLock
 from floatline.ledger.parts import sync_folder
 from floatline.validate.pairs import ArmRun
+from floatline.whole_files import read_bounded
 
 _STUDY = "study.json"
 
@@ -59,12 +60,12 @@ class Store:
             )
         self._asked = asked
         if before is not None:
-            _check_same(before.get("asked", {}), asked, self.folder)
+            _check_same(_mapping(before, "asked", self.folder), asked, self.folder)
 
     @property
     def found(self) -> dict[str, Any]:
         """What was found out about the target before the first run; empty at first."""
-        return (self.read(_STUDY) or {}).get("found", {})
+        return _mapping(self.read(_STUDY) or {}, "found", self.folder)
 
     def settle(self, found: dict[str, Any]) -> None:
         """Keep what was asked and found out, for this run and for those that resume it: the study begins here."""
@@ -84,10 +85,10 @@ class Store:
         """The JSON object of a file in the folder; None where there is none."""
         path = self.folder / name
         try:
-            data: object = json.loads(path.read_text(encoding="utf-8"))
+            data: object = json.loads(read_bounded(path))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ComparisonError(f"{path} cannot be read: {error}. Delete it, and resume the study.") from None
         if not isinstance(data, dict):
             raise ComparisonError(f"{path} holds no JSON object. Delete it, and resume the study.")
@@ -126,6 +127,13 @@ def file_name(name: str) -> str:
     """A name of an arm as a file name, on every system."""
     quoted = quote(name, safe=" ")
     return quoted if quoted.strip(". ") else quoted.replace(".", "%2E").replace(" ", "%20")
+
+
+def _mapping(study: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
+    part = study.get(name, {})
+    if not isinstance(part, dict):
+        raise ComparisonError(f"{folder / _STUDY} is damaged: '{name}' is no object. Begin another study (--folder).")
+    return cast("dict[str, Any]", part)
 
 
 def _check_same(before: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from floatline.errors import PlanError, TargetError, suggest
-from floatline.plan.yaml_files import read_yaml
+from floatline.plan.yaml_files import parse_yaml, read_yaml
 
 
 class WorkloadConfig(BaseModel):
@@ -60,12 +60,12 @@ def parse_pairs(pairs: Iterable[str]) -> dict[str, Any]:
         if not sign or not all(part.isidentifier() for part in key.split(".")):
             raise TargetError(f"Setting '{pair}' is not key=value. Write such as learning_rate=0.001.")
         try:
-            value = yaml.safe_load(text)
+            value = parse_yaml(text)
         except yaml.YAMLError:
             raise TargetError(f"Setting '{pair}': the value cannot be read. Write a plain number or text.") from None
         for part in reversed(key.split(".")):
             value = {part: value}
-        settings = merge(settings, value)
+        settings = merge(settings, cast("dict[str, Any]", value))
     return settings
 
 

@@ -86,6 +86,8 @@ class PrecisionHooks(Base):
         self._trainer = module.trainer
         if not optimizers or type(optimizers[0]).__name__ == "_MockOptimizer":  # where configure_optimizers gave none
             return model, optimizers, lr_schedulers
+        if self._trainer.state.fn != "fit":  # validate and test after fit: the optimizers are still there
+            return model, optimizers, lr_schedulers
         _check_accumulation(self.steps.plan, self._trainer)
         if self.before_guards is not None:
             self.before_guards()

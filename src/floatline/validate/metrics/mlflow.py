@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sqlite3
+import sys
 from pathlib import Path
 
 from floatline.errors import ComparisonError
-from floatline.validate.metrics.recorded import MOST_VALUES, Recorded
+from floatline.validate.metrics.recorded import MOST_NAMES, MOST_VALUES, Recorded
 
 LONGEST_LINE = 4096
 LONGEST_SETTING = 10_000
+LONGEST_VALUE = 1 << 20
+MOST_STEPS, STEPS_BETWEEN = 2_000_000_000, 100_000  # of SQLite's machine; 5,000,000 values need a tenth
 ENDLESS = 1.79769313486231e308  # the largest float64 but for the digits that a copy of the database may lose
 
 
@@ -34,7 +38,8 @@ def read_metric_file(path: Path) -> Recorded:
     recorded = Recorded(path, "MLflow")
     seed = folder.parent / "params" / "seed"
     if seed.is_file():
-        recorded.settings["seed"] = seed.read_text(encoding="utf-8", errors="replace")[:LONGEST_SETTING].strip()
+        with seed.open(encoding="utf-8", errors="replace") as file:
+            recorded.settings["seed"] = file.read(LONGEST_SETTING).strip()
     name = path.relative_to(folder).as_posix()
     with path.open(encoding="utf-8", errors="replace") as file:
         number = 0
@@ -71,8 +76,14 @@ def read_database(path: Path) -> list[Recorded]:
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         try:
+            # A table may be a view that never ends, or that makes text without end.
+            left = itertools.count(MOST_STEPS // STEPS_BETWEEN, -1)
+            connection.set_progress_handler(lambda: next(left) <= 0, STEPS_BETWEEN)
+            if sys.version_info >= (3, 11):
+                connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST_VALUE)
             rows = connection.execute(
-                "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time"
+                "SELECT run_uuid, start_time FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time LIMIT ?",
+                (MOST_NAMES,),
             )
             for run, began in rows:
                 runs[run] = Recorded(path, "MLflow", began=None if began is None else began / 1000)
@@ -91,7 +102,7 @@ def read_database(path: Path) -> list[Recorded]:
             connection.close()
     except ComparisonError:
         raise  # too many values, which is a ValueError as well
-    except (sqlite3.Error, TypeError, ValueError) as error:
+    except (sqlite3.Error, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         raise ComparisonError(f"'{path}' is no database of MLflow's: {error}. Name another file.") from None
     return [run for run in runs.values() if run.values]
 

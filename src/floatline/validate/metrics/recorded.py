@@ -93,7 +93,7 @@ def as_number(value: Any) -> float | None:
         try:
             return float(value)
         except OverflowError:
-            return math.copysign(math.inf, value)
+            return math.inf if value > 0 else -math.inf
     if isinstance(value, str) and value.strip().lower().lstrip("+-") in ("nan", "inf", "infinity"):
         return float(value)
     return None

@@ -47,6 +47,7 @@ def read_wandb_file(path: Path) -> Recorded:
 
 def _records(file: BinaryIO, path: Path) -> Iterator[bytes]:
     parts: list[bytes] = []
+    size = 0  # of the parts; adding them up each time would take ages for a million empty ones
     while True:
         place = file.tell()
         left = BLOCK - place % BLOCK
@@ -63,13 +64,16 @@ def _records(file: BinaryIO, path: Path) -> Iterator[bytes]:
         if zlib.crc32(data, zlib.crc32(head[6:])) != checksum:
             raise ComparisonError(f"'{path}' is damaged at byte {place:,}: its checksum is wrong. Copy it again.")
         if kind in (FULL, FIRST):
-            parts = []
-        parts.append(data)
-        if kind in (FULL, LAST) and sum(map(len, parts)) <= LARGEST_RECORD:
+            parts, size = [], 0
+        size += length
+        if size > LARGEST_RECORD:
+            parts = []  # too large for numbers: forget it, and let the rest pass
+            continue
+        if data:
+            parts.append(data)
+        if kind in (FULL, LAST):
             yield b"".join(parts)
-        if sum(map(len, parts)) > LARGEST_RECORD:
-            parts = parts[-1:]  # too large for numbers: forget it, and let the rest pass
-            parts[0] = b""
+            parts, size = [], 0
 
 
 def _take(recorded: Recorded, record: bytes) -> None:

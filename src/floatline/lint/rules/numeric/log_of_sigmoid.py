@@ -53,7 +53,8 @@ class LogOfSigmoid(Rule):
         Bad("import torch\nEPS = 1e-15\ny = -torch.log(1 - torch.sigmoid(x) + EPS).mean()"),
         Bad("from torch import log, sigmoid\ny = log(sigmoid(x) + 1e-8)"),
         Bad(
-            "import torch\ndef preference_loss(x):\n    return -torch.log(torch.sigmoid(x) + 1e-8)\ny = preference_loss(x)"
+            "import torch\ndef preference_loss(x):\n    return -torch.log(torch.sigmoid(x) + 1e-8)\n"
+            "y = preference_loss(x)"
         ),
     )
 

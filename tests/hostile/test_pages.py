@@ -1,0 +1,90 @@
+"""Pages made of hostile texts: every text is a text, in the mark-up and in a real browser."""
+
+from pathlib import Path
+
+import pytest
+from tests.report.reading import Page
+from tests.report.rescues import make_rescue
+from tests.report.runs import make_run
+from tests.report.test_run_browser import browser, visit  # noqa: F401
+from tests.report.validations import make_validation
+
+from floatline.formats import find_format
+from floatline.report.chart import Chart, Column
+from floatline.report.page import Section, write_page
+from floatline.report.rescue import document_of_rescue
+from floatline.report.run_folders import open_runs
+from floatline.report.run_html import write_run_page
+from floatline.report.validation import write_report
+from floatline.report.validation_html import page_of
+
+ATTACKS = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "</script><!--",
+    "'onmouseover='alert(3)",
+    "</title></style></svg></textarea><svg onload=alert(4)>",
+    "]]><script>alert(5)</script>",
+    "javascript:alert(6)",
+    "{{7*7}}{% raw %}${7*7}",
+    "\u2028\u2029\x1b[2J\x07<iframe srcdoc='<script>alert(7)</script>'>",
+    "&lt;script&gt;&#60;img&#62;",
+)
+DANGEROUS = {"img", "iframe", "object", "embed", "form", "base", "audio", "video", "textarea"}
+
+
+def find_faults(text: str) -> list[str]:
+    """Elements and attributes of a page that no page of floatline has."""
+    found = []
+    page = Page(text)
+    for tag, attributes in page.elements:
+        if tag in DANGEROUS or (tag == "link" and attributes.get("href") != "data:,"):
+            found.append(tag)
+        found += [f"{tag} {name}" for name in attributes if name.startswith("on")]
+        address = (attributes.get("href") or attributes.get("src") or "").strip().lower()
+        found += [f"{tag} {address}"] if address.startswith(("javascript:", "data:text", "http:")) else []
+        if tag == "script" and attributes.get("type") not in (None, "application/json"):
+            found.append(f"script {attributes}")
+    own = [attributes for tag, attributes in page.elements if tag == "script" and "type" not in attributes]
+    return [*found, *(["two scripts"] if len(own) > 1 else [])]
+
+
+def pages_of(attack: str, folder: Path) -> dict[str, str]:
+    """Every kind of page with the attack wherever a text of someone else's stands."""
+    make_run(folder / "run", steps=60, plan=attack, layers=(attack, f"b.{attack}"), stop=attack)
+    write_run_page([run.look() for run in open_runs([folder / "run"])], folder / "run.html")
+    validation = make_validation({attack: 0.0002}, num_seeds=3, target=attack, evil=True)
+    write_report(validation, folder / "validation")
+    shares = {"zero": 0.0, "subnormal": 0.0, "normal": 1.0, "overflow": 0.0}
+    chart = Chart(attack, find_format("fp16"), (Column(-3, -3, 1.0, "normal"),), shares)
+    section = Section(attack, text=[attack], rows=[(attack, "b"), ("1", attack)], charts=[chart], code=attack)
+    write_page(folder / "plain.html", title=attack, sections=[section])
+    return {
+        "run": (folder / "run.html").read_text(encoding="utf-8"),
+        "validation": (folder / "validation" / "report.html").read_text(encoding="utf-8"),
+        "rescue": page_of(document_of_rescue(make_rescue(attack, attack))),
+        "plain": (folder / "plain.html").read_text(encoding="utf-8"),
+    }
+
+
+@pytest.mark.parametrize("number", range(len(ATTACKS)))
+def test_every_text_of_every_page_is_text(tmp_path, number):
+    for kind, text in pages_of(ATTACKS[number], tmp_path).items():
+        assert find_faults(text) == [], kind
+        assert "Content-Security-Policy" in text and "default-src 'none'" in text.replace("&#39;", "'"), kind
+        assert "49${" not in text, kind  # the template is not rendered twice
+
+
+@pytest.mark.parametrize("attack", [ATTACKS[0], ATTACKS[1], ATTACKS[4], ATTACKS[8]])
+def test_an_attack_that_is_not_escaped_would_be_found(tmp_path, attack):
+    text = "<html><body><script>own()</script>" + attack + "</body></html>"
+    assert find_faults(text)
+
+
+def test_the_plain_page_runs_nothing_in_a_browser(visit, tmp_path):  # noqa: F811
+    sections = [Section(attack, [attack], rows=[(attack, "b"), ("1", attack)], code=attack) for attack in ATTACKS]
+    write_page(tmp_path / "page.html", title="".join(ATTACKS), sections=sections)
+    page = visit(tmp_path / "page.html")
+    assert page.locator("img, iframe, script, svg").count() == 0
+    shown = [text.strip() for text in page.locator("td:last-child").all_text_contents()]
+    assert shown == [attack.strip() for attack in ATTACKS]
