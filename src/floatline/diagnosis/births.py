@@ -28,6 +28,7 @@ __all__ = [
     "FORMATS",
     "Birth",
     "ancestors",
+    "damages_loss",
     "describe_birth",
     "find_births",
     "find_unfit_constants",
@@ -36,11 +37,10 @@ __all__ = [
     "is_search",
     "keep_harmful",
     "loss_is_blown",
-    "ruins_loss",
 ]
 
-# A loss that is off by this share of its size says nothing any more.
-RUINED = 0.5
+# A loss that is off by this share of its size lacks something; rounding alone does less.
+DAMAGED = 0.1
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,15 @@ def loss_is_blown(trace: Trace) -> bool:
     return last is not None and any(out.blown for out in last.outputs)
 
 
-def ruins_loss(birth: Birth, trace: Trace) -> bool:
-    """Whether inf of the forward pass was swallowed, and left a loss that has little to do with FP32's.
+def damages_loss(birth: Birth, trace: Trace) -> bool:
+    """Whether inf of the forward pass was swallowed, and left a loss that is not that of FP32.
 
     Of the same weights and batch, and before the loss scale comes in: no search for one mends it.
     """
     last = _last_of_forward(trace)
     if last is None or birth.op.phase != "forward" or last.outputs[0].numel != 1:
         return False
-    return (last.outputs[0].error or 0.0) > RUINED and last.index in reached_by(birth.at or birth.op, trace)
+    return (last.outputs[0].error or 0.0) > DAMAGED and last.index in reached_by(birth.at or birth.op, trace)
 
 
 def _last_of_forward(trace: Trace) -> Op | None:

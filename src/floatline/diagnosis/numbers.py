@@ -8,13 +8,13 @@ from floatline.causes import find_cause
 from floatline.diagnosis import silent
 from floatline.diagnosis.births import (
     Birth,
+    damages_loss,
     describe_birth,
     find_births,
     find_unfit_constants,
     is_harmful,
     is_search,
     keep_harmful,
-    ruins_loss,
 )
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
@@ -192,8 +192,8 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
     behind = evidence.falls_behind
     findings: list[Finding] = []
     births = find_births(trace)
-    # What ruins the loss itself does harm in every step, also where all of so few were lost to a search for a scale.
-    harmful = births if behind and is_harmful(trace) else [birth for birth in births if ruins_loss(birth, trace)]
+    # What damages the loss itself does harm in every step, also where all of so few were lost to a search for a scale.
+    harmful = births if behind and is_harmful(trace) else [birth for birth in births if damages_loss(birth, trace)]
     findings += [describe_birth(birth) for birth in _distinct(harmful)]
     lost = silent.lost_gradients(trace)
     # A layer that stands still in 16 bits and moves in FP32 may matter little to the loss.
