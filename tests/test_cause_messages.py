@@ -244,6 +244,9 @@ QUOTED = {
     "[rank0]:[E515 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught collective operation timeout: "
     "WorkNCCL(SeqNum=241, OpType=ALLREDUCE) ran for 600086 milliseconds": "distributed-desync",
     "Detected mismatch between collectives on ranks. Rank 0 is running collective": "distributed-desync",
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:64748": (
+        "distributed-desync"
+    ),
     "ValueError: Input X contains NaN.": "bad-input-data",
     "ValueError: Input contains NaN, infinity or a value too large for dtype('float32').": "bad-input-data",
     "RuntimeError: expected scalar type Half but found Float": "dtype-mismatch",

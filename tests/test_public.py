@@ -34,6 +34,7 @@ PUBLIC = {
     "GuardStop",
     "HalfOnCPU",
     "join_master",
+    "lint_paths",
     "match_message",
     "measure_ranges",
     "optim",

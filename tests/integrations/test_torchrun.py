@@ -33,7 +33,7 @@ def launch(script, folder, *, words=TORCHRUN):
         [*command, str(ROOT / script), str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=240, env=env
     )
     assert run.returncode == 0, run.stderr[-6000:]
-    return run.stdout
+    return run.stdout.replace("process ", "\nprocess ")  # the end of a line may come after the other's next words
 
 
 def both(pattern, text):

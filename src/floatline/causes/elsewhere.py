@@ -246,6 +246,7 @@ DISTRIBUTED_DESYNC = Cause(
         r"WorkNCCL\(.{0,200}timed out",
         r"NCCL communicator was aborted on rank",
         r"Timed out waiting \d+ ?ms for (?:recv|send) operation",
+        r"gloo/transport/\S{1,80}\] Connection closed by peer",  # what the other ranks see of that
         r"failed to pass monitoredBarrier",
     ),
     reference="NVIDIA-NeMo/Automodel#2468, lightseekorg/TorchSpec#126",
