@@ -102,13 +102,17 @@ def _settings(start: Path, select: list[str], ignore: list[str], on: str | None,
 
 def _write(result: LintResult) -> None:
     """Put the changes on the disk: each file whole, or as it was."""
+    from floatline.errors import LintError
     from floatline.whole_files import write_whole
 
     for file, before, after in result.changes:
         path = Path(file)
         mark = "\ufeff" if path.read_bytes().startswith(b"\xef\xbb\xbf") else ""
         del before
-        write_whole(path, mark + after)
+        try:
+            write_whole(path, mark + after)
+        except OSError as error:
+            raise LintError(f"'{file}' cannot be written: {error.strerror}. It is as it was.") from None
 
 
 def _print(

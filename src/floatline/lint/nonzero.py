@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from floatline.lint.reaching import made_of, owned_values
+from floatline.lint.reaching import owned_values
+from floatline.lint.silence import made_of
 from floatline.lint.source import Source
 from floatline.lint.tensors import SHAPES
 

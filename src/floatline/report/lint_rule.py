@@ -38,7 +38,7 @@ def print_rule(console: Console, rule: type[Rule]) -> None:
             console.print(Text(f"  {line}", style="green" if heading == "Instead" else ""), soft_wrap=True)
     if rule.cause is not None:
         console.print(Text(f"\nThe cause: floatline explain {rule.cause.id}"), soft_wrap=True)
-    console.print(Text(f"To keep a line as it is: # floatline: allow[{rule.name}]"), soft_wrap=True)
+    console.print(Text(f"\nTo keep a line as it is: # floatline: allow[{rule.name}]"), soft_wrap=True)
 
 
 def rule_as_json(rule: type[Rule]) -> dict[str, Any]:

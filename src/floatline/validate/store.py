@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
 from floatline.errors import ComparisonError
 from floatline.ledger.folder_lock import FolderLock
-from floatline.ledger.parts import sync_folder
 from floatline.validate.pairs import ArmRun
-from floatline.whole_files import read_bounded
+from floatline.whole_files import read_bounded, write_whole
 
 _STUDY = "study.json"
 
@@ -97,17 +95,10 @@ class Store:
     def write(self, name: str, data: dict[str, Any]) -> None:
         """Write a JSON object, whole or not at all."""
         path = self.folder / name
-        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("w", encoding="utf-8") as file:
-                json.dump(data, file, indent=1, ensure_ascii=False, allow_nan=False)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-            sync_folder(path.parent)
+            write_whole(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
         except OSError as error:
-            draft.unlink(missing_ok=True)
             raise ComparisonError(
                 f"{path} cannot be written: {error.strerror}. Make room, and resume the study (--resume)."
             ) from None

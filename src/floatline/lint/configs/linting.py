@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
 CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
 
 
-class ConfigRule(Rule):
+class ConfigRule(Rule, ABC):
     """A rule about settings. `visit_config` sees those of YAML, JSON and TOML files and of calls in Python alike.
 
     `words` decide for both whether a file is looked at.
     """
 
+    @abstractmethod
     def visit_config(self, config: Config) -> None:
         """One known group of settings."""
-        raise NotImplementedError
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
         """Python: the calls that configure something."""

@@ -38,7 +38,10 @@ def find_rule(name: str) -> type[Rule]:
         if name.strip().lower() in (rule.code.lower(), rule.name):
             return rule
     known = [word for rule in RULES.values() for word in (rule.code, rule.name)]
-    raise LintError(f"Rule {name!r} is not known. {suggest(name, known)}")
+    near = suggest(name, known)
+    if near.startswith("Known:"):  # all of them are no help
+        near = f"The {len(RULES)} rules are {known[0]} to {known[-2]}; docs/lint/rules.md lists them."
+    raise LintError(f"Rule {name!r} is not known. {near}")
 
 
 def choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[type[Rule]]:

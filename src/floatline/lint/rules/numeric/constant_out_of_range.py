@@ -6,8 +6,9 @@ import ast
 import math
 
 from floatline.causes.overflow import SCALAR_OUT_OF_RANGE
-from floatline.lint.reaching import Reached, follows_dtype, may_be_tensor, reached_numbers, stays_silent
+from floatline.lint.reaching import Reached, may_be_tensor, reached_numbers
 from floatline.lint.rule import Bad, Rule
+from floatline.lint.silence import follows_dtype, stays_silent
 from floatline.lint.source import Operation
 
 _LARGEST = 65504.0

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
-from floatline.lint.reaching import reached_numbers, stays_silent
+from floatline.lint.reaching import reached_numbers
 from floatline.lint.rule import Bad, Rule
+from floatline.lint.silence import stays_silent
 from floatline.lint.source import Operation
 
 

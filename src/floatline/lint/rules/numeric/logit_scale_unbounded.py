@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import EXP_OVERFLOW
-from floatline.lint.reaching import is_parameter, made_of, owned_values, stays_silent
+from floatline.lint.reaching import is_parameter, owned_values
 from floatline.lint.rule import Bad, Rule
+from floatline.lint.silence import made_of, stays_silent
 
 _SCALARS = frozenset(
     ("tensor", "ones", "zeros", "full", "empty", "randn", "rand", "FloatTensor", "Tensor", "as_tensor")

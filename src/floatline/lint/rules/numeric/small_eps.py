@@ -6,8 +6,9 @@ import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
 from floatline.lint.nonzero import is_drawn, is_learned_scale, is_of_other_file
-from floatline.lint.reaching import depends_on_test, may_be_tensor, reached_numbers, stays_silent
+from floatline.lint.reaching import may_be_tensor, reached_numbers
 from floatline.lint.rule import Bad, Rule
+from floatline.lint.silence import depends_on_test, stays_silent
 from floatline.lint.source import Operation
 
 _HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
