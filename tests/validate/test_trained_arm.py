@@ -1,13 +1,16 @@
 """One seed of one arm: same start, same data order, same evaluation; what is changed on purpose, and nothing else."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from tests.validate import tiny_lm
 
 import floatline as fl
+from floatline.guard.policy import DEFAULT
 from floatline.presets import resolve_plan
+from floatline.training.settings import shared_policy
 from floatline.validate.arms import PlanArm, absolute_target, plans_of, reference_plan
 from floatline.validate.inspection import Inspection, inspect_workload
 from floatline.validate.jobs import Job
@@ -159,3 +162,19 @@ def test_a_file_is_found_from_anywhere_and_a_module_stays():
     assert absolute_target("tests/validate/tiny_lm.py:half").endswith("/tests/validate/tiny_lm.py:half")
     assert absolute_target("tests/validate/tiny_lm.py:half").startswith("/")
     assert absolute_target("some.module:name") == "some.module:name"
+
+
+def test_every_arm_is_guarded_as_the_workload_asks():
+    workload, calls = tiny_lm.build(0), 0
+
+    def loss_fn(*arguments):  # one batch whose gradient is a million times as large
+        nonlocal calls
+        calls += 1
+        return workload.loss_fn(*arguments) * (1e6 if calls == 70 else 1.0)
+
+    skipped: list[int] = []
+    for policy in ({}, {"outlier_score": math.inf}):
+        calls, guarded = 0, replace(workload, loss_fn=loss_fn, policy=policy)
+        assert shared_policy(guarded) == replace(DEFAULT, **policy)
+        skipped.append(train_job(job(steps=80, curve_of="loss"), guarded).skipped)
+    assert skipped == [1, 0]

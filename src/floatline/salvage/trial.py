@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from floatline.errors import FloatlineError
 from floatline.guard.outcome import Outcome
-from floatline.guard.policy import DEFAULT
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plan import Plan
+from floatline.training.settings import shared_policy
 from floatline.training.trainer import Trainer
 from floatline.workload import Target
 
@@ -70,8 +70,9 @@ def run_trial(target: Target, plan: Plan, *, steps: int, seed: int) -> Trial:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the target's own
         try:
+            workload = target.build(seed)
             trainer = Trainer(
-                target.build(seed), plan=plan, policy=DEFAULT, folder=None, steps=steps, seed=seed,
+                workload, plan=plan, policy=shared_policy(workload), folder=None, steps=steps, seed=seed,
                 on_step=outcomes.append,
             )  # fmt: skip
             with contextlib.closing(trainer.guard):

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from floatline.errors import GuardError
 from floatline.guard.plain_values import decode_state, encode_state
-from floatline.guard.policy import Policy, resolve_policy
+from floatline.guard.policy import DEFAULT, Policy, resolve_policy
 from floatline.plan import Plan
 from floatline.plan.yaml_files import read_yaml, write_yaml
 from floatline.presets import resolve_plan
 from floatline.whole_files import read_bounded, write_whole
+from floatline.workload import Workload
 
 _PLAN, _POLICY, CONFIG = "plan.yaml", "policy.json", "config.yaml"
 AnyPlan = Plan | str | PathLike[str]
+
+
+def shared_policy(workload: Workload) -> Policy:
+    """The policy for runs that are compared: what the workload sets, whatever the plan.
+
+    A preset's own policy would be a second difference between two plans.
+    """
+    return replace(DEFAULT, **workload.policy)
 
 
 def save_settings(folder: Path, plan: Plan, policy: Policy, config: Mapping[str, Any]) -> None:

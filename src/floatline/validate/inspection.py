@@ -53,8 +53,8 @@ def inspect_target(settings: dict[str, Any]) -> dict[str, Any]:
 def inspect_workload(workload: Workload, settings: dict[str, Any]) -> Inspection:
     """Evaluate a workload once, and take two steps of it."""
     # Whoever only reads an inspection needs no torch.
-    from floatline.guard.policy import DEFAULT
     from floatline.plan import Plan
+    from floatline.training.settings import shared_policy
     from floatline.training.trainer import Trainer
     from floatline.validate.trained_arm import first_batches
 
@@ -64,7 +64,7 @@ def inspect_workload(workload: Workload, settings: dict[str, Any]) -> Inspection
     trainer = Trainer(
         workload,
         plan=Plan(**settings["plan"]),
-        policy=DEFAULT,
+        policy=shared_policy(workload),
         folder=None,
         steps=_TRIAL_STEPS,
         seed=settings["seed"],

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from floatline.checkup.advice import note_memory, note_speed
 from floatline.checkup.memory import estimate_memory, make_optimizer
-from floatline.guard.policy import DEFAULT
 from floatline.hardware import detect_devices
 from floatline.optim.storage import EXTRAS
 from floatline.plan import Plan
+from floatline.training.settings import shared_policy
 from floatline.training.trainer import Trainer
 from floatline.validate.timing import draw_order
 from floatline.validate.trained_arm import first_batches
@@ -38,7 +38,7 @@ def builder_of(settings: dict[str, Any]) -> Build:
 
 def make_trainer(workload: Workload, plan: dict[str, Any], seed: int) -> Trainer:
     """A trainer that keeps nothing, as every arm has it."""
-    return Trainer(workload, plan=Plan(**plan), policy=DEFAULT, folder=None, seed=seed)
+    return Trainer(workload, plan=Plan(**plan), policy=shared_policy(workload), folder=None, seed=seed)
 
 
 def time_target(settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from floatline.guard.outcome import Outcome
-from floatline.guard.policy import DEFAULT
 from floatline.numerics.rounding import round_nearest
 from floatline.plan import Plan
+from floatline.training.settings import shared_policy
 from floatline.training.trainer import Trainer
 from floatline.validate.jobs import Job
 from floatline.validate.limits import checkpoints_of
@@ -49,9 +49,13 @@ def train_job(job: Job, workload: Workload) -> ArmRun:
     if settings["change"] == "nudged":
         nudge_weights(workload.model, job.seed)
     steps = settings["steps"]
-    # Every arm is guarded by the same numbers: a preset's own policy would be a second difference.
     trainer = Trainer(
-        workload, plan=Plan(**settings["plan"]), policy=DEFAULT, folder=None, steps=max(1, steps), seed=job.seed
+        workload,
+        plan=Plan(**settings["plan"]),
+        policy=shared_policy(workload),
+        folder=None,
+        steps=max(1, steps),
+        seed=job.seed,
     )
     before = [parameter.detach().clone() for parameter in workload.model.parameters()]
     start = trainer.measure(master=False)
