@@ -28,6 +28,10 @@ def test_a_run_that_follows_fp32_lacks_nothing():
         (run([0.9] * 40), "the loss ends at 0.9"),
         (run(FP32.losses, skipped=range(25, 40)), "15 of the last 20 steps were skipped"),
         (run([]), "the loss is not finite"),
+        (
+            run(0.5 * loss for loss in FP32.losses),
+            "the loss begins at 0.5, in FP32, with the same weights and batch, at 1",
+        ),
     ],
 )
 def test_what_a_run_lacks_is_said(trial, says):

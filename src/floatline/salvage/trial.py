@@ -23,6 +23,8 @@ _MAY_LACK = 0.1
 _MAY_DIFFER = 0.02
 # Steps skipped in the second half of a run are no search for a loss scale any more.
 _MAY_SKIP = 0.05
+# Of FP32's first loss, or of what it falls by. Weights and batch are the same there; dropout may differ.
+_MAY_START_APART = 0.2
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,10 @@ def find_shortfall(trial: Trial, fp32: Trial) -> str:
     )
     if not math.isfinite(own):
         return "the loss is not finite"
+    # A loss that lacks a term falls, too.
+    ours, first = trial.losses[0], fp32.losses[0]
+    if abs(ours - first) > _MAY_START_APART * max(abs(first), abs(begin - end)):
+        return f"the loss begins at {ours:.4g}, in FP32, with the same weights and batch, at {first:.4g}"
     if not own - end <= max(_MAY_LACK * (begin - end), _MAY_DIFFER * abs(end)):
         return f"the loss ends at {own:.4g}, in FP32 at {end:.4g} from {begin:.4g}"
     return ""
