@@ -113,8 +113,8 @@ def capture_gpt(layer: int, tokens: torch.Tensor) -> list[Step]:
     return steps
 
 
-def search_gpt(layer: int, tokens: torch.Tensor) -> None:
-    """How long the search takes, and what the islands cost."""
+def search_gpt(layer: int, tokens: torch.Tensor) -> tuple[str, ...]:
+    """The island that the search finds; prints how long it takes, and what the islands cost."""
     steps = capture_gpt(layer, tokens)
     torch.cuda.synchronize()
     began = time.perf_counter()
@@ -124,6 +124,7 @@ def search_gpt(layer: int, tokens: torch.Tensor) -> None:
         if modules:
             print(measure_cost(steps[0], modules))
             print(measure_cost(steps[0], modules, tf32=True))
+    return island.modules
 
 
 def in_tf32(step: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], object]:
@@ -141,26 +142,33 @@ def on_gpu(*, rounds: int, batch: int, layer: int = 13) -> None:
     print(f"GPU {torch.cuda.get_device_name()}, torch {torch.__version__}")
     print(f"369M GPT, batch {batch}, planted in blocks.{layer}")
     tokens = torch.randint(0, 65536, (batch, 1025), device="cuda")
-    search_gpt(layer, tokens)
+    found = search_gpt(layer, tokens)
     gc.collect()
     torch.cuda.empty_cache()
-    rescued = make_gpt(layer)
-    Islands(rescued, [f"blocks.{layer}"])
-    rescued_step = guard_benchmark.bare(rescued, "cuda")
+    rescued, block = make_gpt(layer), make_gpt(layer)
+    Islands(rescued, found)
+    Islands(block, [f"blocks.{layer}"])
+    rescued_step, block_step = (guard_benchmark.bare(model, "cuda") for model in (rescued, block))
+    broken = "the broken plan (every step skipped)"
     arms = {
+        broken: guard_benchmark.bare(make_gpt(layer), "cuda"),
         "the plan, nothing planted": guard_benchmark.bare(guard_benchmark.GPT().cuda(), "cuda"),
-        "one block in FP32": rescued_step,
-        "one block in FP32, products in TF32": in_tf32(rescued_step),
-        "the broken plan (every step skipped)": guard_benchmark.bare(make_gpt(layer), "cuda"),
+        f"{', '.join(found)} in FP32": rescued_step,
+        f"{', '.join(found)} in FP32, products in TF32": in_tf32(rescued_step),
+        "one block in FP32": block_step,
+        "one block in FP32, products in TF32": in_tf32(block_step),
     }
     for step in arms.values():
         for _ in range(4):
             step(tokens)
     times = guard_benchmark.time_rounds(arms, tokens, rounds=rounds, each=3)
-    first = times["the plan, nothing planted"]
+    print("\n| step | ms | of the plan, nothing planted | of the broken plan |\n|---|---:|---:|---:|")
     for name, values in times.items():
-        ratio = statistics.median(v / b for v, b in zip(values, first, strict=True))
-        print(f"  {name:38} {statistics.median(values) * 1e3:8.2f} ms   {ratio:.3f}")
+        healthy, skipping = (
+            statistics.median(v / b for v, b in zip(values, times[base], strict=True))
+            for base in ("the plan, nothing planted", broken)
+        )
+        print(f"| {name} | {statistics.median(values) * 1e3:.2f} | {healthy:.3f} | {skipping:.3f} |")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 import pytest
 from tests.validate.studies import run
 
+from floatline.presets import resolve_plan
 from floatline.validate.arms import FunctionArm
+from floatline.validate.limits import Limits
+from floatline.validate.preparation import Subject, reproduce
 from floatline.validate.processes import ProcessRunner, always
 from floatline.validate.store import Store
 from floatline.validate.study import Silence, Study
@@ -138,3 +141,10 @@ def test_the_plan_is_told_before_and_its_time_after_the_first_seed(tmp_path):
 def test_functions_run_in_this_process(tmp_path):
     (one,) = make(tmp_path, "good", runner=ProcessRunner(jobs=2)).run()
     assert one.verdict == "PASS"
+
+
+def test_the_command_that_does_it_again_names_a_preset_or_the_file_of_a_plan():
+    usual, own = resolve_plan("fp16-mixed"), resolve_plan("fp16-mixed").model_copy(update={"accumulate": 2})
+    for plan, word in ((usual, "fp16-mixed"), (own, "fp16-mixed.yaml")):
+        subject = Subject("net.py", [plan], resolve_plan("fp32"), Limits(steps=3), seed=4)
+        assert reproduce(subject, Terms("loss")).startswith(f"floatline validate net.py --plan {word} --steps 3")

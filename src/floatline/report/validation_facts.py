@@ -160,7 +160,10 @@ def _environment_part(validation: Validation) -> Part:
 def _again_part(validation: Validation) -> Part:
     if not validation.reproduce:
         return Part("How to reproduce", (Words("The command was not recorded.", "missing"),))
-    return Part("How to reproduce", (Code(validation.reproduce, "console"),))
+    command = Code(validation.reproduce, "console")
+    if not any(f"--plan {name}.yaml" in validation.reproduce for name in validation.plans):
+        return Part("How to reproduce", (command,))
+    return Part("How to reproduce", (Words("Save the plan, which is above, in the file that is named."), command))
 
 
 def _footer(validation: Validation) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from floatline.errors import ComparisonError, TargetError
 from floatline.plan import Plan
+from floatline.presets import PLANS
 from floatline.validate.approval_file import find_root
 from floatline.validate.arms import Arm, FunctionArm, PlanArm
 from floatline.validate.code_files import target_code
@@ -128,7 +129,7 @@ def reproduce(subject: Subject, terms: Terms) -> str:
         return ""
     words = ["floatline", "validate", subject.text]
     for candidate in subject.candidates:
-        words += ["--plan", candidate.name if isinstance(candidate, Plan) else ""]
+        words += ["--plan", _word_of(candidate) if isinstance(candidate, Plan) else ""]
     for name, value in vars(subject.limits).items():
         words += [] if value is None else [f"--{name}", str(value)]
     if terms.margins != MARGINS:
@@ -139,3 +140,8 @@ def reproduce(subject: Subject, terms: Terms) -> str:
     words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
     words += words_of_looks(terms.looks)
     return shlex.join([*words, "--seed", str(subject.seed)])
+
+
+def _word_of(plan: Plan) -> str:
+    """A preset's name; any other plan must lie in a file of its own."""
+    return plan.name if PLANS.get(plan.name) == plan else f"{plan.name}.yaml"

@@ -89,7 +89,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "base": "random",
         "rank": 64,
         "learning_rate": 1e-4,
-        "batch_size": 256,
+        "batch_size": 128,
         "num_batches": 2,
         "takes": 1,
         "mel_bins": 128,
