@@ -150,7 +150,8 @@ def test_the_papers_formula_skips_steps_in_fp16_while_the_loss_is_finite() -> No
 FULL = """
 from floatline.workloads import dbnet
 
-SMALL = {"num_images": 12, "held_out": 2, "widths": (4, 4), "depth": (1, 1), "neck": 4, "head": 4, "words": 14}
+SMALL = {"num_images": 12, "batch_size": 12, "learning_rate": 0.01, "held_out": 2, "words": 14}
+SMALL |= {"widths": (4, 4), "depth": (1, 1), "neck": 4, "head": 4}
 
 
 def build(seed=0, arithmetic="as-it-comes"):

@@ -59,6 +59,13 @@ def test_fp16_safe_trains_in_fp16_with_a_ledger(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+def test_a_run_is_logged_to_wandb_without_a_network(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run(tmp_path, "trainer=fp16_safe", "trainer.max_epochs=1", "logger.wandb.enabled=true", "exp_name=offline")
+    (kept,) = (tmp_path / "wandb").glob("offline-run-*")
+    assert next(kept.glob("*.wandb")).stat().st_size > 0
+
+
 def test_a_comparison_of_runs_that_trained_on_nothing_is_refused(tmp_path: Path) -> None:
     nothing = "trainer.limit_train_batches=0"
     plans = {"fp32": "trainer=fp32", "fp16": "trainer=fp16_safe"}

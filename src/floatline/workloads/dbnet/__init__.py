@@ -29,7 +29,7 @@ EVALUATED_AT_ONCE = 16
 
 
 class Config(WorkloadConfig):
-    """Settings of dbnet; the defaults learn on one CPU core in half a minute.
+    """Settings of dbnet; the defaults learn in a minute on a GPU, and in some minutes on a CPU core.
 
     Args:
         precision: A plan's name, such as `fp16-mixed` or Lightning's `16-mixed`.
@@ -57,20 +57,20 @@ class Config(WorkloadConfig):
     precision: str = "fp16-mixed"
     gradient_clip_val: Annotated[float, Field(gt=0)] | None = 5.0
     accumulate_grad_batches: Count = 1
-    learning_rate: Annotated[float, Field(gt=0)] = 0.01
-    total_steps: Count = 200
-    batch_size: Count = 4
-    num_images: Count = 96
-    held_out: Count = 192
+    learning_rate: Annotated[float, Field(gt=0)] = 0.005
+    total_steps: Count = 800
+    batch_size: Count = 8
+    num_images: Count = 384
+    held_out: Count = 384
     image_size: Annotated[int, Field(ge=32)] = 128
     words: Count = 6
     text_height: tuple[Count, Count] = (10, 24)
-    data_seed: int = 2
+    data_seed: int = 3
     icdar_folder: str | None = None
-    widths: tuple[Count, ...] = (8, 16, 24, 32)
+    widths: tuple[Count, ...] = (16, 32, 64, 128)
     depth: tuple[Count, ...] = (1, 1, 1, 1)
-    neck: Annotated[int, Field(ge=4)] = 16
-    head: Count = 8
+    neck: Annotated[int, Field(ge=4)] = 32
+    head: Count = 16
     channels_last: bool = False
     step: StepName = "sigmoid"
     arithmetic: ArithmeticName = "fp32"
@@ -90,7 +90,7 @@ class Config(WorkloadConfig):
 
 # Pages with more text. In a batch the pixels where the threshold is learnt are more than 65,504, and those that the
 # cross-entropy counts are nearly as many: beyond that in some batches.
-_DENSE: dict[str, object] = {"batch_size": 12, "words": 12, "text_height": (9, 24)}
+_DENSE: dict[str, object] = {"batch_size": 16, "words": 12, "text_height": (9, 24)}
 
 VARIANTS: dict[str, dict[str, object]] = {
     # Step and sums in FP16: terms of the loss vanish without a sound.
@@ -99,7 +99,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "steep": {"arithmetic": "as-it-comes", "step": "exponential"},
     # The team's safe settings; what must be in FP32 is in FP32.
     "fp16_safe": {"precision": "fp16-mixed", "gradient_clip_val": 5.0, "accumulate_grad_batches": 2},
-    # By estimate about 100 GB in FP32.
+    # 57 GiB in FP32.
     "h200": {
         "image_size": 640,
         "words": 40,

@@ -61,7 +61,7 @@ def add_terms(
     # The hardest negatives, without waiting for the device; where there are fewer than that, the rest is 0.
     hardest = (losses * negative).sort(descending=True).values
     rank = torch.arange(len(hardest), device=hardest.device)
-    chosen = (rank < _NEGATIVES * positive.sum()) & (hardest > 0)
+    chosen = (rank < _NEGATIVES * positive.count_nonzero()) & (hardest > 0)
     counted = torch.cat([positive, chosen.to(positive.dtype)])
     bce = (torch.cat([losses, hardest]) * counted).sum() / (counted.sum() + _EPS)
     binary = predicted.binary.flatten()
