@@ -164,7 +164,7 @@ def test_a_file_is_found_from_anywhere_and_a_module_stays():
     assert absolute_target("some.module:name") == "some.module:name"
 
 
-def test_every_arm_is_guarded_as_the_workload_asks():
+def test_every_arm_trains_on_outliers_unless_the_workload_asks_otherwise():
     workload, calls = tiny_lm.build(0), 0
 
     def loss_fn(*arguments):  # one batch whose gradient is a million times as large
@@ -173,8 +173,8 @@ def test_every_arm_is_guarded_as_the_workload_asks():
         return workload.loss_fn(*arguments) * (1e6 if calls == 70 else 1.0)
 
     skipped: list[int] = []
-    for policy in ({}, {"outlier_score": math.inf}):
+    for score, policy in ((math.inf, {}), (6.0, {"outlier_score": 6.0})):
         calls, guarded = 0, replace(workload, loss_fn=loss_fn, policy=policy)
-        assert shared_policy(guarded) == replace(DEFAULT, **policy)
+        assert shared_policy(guarded) == replace(DEFAULT, outlier_score=score)
         skipped.append(train_job(job(steps=80, curve_of="loss"), guarded).skipped)
-    assert skipped == [1, 0]
+    assert skipped == [0, 1]

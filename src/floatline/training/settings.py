@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from os import PathLike
@@ -23,11 +24,11 @@ AnyPlan = Plan | str | PathLike[str]
 
 
 def shared_policy(workload: Workload) -> Policy:
-    """The policy for runs that are compared: what the workload sets, whatever the plan.
+    """The policy for runs that are compared: what the workload sets, whatever the plan; else no outlier is skipped.
 
-    A preset's own policy would be a second difference between two plans.
+    A preset's own policy would be a second difference between two plans, and FP32 as a reference trains on every batch.
     """
-    return replace(DEFAULT, **workload.policy)
+    return replace(DEFAULT, **{"outlier_score": math.inf, **workload.policy})
 
 
 def save_settings(folder: Path, plan: Plan, policy: Policy, config: Mapping[str, Any]) -> None:
