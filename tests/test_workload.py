@@ -91,7 +91,7 @@ def test_a_module_and_a_name_in_it_are_targets(tmp_path: Path, monkeypatch: pyte
 def test_a_file_may_be_followed_by_a_name(tmp_path: Path):
     path = write(tmp_path, BUILD.format(signature="").replace("def build", "def broken"))
     assert load_target(path + ":broken").build().precision == "fp16-mixed"
-    assert "neither build() nor train()" in refusal(path)
+    assert "neither build() nor train()" in refusal(path) and "diagnose -- python" in refusal(path)
 
 
 def test_a_target_may_import_its_neighbours_also_while_it_builds(tmp_path: Path):

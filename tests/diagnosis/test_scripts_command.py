@@ -145,3 +145,37 @@ def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number, co
 def test_the_command_does_not_load_torch_itself():
     code = "import sys, floatline.diagnosis.script; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+
+
+SHORT = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cpu")
+for step in range(3):
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss = (model(torch.randn(8, 4)) * 1e5).float().square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_script_that_ends_before_a_failing_step_is_recorded_is_asked_to_run_longer(tmp_path):
+    (tmp_path / "short.py").write_text(SHORT)
+    done = run("--", "short.py", cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    assert "20 steps or more" in done.stdout and "0 of 3 steps recorded" in done.stdout
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the interpreter is a shell script")
+def test_an_interpreter_without_torch_is_told_which_one_floatline_runs_in(tmp_path):
+    (tmp_path / "short.py").write_text(SHORT)
+    bare = tmp_path / "python"
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    bare.chmod(0o755)
+    done = run("--", str(bare), "short.py", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "cannot import" in done.stderr and sys.executable in done.stderr

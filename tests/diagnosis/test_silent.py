@@ -21,6 +21,7 @@ FAILURES = {
     "average_that_stops": "accumulator-stagnation",
     "positions_from_arange": "integer-not-exact",
     "timestamps_as_floats": "integer-not-exact",
+    "timestamps_under_autocast": "integer-not-exact",
     "identities_promoted": "integer-not-exact",
     "finite_difference": "cancellation",
     "near_equal_inputs": "cancellation",
@@ -135,6 +136,25 @@ def test_a_batch_of_whole_numbers_in_floats_collides():
     assert silent.colliding_casts(given) == []
     given.meta["whole"] = ["inputs[0]"]
     assert silent.colliding_casts(given)
+
+
+def test_large_numbers_of_the_batch_collide_where_autocast_casts_them():
+    given = cast(5000.0, 0.9, source="float32")
+    assert silent.colliding_casts(given) == []
+    given.ops[0].inputs[0].role = "inputs[0]"
+    assert silent.colliding_casts(given)
+    for quiet in (cast(2000.0, 0.9, source="float32"), cast(5000.0, 0.01, source="float32")):
+        quiet.ops[0].inputs[0].role = "inputs[0]"
+        assert silent.colliding_casts(quiet) == []
+
+
+def test_a_loss_that_stays_behind_fp32_is_told_where_no_cause_is_found(monkeypatch):
+    monkeypatch.setattr("floatline.diagnosis.diagnose._find", lambda evidence: [])
+    behind = diagnose(f"{TARGETS}:timestamps_as_floats")
+    assert behind.verdict == "healthy"
+    assert "in FP32" in behind.notes[-1]
+    assert "no known cause" in behind.notes[-1]
+    assert diagnose(f"{TARGETS.with_name('silent_healthy.py')}:whole_numbers_used_smoothly").notes == ()
 
 
 def difference(error, operand_error, size):

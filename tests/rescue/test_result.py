@@ -13,6 +13,7 @@ from floatline.findings import Finding
 from floatline.presets import resolve_plan
 from floatline.report.rescue import print_rescue, write_rescue
 from floatline.salvage.result import Rescue, Tried
+from floatline.validate.comparison import Gate
 
 PLAN = resolve_plan("fp16-mixed")
 PASS, FAIL = (make_validation({"rescued": worse}, bare=True) for worse in (0.0, 0.5))
@@ -42,6 +43,26 @@ BROKEN = Rescue("net.py", of("product-overflow"), 40, tried=(Tried("a in FP32", 
 def test_the_outcome_and_its_words(rescue, outcome, words):
     assert (rescue.outcome, rescue.solved) == (outcome, outcome in ("healthy", "rescued"))
     assert words in rescue.words and rescue.as_json()["words"] == rescue.words
+
+
+def test_a_page_without_a_validation_says_healthy_and_not_pass(tmp_path):
+    lag = replace(of(""), notes=("the last loss is 0.3, in FP32 0.1",))
+    rescue = Rescue("net.py", lag, 40)
+    console = Console(record=True, width=400, color_system=None)
+    print_rescue(rescue, write_rescue(rescue, tmp_path), console)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "HEALTHY" in page and ">PASS<" not in page
+    assert "in FP32 0.1" in page and "in FP32 0.1" in console.export_text()
+
+
+def test_a_refused_check_says_what_to_do_and_does_not_send_to_the_full_one(tmp_path):
+    gate = Gate("noise-floor", False, "too noisy", "More seeds.")
+    best = replace(PASS.best, verdict="REFUSED", gates=(gate,))
+    refused = replace(BROKEN, plan=PLAN, validation=replace(PASS, comparisons=(best,)), margin="5 %")
+    console = Console(record=True, width=400, color_system=None)
+    print_rescue(refused, write_rescue(refused, tmp_path), console)
+    assert "do     More seeds." in console.export_text() and "--prove" not in refused.words
+    assert "--prove" in replace(refused, validation=FAIL).words
 
 
 def test_the_terminal_names_the_cause_the_trials_the_files_and_what_comes_next(tmp_path):

@@ -88,6 +88,8 @@ def diagnose(
             if trace is not None:
                 trace.save(trace_path)
     notes = (scale.text,) if scale is not None and not findings else ()
+    if not findings and evidence.falls_behind:
+        notes = (*notes, _explain_lag(given, fp32))
     chart = rows_of_diagnosis(_traces(evidence), findings[0] if findings else None)
     seconds = time.perf_counter() - began
     return Diagnosis(target, name_precision(given), tuple(findings), seconds, tried, notes, scale, chart)
@@ -103,6 +105,12 @@ def _explain_unknown(target: str, failure: Failure, in_fp32: Failure | None) -> 
         f"Target '{target}' raised {failure.kind}: {first_line}{place}, in step {failure.step}. {blame}. "
         "Run it alone to see the whole error."
     )
+
+
+def _explain_lag(given: RunRecord, fp32: RunRecord) -> str:
+    """One line for a loss that stays behind FP32's, where nothing that was recorded says why."""
+    ends = f"the last loss is {given.losses[-1]:.4g}, in FP32 {fp32.losses[-1]:.4g}"
+    return f"{ends}: no known cause was found for that; floatline validate tells whether it lasts"
 
 
 def name_precision(given: RunRecord) -> str:

@@ -96,7 +96,10 @@ def diagnose_script(
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     seconds = time.perf_counter() - began
     if "missing" in seen:
-        raise TargetError(f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it.")
+        raise TargetError(
+            f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
+            f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
+        )
     if not seen:
         ended = f"it ended with exit code {code} before floatline could sum it up"
         return ScriptDiagnosis(text, "", (), seconds, notes=(ended,), exit_code=code, unexplained=ended)

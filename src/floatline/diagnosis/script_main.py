@@ -80,6 +80,8 @@ def _say_unexplained(evidence: ScriptEvidence) -> str:
     if given.first_bad_step is not None:
         text = f"loss, gradients or weights were not finite from step {given.first_bad_step} on"
         tried = sum(one.kind == "failed" for one in evidence.captured)
+        if not evidence.captured:
+            return f"{text}, and the script ended before such a step was recorded: let it run for 20 steps or more"
         return f"{text}, and {'its recorded step does' if tried else 'the steps recorded afterwards do'} not tell why"
     if evidence.keeps_skipping:
         return f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps, for an unknown cause"

@@ -141,7 +141,10 @@ def _is_kept(op: Op, trace: Trace) -> bool:
 
 
 def colliding_casts(trace: Trace) -> list[tuple[Op, float]]:
-    """Whole numbers that 16 bits cannot hold and whose loss grows later in the step, with the largest of them."""
+    """Whole numbers that 16 bits cannot hold and whose loss grows later in the step, with the largest of them.
+
+    Numbers of the batch that large count, too, whole or not: beyond it 16 bits have not even the whole ones.
+    """
     found: list[tuple[Op, float]] = []
     for op in trace.ops:
         if op.phase != "forward" or not op.outputs or op.outputs[0].dtype not in FORMATS or op.outputs[0].blown:
@@ -160,7 +163,13 @@ def _largest_whole(op: Op, trace: Trace) -> float:
         return op.outputs[0].twin_largest or 0.0
     if name not in CASTS | ADDITIONS | PRODUCTS | {"div"}:
         return 0.0  # an index is an integer as well, and stays one
-    return max((operand.value.largest for operand in op.inputs if _is_whole(operand, trace)), default=0.0)
+    casts = name in CASTS
+    return max((x.value.largest for x in op.inputs if _is_whole(x, trace) or (casts and _is_batch(x))), default=0.0)
+
+
+def _is_batch(operand: Operand) -> bool:
+    """Whether an operand is an FP32 tensor of the batch, as it was given."""
+    return operand.role.startswith("inputs[") and operand.value.dtype == "float32"
 
 
 def _is_whole(operand: Operand, trace: Trace) -> bool:

@@ -14,7 +14,7 @@ from floatline.report.document import Block, Code, Document, Part, Table, Tile, 
 from floatline.report.package_files import put_in_place
 from floatline.report.validation_facts import document_of
 from floatline.report.validation_html import page_of
-from floatline.report.validation_texts import sentence, show_count
+from floatline.report.validation_texts import TONES, sentence, show_count
 from floatline.salvage.kept import RESULTS, finish
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ _STYLES = {
     "not-precision": "bold red",
     "unsolved": "bold red",
 }
-# A page has one of validate's verdicts as its mark; without a validation there is nothing to pass.
-_MARKS = {"healthy": "PASS"}
+# A page has one of validate's verdicts as its mark; without a validation there is nothing to pass: PASS is not said.
+_MARKS = {"healthy": "HEALTHY"}
+_TONES: dict[str, Tone] = {**TONES, "HEALTHY": "good"}
 _TITLES = {
     "healthy": "healthy as it is",
     "rescued": "rescued",
@@ -64,7 +65,7 @@ def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
         rescue.plan.save(files["plan.yaml"])
     if rescue.patch:
         put_in_place(files["fix.patch"], rescue.patch)
-    put_in_place(files["report.html"], page_of(document_of_rescue(rescue)))
+    put_in_place(files["report.html"], page_of(document_of_rescue(rescue), tones=_TONES))
     written = {name: str(path) for name, path in files.items()}
     data = json.dumps(_plain({**rescue.in_full(), "files": written}), indent=1, ensure_ascii=False, allow_nan=False)
     put_in_place(files["rescue.json"], data + "\n")
@@ -82,11 +83,12 @@ def print_rescue(rescue: Rescue, files: dict[str, str], console: Console) -> Non
     lines += [_row("tried", f"{tried.does}: {tried.shortfall or 'trains as FP32 does'}") for tried in rescue.tried]
     if rescue.validation is not None:
         lines.append(_row("check", f"{rescue.validation.verdict}: {rescue.validation.best.reason}"))
+        lines += [_row("do", gate.advice) for gate in rescue.validation.best.failed_gates]
     lines += [
         _row("code", f"{fix.name}:{fix.line}: {fix.says}{'' if fix.safe else ' (look at it first)'}")
         for fix in rescue.fixes
     ]
-    lines += [_row("note", note) for note in rescue.notes]
+    lines += [_row("note", note) for note in _notes(rescue)]
     taken = ", ".join(f"{stage.name} {stage.seconds:.1f} s" for stage in rescue.stages)
     lines.append(_row("time", taken))
     lines += [_row(_LABELS[name], path) for name, path in files.items() if name in _LABELS]
@@ -99,6 +101,11 @@ def print_rescue(rescue: Rescue, files: dict[str, str], console: Console) -> Non
             )
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _notes(rescue: Rescue) -> tuple[str, ...]:
+    """Its own, and the diagnosis's where that found nothing and so is all there is."""
+    return rescue.notes if rescue.diagnosis.findings else (*rescue.diagnosis.notes, *rescue.notes)
 
 
 _LABELS = {"plan.yaml": "plan", "fix.patch": "patch", "report.html": "report"}
@@ -116,7 +123,7 @@ def document_of_rescue(rescue: Rescue) -> Document:
             meaning="No validation was made: nothing is claimed about it.",
             reason=rescue.words,
             tiles=_tiles(rescue),
-            flags=rescue.notes,
+            flags=_notes(rescue),
             before=own,
             chapters=(),
             after=(),

@@ -142,7 +142,8 @@ class Rescue:
         said = "trains as FP32 does"
         if not self.solved:
             said = f"keeps up with FP32 for {self.steps} steps, but is not verified"
-        more = "" if self.proved else ". --prove runs the full one"
+        # A closed gate asks for more of something: the full form, with its narrower margins, does not open it.
+        more = "" if self.proved or self.validation.verdict == "REFUSED" else ". --prove runs the full one"
         return f"With {self.does} it {said}: {form} says {self.validation.verdict}{more}."
 
     def as_json(self) -> dict[str, Any]:

@@ -156,8 +156,10 @@ def _find_functions(module: ModuleType, name: str, text: str, folder: Path) -> T
         return Target(text, None, found, folder) if trains else Target(text, found, None, folder)
     build, train = getattr(module, "build", None), getattr(module, "train", None)
     if not callable(build) and not callable(train):
+        script = f" A script needs no change: floatline diagnose -- python {text}" if text.endswith(".py") else ""
         raise TargetError(
             f"Target '{text}' has neither build() nor train(). Add build(), which returns ({', '.join(FIELDS)})."
+            + script
         )
     return Target(text, build if callable(build) else None, train if callable(train) else None, folder)
 

@@ -122,6 +122,22 @@ def timestamps_as_floats():
     return Clock(), [((t.float(),), ((t % 16 < 8).long(),))], F.cross_entropy, "fp16-true", sgd(0.5)
 
 
+class Waves(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.angle, self.out = nn.Linear(1, 1, bias=False), nn.Linear(2, 2)
+        self.angle.weight = nn.Parameter(torch.full((1, 1), 2 * math.pi / 16), requires_grad=False)
+
+    def forward(self, seconds):
+        angle = self.angle(seconds)  # HERE
+        return self.out(torch.cat([angle.sin(), angle.cos()], 1))
+
+
+def timestamps_under_autocast():
+    t = whole(20, 10000, 30000, 64)
+    return Waves(), [((t[:, None].float(),), ((t % 16 < 8).long(),))], F.cross_entropy, "fp16-mixed", sgd(0.5)
+
+
 class Hashed(nn.Module):
     def __init__(self):
         super().__init__()
