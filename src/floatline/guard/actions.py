@@ -47,9 +47,15 @@ class AcceptRegime:
 
 @dataclass(frozen=True, slots=True)
 class Escalate:
-    """Replay in FP32, and raise the precision of the block that leaves the format's range."""
+    """Replay in FP32, and raise the precision of the block that leaves the format's range.
+
+    Args:
+        why: For the ledger.
+        reference: Loss of the canary with the snapshot's weights; None where there is no snapshot.
+    """
 
     why: str
+    reference: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

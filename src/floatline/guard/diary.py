@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
-from floatline.errors import GuardError
+from floatline.errors import GuardError, LedgerError
 from floatline.guard.agreement import num_processes
 from floatline.guard.outcome import Outcome
 from floatline.ledger.account import Accounts
@@ -20,6 +24,9 @@ from floatline.ledger.listener import Listener
 
 class Diary:
     """Keeps the account of a run. Process 0 writes the ledger; the accounts are the same on every process.
+
+    A ledger that cannot be written does not raise here, in the middle of a step: `check` does, behind it. What the
+    ledger did not take waits in memory, and goes to it first as soon as it takes records again.
 
     Args:
         folder: Run folder; None keeps the accounts in memory only.
@@ -43,6 +50,8 @@ class Diary:
         self._metadata = metadata
         self._writes = is_first_process(group)
         self._listeners: list[Listener] = []
+        self._held: deque[Callable[[], None]] = deque()
+        self._failure: LedgerError | None = None
         if self.folder is None and resume:
             raise GuardError("resume=True without a folder. Give the run folder whose ledger goes on.")
         if self.folder is not None and self._writes:
@@ -75,7 +84,8 @@ class Diary:
         record = Step(outcome.attempt, time.time(), outcome.applied, outcome.reason, None, known, numbers, norms)
         self._tell(record)
         if self.ledger is not None:
-            self.ledger.append(
+            self._hand_over(
+                self.ledger.append,
                 applied=outcome.applied,
                 reason=outcome.reason,
                 epoch=outcome.epoch,
@@ -95,16 +105,44 @@ class Diary:
         """Add something that happened besides a step: a rollback, an escalation, a stop."""
         self._tell(Event(event, self._attempt, time.time(), message, values=dict(values)))
         if self.ledger is not None:
-            self.ledger.event(event, message, values=values)
+            self._hand_over(self.ledger.event, event, message, values=values)
+
+    def _hand_over(self, call: Callable[..., None], *args: Any, **values: Any) -> None:
+        """Give the ledger a record, behind those that it has not taken yet."""
+        self._held.append(partial(call, *args, **values))
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        try:
+            while self._held:
+                self._held[0]()
+                self._held.popleft()
+        except LedgerError as error:
+            self._failure = error
+
+    def check(self) -> None:
+        """Raise why the ledger cannot be written, where it cannot; once for each record."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def flush(self) -> None:
-        """Wait until everything is on the disk."""
-        if self.ledger is not None:
+        """Wait until everything is on the disk; tries again what failed before."""
+        if self.ledger is None:
+            return
+        self._failure = None
+        self.ledger.flush()
+        if self._held:
+            self._catch_up()
+            self.check()
             self.ledger.flush()
 
     def close(self) -> None:
         """Write what is left, and let go of the folder and of all who listen."""
         try:
+            if self._held:
+                with contextlib.suppress(LedgerError):  # closing says it
+                    self.flush()
             if self.ledger is not None:
                 self.ledger.close()
         finally:

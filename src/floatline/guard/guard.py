@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from floatline.errors import GuardError
+from floatline.errors import GuardError, LedgerError
 from floatline.guard import guard_state, rank_files
 from floatline.guard.admission import check_parameters, check_update, check_weights, choose_clipping
 from floatline.guard.applied_plan import AppliedPlan
@@ -321,6 +321,7 @@ class Guard:
         self._pending.append(outcome)
         self._learn(self._late)
         self._rescue.snapshot_if_due()
+        self.run.diary.check()  # last: on several processes the others have made the whole step
         return outcome
 
     def _learn(self, leave: int) -> None:
@@ -340,6 +341,7 @@ class Guard:
     def drain(self) -> None:
         """Read everything that is outstanding; waits for the device."""
         self._learn(0)
+        self.run.diary.check()
 
     def scheduler(self, scheduler: Any) -> Any:
         """Let the guard advance this scheduler, on applied steps only; gives it back.
@@ -407,8 +409,17 @@ class Guard:
             folder: Where checkpoints of this run lie.
             extra: What the caller needs to go on, such as the place in the data; JSON.
         """
-        tensors, state = self.state_dict()
-        return rank_files.save(self.run, Path(folder), tensors, {**state, "extra": extra or {}})
+        self._learn(0)
+        tensors, state = guard_state.collect(self.run)
+        failure = None
+        try:
+            self.run.diary.flush()  # the ledger lacks no step that a checkpoint holds
+        except LedgerError as error:
+            failure = error  # the checkpoint is worth more, and the other processes wait for this one in it
+        path = rank_files.save(self.run, Path(folder), tensors, {**state, "extra": extra or {}})
+        if failure is not None:
+            raise failure
+        return path
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Go on from a checkpoint, or from the newest one under a folder; gives back `extra`.

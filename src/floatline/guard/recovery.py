@@ -126,6 +126,7 @@ class Recovery:
         elif seen.reason == "forward-nonfinite":
             actions = self._on_nonfinite()
         elif seen.reason == "outlier" and seen.attempt > now.accepted:
+            now.collapses = 0
             actions = self._on_outlier(seen)
         return actions or self._check_limits()
 
@@ -155,11 +156,11 @@ class Recovery:
         now = self._now
         if now.question == "nonfinite":
             if not math.isfinite(loss):
-                return [Escalate(f"the canary's loss is {loss} too, with finite weights")]
+                return [Escalate(f"the canary's loss is {loss} too, with finite weights", reference)]
             now.sound = True
             return self._check_limits()
         if reference is not None and math.isfinite(reference):
-            now.sound = _is_sound(loss, reference, tolerance=self._policy.canary_tolerance)
+            now.sound = is_sound(loss, reference, tolerance=self._policy.canary_tolerance)
             if not now.sound:
                 return self._roll_back(now.outlier_since)
         return self._accept_regime() or self._check_limits()
@@ -188,10 +189,12 @@ class Recovery:
         now = self._now
         at_floor = self.floor is None or seen.scale <= self.floor
         now.collapses = now.collapses + 1 if at_floor else 0
-        if now.collapses < self._policy.collapse_after:
-            return []
-        now.question = "collapse"
-        return [CheckWeights()]
+        if now.collapses >= self._policy.collapse_after:
+            now.question = "collapse"
+            return [CheckWeights()]
+        # Damaged weights may overflow every gradient. Their loss tells them from a search for the scale.
+        is_outlier = seen.loss_score > self._policy.outlier_score and seen.attempt > now.accepted
+        return self._on_outlier(seen) if is_outlier else []
 
     def _on_nonfinite(self) -> list[Action]:
         now = self._now
@@ -203,7 +206,6 @@ class Recovery:
 
     def _on_outlier(self, seen: Seen) -> list[Action]:
         now, policy = self._now, self._policy
-        now.collapses = 0
         now.outliers += 1
         if now.outliers == 1:
             now.outlier_since = seen.attempt
@@ -253,7 +255,8 @@ class Recovery:
         return []
 
 
-def _is_sound(loss: float, reference: float, *, tolerance: float) -> bool:
+def is_sound(loss: float, reference: float, *, tolerance: float) -> bool:
+    """Whether the canary's loss is at most this many times the snapshot's; a negative one, the same distance above."""
     if reference < 0:
         tolerance = 2 - tolerance
     return math.isfinite(loss) and (loss <= reference or loss <= tolerance * reference)

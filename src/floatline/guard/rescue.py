@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from floatline.causes import find_cause
-from floatline.errors import GuardStop
+from floatline.errors import GuardStop, LedgerError
 from floatline.findings import Finding
 from floatline.guard import guard_state, rank_files
 from floatline.guard.actions import (
@@ -29,7 +29,7 @@ from floatline.guard.agreement import num_processes
 from floatline.guard.closures import Loss, Randomness, take_loss
 from floatline.guard.nonfinite import first_nonfinite
 from floatline.guard.outcome import Outcome
-from floatline.guard.recovery import Seen
+from floatline.guard.recovery import Seen, is_sound
 from floatline.guard.run import Run
 from floatline.guard.snapshots import Snapshot
 from floatline.guard.underflow import Lost
@@ -131,8 +131,9 @@ class Rescue:
                 run.judge.forget()
                 run.diary.note("regime-change", "the new level is accepted as normal: the weights are sound")
             case Escalate():
-                if (run.plan.compute == "fp32" or self._fails_in_fp32()) and run.ring.newest() is not None:
-                    # Weights that give NaN in FP32 where they gave a number before are as bad as NaN: a flipped bit.
+                fails = run.plan.compute == "fp32" or self._fails_in_fp32(action.reference)
+                if fails and run.ring.newest() is not None:
+                    # Weights that fail in FP32 where they gave a good number before are as bad as NaN: a flipped bit.
                     return list(run.recovery.weights_checked(False))
                 self._escalate(action.why)
             case RaiseScale():
@@ -165,8 +166,11 @@ class Rescue:
         """Mean of the canary's loss over the processes; NaN where there is no canary."""
         if self._canary is None:
             return math.nan
-        loss = self.replay(self._canary).clone()
-        world = num_processes(self._run.judge.group)
+        return self._mean(self.replay(self._canary))
+
+    def _mean(self, loss: Tensor) -> float:
+        """The mean over the processes."""
+        world, loss = num_processes(self._run.judge.group), loss.clone()
         if world > 1:
             dist.all_reduce(loss, group=self._run.judge.group)
         return float(loss) / world
@@ -236,12 +240,21 @@ class Rescue:
             return
         self._raise_precision(why)
 
-    def _fails_in_fp32(self) -> bool:
-        """Whether the canary is non-finite on some process with FP32 computation, where that can be tried."""
+    def _fails_in_fp32(self, reference: float | None = None) -> bool:
+        """Whether the canary is non-finite on some process with FP32 computation, where that can be tried.
+
+        Args:
+            reference: Its loss with the snapshot's weights; one far above that is a failure, too.
+        """
         run = self._run
         if self._canary is None or run.plan.compute == run.plan.weights:
             return False
-        return self._any(~self.replay(self._canary, precision="fp32").isfinite())
+        loss = self.replay(self._canary, precision="fp32")
+        if self._any(~loss.isfinite()):
+            return True
+        if reference is None or not math.isfinite(reference):
+            return False
+        return not is_sound(self._mean(loss), reference, tolerance=run.policy.canary_tolerance)
 
     def _raise_precision(self, why: str) -> None:
         """Compute in BF16 where it has FP16's speed, else in FP32; weights keep their dtypes."""
@@ -288,7 +301,10 @@ class Rescue:
             kept += f" State: {path}."
         message = f"Stopped{place}: {action.message}{kept}"
         run.diary.note("stop", message)
-        run.diary.flush()
+        try:
+            run.diary.flush()
+        except LedgerError as error:
+            message = f"{message} {error}"  # the stop must be heard, on this process as on the others
         finding = None
         if action.cause_id:
             cause = find_cause(action.cause_id)
