@@ -4,6 +4,7 @@ import copy
 import gc
 import inspect
 import math
+import re
 import weakref
 
 import pytest
@@ -122,6 +123,23 @@ def test_a_line_computes_in_fp32_and_no_other(apply):
     apply(keeping(f"{HERE}:{line}"))
     big = (x * 300).float()
     assert torch.equal(squares(x), (big * big).mean() * 1.0)
+
+
+def test_a_line_whose_code_has_moved_is_refused_and_its_new_place_is_named(apply):
+    source = inspect.getsource(losses).splitlines()
+    line = next(i for i, text in enumerate(source, 1) if "big * big" in text)
+    code = source[line - 1].strip()
+
+    def plan_for(number: int, code: str) -> Plan:
+        kept = KeptFunction(function=f"{HERE}:{number}", code=code)
+        return keeping().model_copy(update={"fp32_functions": (kept,)})
+
+    with pytest.raises(PlanError, match=rf"'{re.escape(code)}' is not on that line\. It is on line {line} now"):
+        AppliedPlan(nn.Linear(2, 2), plan_for(line - 1, code))
+    with pytest.raises(PlanError, match=r"is not on that line\. Make the plan again\."):
+        AppliedPlan(nn.Linear(2, 2), plan_for(line, "gone = 1"))
+    apply(plan_for(line, code))
+    assert squares(halves(8)).isfinite()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

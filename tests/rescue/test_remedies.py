@@ -1,5 +1,7 @@
 """Which plans are proposed for which findings, in which order, and why."""
 
+from dataclasses import replace
+
 import pytest
 
 from floatline.causes import find_cause
@@ -93,3 +95,13 @@ def test_what_is_not_precision_and_what_is_fp32_get_no_plan(base, cause):
 
 def test_no_finding_no_plan():
     assert propose(MIXED, []) == ()
+
+
+def test_a_plan_for_a_line_holds_its_code(tmp_path):
+    file = tmp_path / "net.py"
+    file.write_text("x = 1\ny = x * x\n", encoding="utf-8")
+    found = place("product-overflow", line="net.py:2")
+    found = replace(found, finding=replace(found.finding, file=str(file), line=2))
+    kept = [entry for c in propose(MIXED, [found]) for entry in c.plan.fp32_functions]
+    assert {entry.code for entry in kept if entry.function == "net.py:2"} == {"y = x * x"}
+    assert {entry.code for entry in kept if entry.function == "loss"} == {""}

@@ -125,10 +125,12 @@ class KeptFunction(Frozen):
         function: `package.module.function`, `package.module.Class.method`, `file.py:function`, a line as
             `file.py:31`, or `loss` for the workload's loss function.
         reason: Why it computes in FP32.
+        code: What stands on that line: the plan is refused where it is something else by now. '' does not look.
     """
 
     function: str = Field(min_length=1, description="a function such as 'package.losses.dice', 'file.py:31' or 'loss'")
     reason: str = Field(default="", description="a text")
+    code: str = Field(default="", description="the code on that line")
 
 
 class Rewrite(Frozen):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+import linecache
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from floatline.findings import Finding
@@ -153,7 +154,20 @@ def _for_numbers(base: Plan, places: Sequence[Place], island: Island | None) -> 
     if island is not None and island.members:
         plan = together.plan.model_copy(update={"fp32_modules": (*base.fp32_modules, *island.kept)})
         together = Candidate(plan, f"{', '.join(island.modules)} and {together.does}", why)
-    return [*found, together]
+    places_of_lines = [(place.finding.file, place.finding.line) for place in places]
+    if island is not None and island.lines is not None:
+        places_of_lines += island.lines.lines
+    return [_with_code(candidate, places_of_lines) for candidate in (*found, together)]
+
+
+def _with_code(candidate: Candidate, lines: Iterable[tuple[str, int]]) -> Candidate:
+    """The candidate with the code of its lines, so that a plan for a file that is edited later is not taken wrongly."""
+    code = {f"{_name(file)}:{line}": linecache.getline(file, line).strip() for file, line in lines if file and line}
+    kept = tuple(
+        entry.model_copy(update={"code": code.get(entry.function, entry.code)})
+        for entry in candidate.plan.fp32_functions
+    )
+    return replace(candidate, plan=candidate.plan.model_copy(update={"fp32_functions": kept}))
 
 
 def _rewritten(base: Plan, place: Place) -> list[Candidate]:
