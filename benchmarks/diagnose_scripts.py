@@ -1,6 +1,6 @@
 """What `floatline diagnose -- python train.py` costs a script: the same loops with and without it, in turns.
 
-    python benchmarks/diagnose_scripts.py [--pairs 5] [--device cuda]
+    python benchmarks/diagnose_scripts.py [--pairs 5] [--device cuda] [--only transformer-scaled]
 
 Prints a Markdown table: the median step, watched and not, and the whole loop with its recorded steps. On a CPU the
 times are those that the processor spent on the script, in one thread, so that other work on the machine hardly matters;
@@ -66,7 +66,7 @@ with open(target, "w") as file:
     json.dump({"step": times[len(times) // 2], "whole": whole}, file)
 """
 LOOPS = {
-    "cpu": [("mlp", 1500), ("transformer", 120), ("transformer-scaled", 120)],
+    "cpu": [("mlp", 4000), ("transformer", 120), ("transformer-scaled", 120)],
     "cuda": [("mlp", 4000), ("transformer", 600), ("transformer-scaled", 600)],
 }
 WATCHED = "import sys; from floatline.diagnosis.script_main import main; main(sys.argv[1], '', sys.argv[2:])"
@@ -86,6 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What diagnosing a script costs it.")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--only", choices=[kind for kind, _ in LOOPS["cpu"]], help="one loop; all without it")
     options = parser.parse_args()
     import torch
 
@@ -96,6 +97,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         for kind, steps in LOOPS[options.device]:
+            if options.only not in (None, kind):
+                continue
             pairs = [
                 [measure(Path(name), kind, steps, options.device, watched=watched) for watched in (False, True)]
                 for _ in range(options.pairs)

@@ -1,16 +1,25 @@
 """Whole scripts whose numbers arrive late, as from a GPU: what fails is known a step afterwards, and explained."""
 
+import math
+
 import pytest
 import torch
 from tests.diagnosis.test_scripts import line_of, observe, observe_script
 
-from floatline.probe import late
-from floatline.probe.late import LateNumbers
+from floatline.probe import late, script_late, script_schedule
+from floatline.probe.events import Event
+from floatline.probe.late import LateNumbers, ScaledLoss
+from floatline.probe.script_late import LateSteps
+
+# What asking may take of a step: any share, so that each step is asked about; none, so that it is eight at once.
+EACH, TOGETHER = math.inf, 0.0
 
 
-@pytest.fixture(autouse=True)
-def _far(monkeypatch):
+@pytest.fixture(autouse=True, params=[EACH, TOGETHER], ids=["each", "together"])
+def share(request, monkeypatch):
     monkeypatch.setattr(late, "is_far", lambda tensor: True)
+    monkeypatch.setattr(script_late, "_SHARE", request.param)
+    return request.param
 
 
 @pytest.mark.parametrize(
@@ -62,10 +71,38 @@ def run_loop(tmp_path, **given):
     return observe(str(script))
 
 
-@pytest.mark.parametrize("bad", [30, 49])
+@pytest.mark.parametrize("bad", [30, 41, 49])
 def test_a_bad_loss_of_two_optimizers_is_dated_by_its_own_step(tmp_path, bad):
     answer = run_loop(tmp_path, SCALED=False, BAD=bad, HIGH=-1.0)
     assert f"step {bad}" in str(answer["findings"] or answer["unexplained"]), answer
+
+
+def test_weights_of_another_step_than_the_failing_one_are_owned_up_to(tmp_path, monkeypatch, share):
+    monkeypatch.setattr(script_schedule, "_SHARE", 0.0)  # a step that is recorded brings all answers home
+    monkeypatch.setattr(script_schedule, "_LITTLE", 0.0)
+    answer = run_loop(tmp_path, SCALED=False, BAD=37, HIGH=-1.0)
+    said = [note for note in answer["notes"] if "the nearest that were kept" in note]
+    text = "step 37 failed; its cause was looked for with the weights of step 34, the nearest that were kept"
+    assert said == ([text] if share == TOGETHER else [])
+
+
+def test_a_step_that_fails_when_the_script_is_all_but_over_is_explained(tmp_path):
+    script = tmp_path / "short.py"
+    script.write_text(
+        "import torch\n"
+        "class Gate(torch.nn.Linear):\n"
+        "    def forward(self, x, level):\n"
+        "        return torch.exp(super().forward(x).half() + level)\n"
+        "net = Gate(4, 4)\n"
+        "opt = torch.optim.SGD(net.parameters(), lr=1e-6)\n"
+        "for step in range(60):\n"
+        "    opt.zero_grad()\n"
+        "    net(torch.ones(3, 4), 20.0 if step > 57 else 0.0).float().mean().backward()\n"
+        "    opt.step()\n",
+        encoding="utf-8",
+    )
+    first = observe(str(script))["findings"][0]
+    assert (first["cause"], line_of(first).strip()[:16]) == ("exp-overflow", "return torch.exp"), first
 
 
 def test_a_loss_that_is_not_finite_behind_a_scaler_is_seen(tmp_path):
@@ -111,3 +148,33 @@ def test_a_fused_optimizer_tells_late_whether_its_step_was_applied(tmp_path):
     answer = observe(str(script))
     assert "the scaler left out 1 of 60 steps" in answer["notes"]
     assert (answer["findings"], answer["unexplained"]) == ([], "")
+
+
+def test_steps_are_asked_about_together_where_they_are_short_and_each_by_itself_where_not(share):
+    failed, steps = [], LateSteps(LateNumbers(), lambda event: failed.append(event.step))
+    loss = ScaledLoss(torch.tensor(6.0), 2.0)
+    for number in range(64):
+        event = Event("step", "", 0, "", number, {})
+        value = torch.tensor(math.nan if number == 40 else 1.0)
+        losses = [loss] if number == 50 else []
+        steps.add(event, [value, *(one.value for one in losses)], losses, detailed=False)
+    assert steps.num_together == (8 if share == TOGETHER else 1)
+    assert failed == []
+    steps.read()
+    assert failed == [40]
+    assert (loss.value, float(loss)) == (6.0, 3.0)
+
+
+def test_weights_are_copied_together_and_only_while_all_steps_before_are_known(share):
+    weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizers, numbers = [torch.optim.SGD([weight]) for weight in weights], LateNumbers()
+    steps, kept = LateSteps(numbers, lambda event: None), []
+    for number in range(32):
+        numbers.read(before=number)
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            weight.data.fill_(number)
+            steps.keep(optimizer, number, detailed=False)
+            steps.add(Event("step", "", 0, "", number, {}), [torch.tensor(1.0)], [], detailed=False)
+        assert [copy.tolist() for copy in steps.weights.copies] == [[steps.kept_step] * 2] * 2
+        kept.append(steps.kept_step)
+    assert kept == (list(range(32)) if share == EACH else [0, 1, 1, 3, 3, 3, 3, *[7] * 8, *[15] * 8, *[23] * 8, 31])

@@ -253,14 +253,16 @@ def test_modules_and_optimizers_have_no_hooks_left_after_the_step():
 
 def test_no_tensor_of_the_step_is_kept_alive():
     import gc
-    import weakref
+
+    from torch.multiprocessing.reductions import StorageWeakRef
 
     with Recorder(nn.Identity()):
         x = X.half() * 2
-        gone = weakref.ref(x.untyped_storage())
+        memory = StorageWeakRef(x.untyped_storage())
+        assert not memory.expired()
         del x
         gc.collect()
-        assert gone() is None
+        assert memory.expired()
 
 
 def test_without_twins_the_figures_of_the_step_remain():

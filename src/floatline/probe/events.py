@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -39,7 +38,7 @@ class Event:
         line: Line in it.
         function: Function it is in.
         step: Number of the optimizer step it belongs to, from 0.
-        data: What was seen, by name.
+        data: What was seen, by name. Events of a light watch may share it: `put` changes one alone.
     """
 
     kind: str
@@ -48,6 +47,10 @@ class Event:
     function: str
     step: int
     data: dict[str, Any]
+
+    def put(self, name: str, value: Any) -> None:
+        """Change something that was seen."""
+        self.data = {**self.data, name: value}
 
 
 @dataclass(slots=True)
@@ -70,10 +73,10 @@ class Listener(Protocol):
     def leave_step(self) -> None:
         """What comes now is no part of the step, but an evaluation."""
 
-    def see_gradients(self, optimizer: Optimizer, event: Event, health: Tensor | float) -> None:
+    def see_gradients(self, optimizer: Optimizer, event: Event, health: list[Tensor] | float) -> None:
         """An optimizer is about to step; the weights are as they were. Health is finite where gradients and loss are.
 
-        It is a number, or a tensor that is still on a GPU.
+        It is a number, or several that are still on a GPU, the losses last.
         """
 
     def see_weights(self, optimizer: Optimizer) -> None:
@@ -88,6 +91,7 @@ class Watch:
 
     Attributes:
         events: In the order they happened.
+        num_stepped: How often optimizers have stepped.
         step: Number of the step that is under way. One ends where gradients are cleared after a backward pass, or
             where a forward or backward pass follows an optimizer step.
         optimizers: By id.
@@ -101,6 +105,7 @@ class Watch:
         listener: Told of the steps of a light watch; None where nobody asks.
         late: Numbers that are on their way from a GPU.
         locate: Finds the user's line.
+        thread: The thread that is watched.
 
     Args:
         light: Look at all calls in some steps only, and keep a bounded number of events.
@@ -108,7 +113,7 @@ class Watch:
 
     def __init__(self, *, light: bool = False) -> None:
         self.events: list[Event] = []
-        self.num_events: Counter[str] = Counter()
+        self.num_stepped = 0
         self.light = light
         self.detailed = True
         self.inside = False  # a root module is running
@@ -117,6 +122,7 @@ class Watch:
         self.late = LateNumbers()
         self.step_losses: list[ScaledLoss | float] = []  # of the step under way, for a light watch
         self.loss_scales: dict[int, float | None] = {}  # of scalers, by id; None: on its way from the device
+        self.forwards: dict[int, dict[str, Any]] = {}  # what was last noted of root modules, by id
         self.rates: dict[int, list[float]] = {}  # of optimizers, by id, where they are tensors
         self.unscaled = False  # the loop itself has unscaled gradients in this step
         self.step = 0
@@ -139,19 +145,18 @@ class Watch:
         self._spots: dict[tuple[str, Any], Spot] = {}
         self._numbers: dict[int, tuple[int, Any]] = {}
         self._saw_backward = self._saw_step = False
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     @property
     def elsewhere(self) -> bool:
         """Whether this thread is not the one that is watched."""
-        return threading.get_ident() != self._thread
+        return threading.get_ident() != self.thread
 
     def note(self, kind: str, data: dict[str, Any], spot: Spot | None = None) -> Event:
         """Add an event at the user's line, or at a spot found before."""
         spot = spot or self.locate()
         event = Event(kind, spot.file, spot.line, spot.function, self.step, data)
         self.events.append(event)
-        self.num_events[kind] += 1
         if self.on_event is not None:
             self.on_event()
         return event
@@ -160,9 +165,14 @@ class Watch:
         """The same; where not all is looked at, the line is that of the last such call."""
         key = kind, data.get("optimizer")
         spot = None if self.detailed else self._spots.get(key)
-        event = self.note(kind, data, spot)
         if spot is None:
+            event = self.note(kind, data)
             self._spots[key] = Spot(event.file, event.line, event.function)
+            return event
+        event = Event(kind, spot.file, spot.line, spot.function, self.step, data)
+        self.events.append(event)
+        if self.on_event is not None:
+            self.on_event()
         return event
 
     def number(self, thing: object) -> int:

@@ -29,7 +29,11 @@ class Held:
         marks: Identity and version of each gradient when it was last looked at.
         largest: Largest magnitude then; None where nothing was scaled.
         touched: Something wrote into the memory of a gradient since.
-        plain: Whether all gradients are dense, not empty and on one device; None where nobody has looked.
+        num_seen: How many gradients there were when their kinds were last looked at.
+        kind: Of those: 'far' on a GPU; 'small' on a CPU, in float32, a few thousand numbers each; 'near' on a CPU
+            otherwise; 'mixed' where some are sparse, empty or on another device.
+        flags: For small ones: where torch writes 1 if one is not finite, and what it divides them by to find out.
+        described: What may change from step to step, and what was noted of the last one.
     """
 
     optimizer: Optimizer
@@ -38,7 +42,10 @@ class Held:
     marks: _Marks = field(default_factory=dict[int, tuple[int, int]])
     largest: float | None = None
     touched: bool = False
-    plain: bool | None = None
+    num_seen: int = 0
+    kind: str = "mixed"
+    flags: tuple[Tensor, Tensor] | None = None
+    described: tuple[Any, dict[str, Any]] | None = None
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -72,7 +79,8 @@ class GradientScales:
 
     def find(self, optimizer: Optimizer) -> Held:
         """The record of an optimizer."""
-        return self._held.setdefault(id(optimizer), Held(optimizer))
+        held = self._held.get(id(optimizer))
+        return held if held is not None else self._held.setdefault(id(optimizer), Held(optimizer))
 
     def owner_of(self, tensor: Tensor) -> Held | None:
         """Whose scaled gradient lies in the memory of a tensor."""

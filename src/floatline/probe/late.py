@@ -13,8 +13,10 @@ from torch import Tensor
 
 from floatline.probe.aside import Aside
 
-# Numbers that fit into the memory of one answer: more gradients than most models have. Longer ones get their own.
+# Numbers that fit into the memory of an answer, at least: more gradients than most models have.
 _USUAL = 512
+# Such memory that is kept for later.
+_MOST_FREE = 8
 
 
 @dataclass(slots=True)
@@ -81,8 +83,9 @@ class LateNumbers:
         self._asked.append(_Asked(step, slot.host[:size], slot, then))
 
     def _take(self, size: int) -> _Slot:
-        if size <= _USUAL and self._free:
-            return self._free.pop()
+        for place, slot in enumerate(self._free):
+            if len(slot.host) >= size:
+                return self._free.pop(place)
         return _Slot(torch.empty(max(size, _USUAL), pin_memory=True), torch.cuda.Event())
 
     def read(self, *, before: int | None = None) -> None:
@@ -93,14 +96,15 @@ class LateNumbers:
                 if asked.slot is not None:
                     asked.slot.arrived.synchronize()
                 numbers = cast("list[float]", asked.host.tolist())
-            if asked.slot is not None and len(asked.slot.host) == _USUAL:
+            if asked.slot is not None:
                 self._free.append(asked.slot)
+                del self._free[:-_MOST_FREE]
             asked.then(numbers)
 
 
 def is_far(tensor: Tensor) -> bool:
     """Whether a tensor lies on a device that works on by itself: reading it would wait."""
-    return tensor.device.type != "cpu"
+    return not tensor.is_cpu
 
 
 def are_finite(numbers: list[float]) -> bool:

@@ -1,9 +1,12 @@
 """The last forward pass of a script: what is needed to ask about it later, and to run it again."""
 
+# torch shows whether autocast is on anywhere under a private name only.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +18,9 @@ from floatline.probe.gradient_errors import GradientRecorder
 from floatline.probe.script_weights import Weights
 from floatline.probe.trace import Trace
 
+# Device, whether autocast is on there, and its dtype.
+Autocast: TypeAlias = tuple[str, bool, torch.dtype]
+
 
 @dataclass(slots=True)
 class Forward:
@@ -25,14 +31,31 @@ class Forward:
         args: Its arguments; held, not copied.
         kwargs: Those with a name.
         event: What was noted of it.
-        autocast: Device, whether autocast was on there, and its dtype.
+        autocast: How it stood.
     """
 
     root: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     event: Event
-    autocast: tuple[str, bool, torch.dtype]
+    autocast: Autocast
+
+
+def read_autocast(root: nn.Module, usual: dict[int, Autocast]) -> Autocast:
+    """How autocast stands for a module.
+
+    Args:
+        root: The module.
+        usual: How it stands while autocast is off, by the ids of modules; filled.
+    """
+    known = usual.get(id(root))
+    if known is None:
+        device = next((p.device.type for p in root.parameters()), "cpu")
+        known = usual[id(root)] = (device, False, torch.get_autocast_dtype(device))
+    if not torch._C._is_any_autocast_enabled():
+        return known
+    device = known[0]
+    return device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
 
 
 def replay_forward(forward: Forward, model: nn.Module) -> Trace | None:

@@ -57,7 +57,7 @@ class ScriptWatch:
         with watch(light=True) as seen:
             self._seen = seen
             self._capture = capture = StepCapture(seen)
-            seen.listener, seen.on_event, seen.locate = capture, capture.note_event, find_script_line
+            seen.listener, seen.locate = capture, find_script_line
             try:
                 _prepare(self._words)()
             except SystemExit as end:
@@ -88,9 +88,10 @@ class ScriptWatch:
         record.precision = name_precision(record)
         record.seconds = time.perf_counter() - self._began
         in_model = record.exception is not None and record.exception.in_module
-        if record.first_bad_step is None and not in_model and (self.exit_code or _ends_forward(record)):
+        stopped = record.first_bad_step is None and not in_model and (self.exit_code or _ends_forward(record))
+        if stopped or capture.has_untried:
             try:
-                if capture.replay_last_forward():
+                if capture.replay_last_forward() and stopped:
                     record.bad_loss = record.num_steps - 1
             except Exception as error:
                 capture.errors.append(f"the last forward pass could not be run again: {type(error).__name__}")

@@ -18,11 +18,12 @@ class Schedule:
 
     Attributes:
         num_applied: Optimizer steps that were applied so far.
+        due: How many it takes before a step is recorded.
     """
 
     def __init__(self) -> None:
         self.num_applied = 0
-        self._due = _FIRST
+        self.due = _FIRST
         self._began = time.perf_counter()
 
     def is_due(self, *, spent: float, last: float) -> bool:
@@ -32,12 +33,12 @@ class Schedule:
             spent: Seconds that recording took so far.
             last: Seconds that the last recorded step took.
         """
-        if self.num_applied < self._due:
+        if self.num_applied < self.due:
             return False
-        if self._due == _FIRST:
-            self._due = _SECOND
+        if self.due == _FIRST:
+            self.due = _SECOND
             return True
         if spent + last > max(_LITTLE, _SHARE * (time.perf_counter() - self._began)):
             return False
-        self._due = 2 * max(self.num_applied, _SECOND)
+        self.due = 2 * max(self.num_applied, _SECOND)
         return True

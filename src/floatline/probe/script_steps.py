@@ -15,15 +15,16 @@ from torch.optim import Optimizer
 
 from floatline.probe.events import Event, Watch
 from floatline.probe.gradient_errors import GradientRecorder
-from floatline.probe.late import are_finite
-from floatline.probe.script_forward import Forward, has_room, replay_forward, tensors_in
+from floatline.probe.health import Health, find_late_losses, loss_is_finite
+from floatline.probe.script_forward import Autocast, Forward, has_room, read_autocast, replay_forward, tensors_in
+from floatline.probe.script_late import LateSteps
 from floatline.probe.script_schedule import Schedule
 from floatline.probe.script_weights import Weights, all_finite
 from floatline.probe.trace import Trace
-from floatline.probe.watch_light import find_late_losses, loss_is_finite
 from floatline.probe.watch_steps import has_bad
 
 Kind = Literal["healthy", "failed", "skipped"]
+_SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
 # How often a failing step is tried again on healthy weights.
 _ATTEMPTS = 3
 # Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
@@ -61,7 +62,7 @@ class StepCapture:
     Attributes:
         steps: What was recorded.
         seconds: How long recording took.
-        errors: What went wrong with it.
+        errors: What went wrong with it, or is not as it should be.
         before_failure: The weights with which a step failed; None where none did, or they were not finite.
     """
 
@@ -72,16 +73,15 @@ class StepCapture:
         self.before_failure: Weights | None = None
         self._seen = seen
         self._recorder: GradientRecorder | None = None
-        self._recorded_step = self._last_step = self._applied_step = -1
+        self._recorded_step = self._last_step = self._applied_step = self._failed_step = -1
         self._clock = 0.0
-        self._devices: dict[int, str] = {}  # of root modules, by id
+        self._usual: dict[int, Autocast] = {}  # of root modules, by id
         self._schedule = Schedule()
-        self._recent: deque[Forward] = deque(maxlen=2)
+        self._recent: deque[Forward] = deque()
         self._healthy: Weights | None = None  # those of the step that failed
         self._stashed: Weights | None = None
         self._before: Weights | None = None
-        self._snapshots: dict[int, Weights] = {}  # on a GPU, of each optimizer before its last step
-        self._too_large: set[int] = set()  # optimizers whose weights a GPU had no memory for
+        self._late = LateSteps(seen.late, self._fail_late)
         self._stepping: Event | None = None
         self._attempts = 0
         self._kind: Kind = "healthy"
@@ -93,16 +93,16 @@ class StepCapture:
 
     def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
         """A root module is about to run, with gradients."""
-        device = self._devices.get(id(root)) or self._devices.setdefault(id(root), _device_of(root))
-        state = (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        self._recent.append(Forward(root, args, kwargs, event, state))
+        self._recent.append(Forward(root, args, kwargs, event, read_autocast(root, self._usual)))
+        while len(self._recent) > 2 * self._late.num_together:
+            self._recent.popleft()
         if event.step == self._last_step:
             return
         self._last_step = event.step
         if self._recorder is None and self._is_wanted():
             self._try(lambda: self._begin(self._recent[-1]))
 
-    def note_event(self) -> None:
+    def _note_event(self) -> None:
         """Something happened: where it belongs to a new step, the recorded one is over."""
         if self._recorder is not None and self._seen.step > self._recorded_step:
             self.leave_step()
@@ -112,10 +112,10 @@ class StepCapture:
         if self._recorder is not None and self._stepping is not None and self._stepping.step >= self._recorded_step:
             self._try(self._finish)
 
-    def see_gradients(self, optimizer: Optimizer, event: Event, health: Tensor | float) -> None:
+    def see_gradients(self, optimizer: Optimizer, event: Event, health: Health) -> None:
         """An optimizer is about to step."""
         self._stepping = event
-        if isinstance(health, Tensor):
+        if isinstance(health, list):
             self._try(lambda: self._look_late(optimizer, event, health))
         elif event.data["through_scaler"]:
             return  # it has been asked, and lets the step through or not
@@ -124,40 +124,26 @@ class StepCapture:
         elif self._seen.detailed or _is_narrow(optimizer):
             self._before = Weights.copy(_parameters(optimizer), most=True)
 
-    def _look_late(self, optimizer: Optimizer, event: Event, health: Tensor) -> None:
-        """On a GPU, the answers about the steps before are there by now; and this step's is asked for.
+    def _look_late(self, optimizer: Optimizer, event: Event, numbers: list[Tensor]) -> None:
+        """On a GPU, the answers about steps that were asked about are there by now; and this step's is asked for.
 
         What a scaler lets through leaves the weights healthy: no copy of them is needed.
         """
         self._seen.late.read(before=event.step)
-        guarded = event.data["through_scaler"]
+        guarded, detailed = event.data["through_scaler"], self._seen.detailed
         if guarded and event.data["scales_itself"]:
             return  # it leaves the step out by itself, if it must
         if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
-            self._snapshot(optimizer)
-        losses = find_late_losses(self._seen)
+            self._late.keep(optimizer, event.step, detailed=detailed)
+        self._late.add(event, numbers, find_late_losses(self._seen), detailed=detailed)
 
-        def judge(numbers: list[float]) -> None:
-            for loss, number in zip(losses, numbers[len(numbers) - len(losses) :], strict=True):
-                loss.value = number
-            if not are_finite(numbers):
-                self._try(lambda: self._fail_late(event, guarded=guarded))
-
-        self._seen.late.ask(health, event.step, judge)
-
-    def _snapshot(self, optimizer: Optimizer) -> None:
-        """Copy the weights of an optimizer beside them; where memory did not suffice, it is tried again rarely."""
-        if id(optimizer) in self._too_large and not self._seen.detailed:
-            return
-        fresh = Weights.refresh(self._snapshots.get(id(optimizer)), _parameters(optimizer))
-        if fresh is None:
-            self._too_large.add(id(optimizer))
-        else:
-            self._snapshots[id(optimizer)] = fresh
-
-    def _fail_late(self, event: Event, *, guarded: bool) -> None:
-        event.data["largest"] = event.data["largest"] if len(event.data["largest"]) else [math.nan]
-        self._fail(event, None if guarded else Weights.merge(self._snapshots.values()))
+    def _fail_late(self, event: Event) -> None:
+        if not len(event.data["largest"]):
+            event.put("largest", [math.nan])
+        healthy = None if event.data["through_scaler"] else self._late.weights
+        self._try(
+            lambda: self._fail(event, healthy, of_step=self._seen.step if healthy is None else self._late.kept_step)
+        )
 
     def see_weights(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
@@ -169,7 +155,7 @@ class StepCapture:
             return
         self._before = None
         if not all_finite(_parameters(optimizer)):
-            event.data["finite_after"] = False
+            event.put("finite_after", False)
             self._fail(event, before)
 
     def see_attempt(self, event: Event) -> None:
@@ -187,7 +173,14 @@ class StepCapture:
 
     # What is done about it.
 
-    def _fail(self, event: Event, healthy: Weights | None) -> None:
+    def _fail(self, event: Event, healthy: Weights | None, *, of_step: int | None = None) -> None:
+        """A step failed.
+
+        Args:
+            event: Its optimizer's.
+            healthy: The weights from before it; None: those that are there now.
+            of_step: The step that has these weights; None: this one.
+        """
         if self._recorder is None or event.step >= self._recorded_step:
             self._kind = "failed"
         if self._recorder is not None or self._healthy is not None or self._attempts:
@@ -195,24 +188,29 @@ class StepCapture:
         self._note_inputs(event.step)
         found = Weights.copy(list(self._all_weights())) if healthy is None else healthy
         if found is not None and all_finite(found.copies):
-            self._healthy = self.before_failure = found
+            self._healthy, self.before_failure, self._failed_step = found, found, event.step
+            if of_step is not None and abs(of_step - event.step) > 1:
+                tried = f"its cause was looked for with the weights of step {of_step}, the nearest that were kept"
+                self.errors.append(f"step {event.step} failed; {tried}")
         else:
             self._attempts = _ATTEMPTS  # nothing healthy is left to try it on
 
     def _note_inputs(self, step: int) -> None:
         for forward in self._recent:
             if forward.event.step == step:
-                forward.event.data["bad_inputs"] = bool(has_bad(forward.args, forward.kwargs))
+                forward.event.put("bad_inputs", bool(has_bad(forward.args, forward.kwargs)))
 
     def _is_wanted(self) -> bool:
         self._kind = "healthy"
         if self._healthy is not None:
             return True
+        if not self._wanted and self._schedule.num_applied < self._schedule.due:
+            return False
         wanted, self._wanted = self._wanted, False
         last = self.steps[-1].seconds if self.steps else 0.0
         if not wanted and not self._schedule.is_due(spent=self.seconds, last=last):
             return False
-        self._seen.late.read()  # if the step before failed, this one is recorded on the weights from before it
+        self._late.read()  # if the step before failed, this one is recorded on the weights from before it
         self._kind = "healthy"
         return True
 
@@ -232,16 +230,17 @@ class StepCapture:
         self._recorded_step = forward.event.step
         recorder = GradientRecorder(self._find_model(forward.root), batch=(inputs, ()))
         recorder.__enter__()
-        self._recorder = recorder
+        self._recorder, self._seen.on_event = recorder, self._note_event
 
     def finish(self) -> None:
         """The script is over, or is about to be explained."""
+        self._try(self._late.read)
         if self._recorder is not None:
             self._try(self._finish)
 
     def _finish(self) -> None:
-        self._seen.late.read()
-        recorder, self._recorder = self._recorder, None
+        self._late.read()
+        recorder, self._recorder, self._seen.on_event = self._recorder, None, None
         if recorder is None:
             return
         recorder.__exit__(None, None, None)
@@ -258,18 +257,33 @@ class StepCapture:
     def replay_last_forward(self) -> bool:
         """Record the last forward pass once more, where the script ended before its step could fail.
 
+        Of a step that failed and that no later one was tried instead of, it is the first pass, on the weights that were
+        kept.
+
         Returns:
             Whether something that it gives is not finite.
         """
         if not self._recent or any(captured.kind == "failed" for captured in self.steps):
             return False
-        if not all_finite(list(self._all_weights())):
+        if not self.has_untried and not all_finite(list(self._all_weights())):
             return False
-        last = self._recent[-1]
-        trace = replay_forward(last, self._find_model(last.root))
+        forward = next((one for one in self._recent if one.event.step == self._failed_step), self._recent[-1])
+        now = Weights.copy(list(self._all_weights())) if self._healthy is not None else None
+        try:
+            if self._healthy is not None:
+                self._healthy.put_back()
+            trace = replay_forward(forward, self._find_model(forward.root))
+        finally:
+            if now is not None:
+                now.put_back()
         if trace is not None:
-            self.steps.append(Captured(last.event.step, "failed", trace, 0.0))
+            self.steps.append(Captured(forward.event.step, "failed", trace, 0.0))
         return trace is not None
+
+    @property
+    def has_untried(self) -> bool:
+        """Whether a step failed, and the script ended before another was tried on the weights from before it."""
+        return self._healthy is not None and not self._attempts
 
     def _find_model(self, root: nn.Module) -> nn.Module:
         """The largest module that was called by itself and that the root is a part of."""
@@ -289,11 +303,7 @@ class StepCapture:
             work()
         except Exception as error:
             self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            self._recorder = self._healthy = None
-
-
-def _device_of(root: nn.Module) -> str:
-    return next((p.device.type for p in root.parameters()), "cpu")
+            self._recorder = self._healthy = self._seen.on_event = None
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
@@ -302,4 +312,4 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def _is_narrow(optimizer: Optimizer) -> bool:
     """Whether an optimizer holds 16-bit weights: its own arithmetic may then fail."""
-    return any(p.dtype in (torch.float16, torch.bfloat16) for p in optimizer.param_groups[0]["params"][:4])
+    return not _SIXTEEN_BITS.isdisjoint([p.dtype for p in optimizer.param_groups[0]["params"][:4]])

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -19,8 +20,9 @@ from floatline.probe.events import Event, Watch
 from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor, find_leaves, find_scaled_gradient, mark_scaled_gradients
+from floatline.probe.health import are_weights_finite
 from floatline.probe.patches import Patches
-from floatline.probe.watch_light import are_weights_finite, note_light_forward, note_light_step, run_light_backward
+from floatline.probe.watch_light import note_light_forward, note_light_step, run_light_backward
 from floatline.probe.watch_regions import patch_autocast, patch_schedulers
 from floatline.probe.watch_state import patch_state
 from floatline.probe.watch_steps import describe_step, has_bad, open_region, share_of_dead_moments
@@ -43,7 +45,7 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     pending: dict[int, tuple[Event, list[Tensor], list[Tensor] | None]] = {}
 
     def before(optimizer: Optimizer, *_: Any) -> None:
-        if seen.elsewhere:
+        if get_ident() != seen.thread:
             return
         if not seen.light and seen.detailed:
             pending[id(optimizer)] = _note_step(seen, optimizer)
@@ -53,9 +55,9 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
             pending[id(optimizer)] = event, seen.scales.find(optimizer).parameters, None
 
     def after(optimizer: Optimizer, *_: Any) -> None:
-        if id(optimizer) in pending:
+        if pending and id(optimizer) in pending:
             _finish_step(optimizer, *pending.pop(id(optimizer)))
-        elif seen.listener is not None and not seen.elsewhere:
+        elif seen.listener is not None and get_ident() == seen.thread:
             seen.listener.see_weights(optimizer)
 
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
@@ -87,7 +89,7 @@ def _watch_root(seen: Watch, call: _Call) -> _Call:
     plain = call is getattr(nn.Module, "_wrapped_call_impl", None)
 
     def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if seen.inside or seen.busy or seen.elsewhere:
+        if seen.inside or seen.busy or get_ident() != seen.thread:
             if seen.detailed:
                 seen.called.add(id(module))
             if plain and module._compiled_call_impl is None:  # what `call` would do: one call less
@@ -127,7 +129,7 @@ def _find_path(stack: list[nn.Module]) -> str:
 
 def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if id(module) not in seen.roots:
-        if next(module.parameters(), None) is None:
+        if not (module._parameters or module._modules) or next(module.parameters(), None) is None:
             return  # a loss or an activation: no model
         seen.roots[id(module)] = module
         parameters = list(module.parameters())
@@ -149,7 +151,7 @@ def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: di
 
 def _watch_engine(seen: Watch, run: _Call) -> _Call:
     def watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if seen.elsewhere or seen.busy:
+        if seen.busy or get_ident() != seen.thread:
             return run(outputs, *args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", True)
         if accumulates:
@@ -230,6 +232,7 @@ def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[Event, list[Tensor], 
     largest = largest_of(gradients)
     counts = len(parameters), len(gradients)
     data = describe_step(seen, optimizer, made, held, counts, [] if largest is None else largest)
+    seen.num_stepped += 1
     if not seen.busy:
         seen.note_attempt()
     return seen.note("step", data), parameters, seen.copy_weights(parameters)

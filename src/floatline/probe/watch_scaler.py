@@ -142,10 +142,10 @@ def _watch_step(seen: Watch, step: _Call) -> _Call:
         }
         event = seen.note_cheaply("scaler-step", data)
         seen.note_attempt()
-        num_steps = seen.num_events["step"]
+        num_stepped = seen.num_stepped
         with _one_event(seen):
             result = step(scaler, optimizer, *args, **kwargs)
-        stepped = seen.num_events["step"] > num_steps
+        stepped = seen.num_stepped > num_stepped
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
             _tell(seen, event, applied=stepped)  # torch has asked the device, and left the step out or not
             return result

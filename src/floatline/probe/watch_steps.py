@@ -26,6 +26,8 @@ def has_bad(*trees: Any) -> Tensor | bool:
 
 def open_region(seen: Watch) -> int:
     """Number of the outermost open autocast region that keeps weight copies; 0 where none is open."""
+    if not seen.regions:
+        return 0
     enabled = any(enabled for _, enabled in seen.regions)
     return seen.regions[0][0] if enabled and torch.is_autocast_cache_enabled() else 0
 
@@ -64,7 +66,7 @@ def describe_step(
 def read_rates(seen: Watch, optimizer: Optimizer) -> list[float]:
     """The learning rates. Where one lies on a GPU, a light watch waits for it in steps that it sees in detail only."""
     rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
-    if all(type(rate) is float for rate in rates):
+    if {*map(type, rates)} == {float}:
         return rates
     known = seen.rates.get(id(optimizer))
     on_device = any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates)

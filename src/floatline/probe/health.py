@@ -1,0 +1,139 @@
+"""Whether the gradients, losses and weights of a step are finite: at once on a CPU, later on a GPU."""
+
+# torch shows its reductions over many tensors to Python under private names only.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from floatline.numerics.foreach import check_and_unscale_
+from floatline.probe import late
+from floatline.probe.aside import Aside
+from floatline.probe.events import Watch
+from floatline.probe.gradient_scales import Held, largest_of
+from floatline.probe.late import ScaledLoss, are_finite
+
+# As it was at import: while a loop is watched, torch's own reports who reads scaled gradients.
+_foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+# Elements of a gradient, on average, up to which the check of loss scalers, at scale 1, is the quickest.
+_SMALL = 4096
+_KNOWN = frozenset((float,))
+
+# Finite where gradients and losses are: a number, or single numbers that are still on a device.
+Health: TypeAlias = "list[Tensor] | float"
+
+
+def look(seen: Watch, held: Held, gradients: list[Tensor]) -> tuple[Any, Health]:
+    """As `judge` for a step that is not looked at in detail, in as few calls as can be.
+
+    Numerics:
+        The gradients keep their bits. Checked by tests/probe/test_health.py.
+    """
+    if len(gradients) != held.num_seen:  # the kinds of gradients are looked at once
+        held.num_seen, held.kind = len(gradients), _find_kind(gradients)
+        held.flags = _make_flags() if held.kind == "small" else None
+    if held.kind == "mixed" or torch._C._len_torch_dispatch_stack():
+        return judge(seen, largest_of(gradients), gradients)
+    try:
+        if held.flags is not None:
+            check_and_unscale_([gradient.data for gradient in gradients], *held.flags)
+            if not held.flags[0].item() and _are_known_and_finite(seen.step_losses):
+                return [], 0.0
+            held.flags[0].zero_()
+        elif held.kind == "far" and seen.listener is not None:
+            return [], [*_find_norms(gradients, math.inf), *_late_numbers(seen)]
+        norms = torch.stack(_find_norms(gradients, math.inf if held.kind == "far" else 2))
+    except RuntimeError:  # a gradient is of another kind than before
+        held.kind, held.flags = "mixed", None
+        return judge(seen, largest_of(gradients), gradients)
+    return judge(seen, norms, gradients)
+
+
+def _find_kind(gradients: list[Tensor]) -> str:
+    first = gradients[0]
+    if any(g.is_sparse or g.device != first.device or not g.numel() for g in gradients):
+        return "mixed"
+    if late.is_far(first):
+        return "far"
+    usual = all(type(g) is Tensor and g.dtype is torch.float32 and not g.is_shared() for g in gradients)
+    return "small" if usual and sum(g.numel() for g in gradients) <= _SMALL * len(gradients) else "near"
+
+
+def _make_flags() -> tuple[Tensor, Tensor]:
+    with Aside():
+        return torch.zeros(1, dtype=torch.float32, device="cpu"), torch.ones(1, dtype=torch.float32, device="cpu")
+
+
+def _find_norms(gradients: list[Tensor], order: float) -> list[Tensor]:
+    """The norm of each gradient. On a CPU that of order 2 takes a fourth of the time of the largest magnitude."""
+    tracked = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(False)
+    try:
+        return _foreach_norm(gradients, order)
+    finally:
+        torch._C._set_grad_enabled(tracked)
+
+
+def judge(seen: Watch, sizes: Tensor | None, gradients: list[Tensor]) -> tuple[Any, Health]:
+    """The largest gradients, all of them or one, and numbers that are finite where they and the losses are.
+
+    On a GPU the numbers stay there, and so do the gradients' sizes where all is looked at.
+
+    Numerics:
+        A norm that is not finite may have overflowed: then the largest magnitudes tell. A finite one leaves no doubt.
+    """
+    if find_late_losses(seen) or (sizes is not None and late.is_far(sizes)):
+        wanted = sizes is not None and (seen.detailed or seen.listener is None)
+        return (sizes if wanted else []), [*(() if sizes is None else sizes.unbind()), *_late_numbers(seen)]
+    found = [] if sizes is None else cast("list[float]", sizes.tolist())
+    if not are_finite(found) and not seen.detailed:
+        largest = largest_of(gradients)
+        found = [] if largest is None else cast("list[float]", largest.tolist())
+    fine = are_finite(found)
+    return found if seen.detailed or not fine else found[:1], 0.0 if fine and loss_is_finite(seen) else math.nan
+
+
+def _late_numbers(seen: Watch) -> list[Tensor]:
+    """The losses of the step under way that are still on a device; before them NaN, where another is not finite."""
+    found: list[Tensor] = []
+    known: list[float] = []
+    for loss in seen.step_losses:
+        value = loss.value if isinstance(loss, ScaledLoss) else loss
+        if isinstance(value, Tensor):
+            found.append(value if not value.ndim else value.reshape(()))
+        else:
+            known.append(value)
+    return found if all(map(math.isfinite, known)) else [torch.tensor(math.nan), *found]
+
+
+def _are_known_and_finite(losses: list[ScaledLoss | float]) -> bool:
+    return {*map(type, losses)} <= _KNOWN and all(map(math.isfinite, losses))
+
+
+def find_late_losses(seen: Watch) -> list[ScaledLoss]:
+    """The losses of the step under way that are still on a device."""
+    return [loss for loss in seen.step_losses if isinstance(loss, ScaledLoss) and isinstance(loss.value, Tensor)]
+
+
+def loss_is_finite(seen: Watch) -> bool:
+    """Whether the losses of the step under way are finite; waits for the device where they are there."""
+    return all(math.isfinite(loss) for loss in seen.step_losses)
+
+
+def are_weights_finite(weights: list[Tensor]) -> Tensor | bool:
+    """Whether no weight is inf or NaN; on a GPU the answer stays there.
+
+    Numerics:
+        As in `judge`: a finite norm leaves no doubt, and for any other the largest magnitudes tell.
+    """
+    if weights and not any(late.is_far(weight) or weight.is_sparse for weight in weights):
+        norms = torch.stack(_foreach_norm([weight.detach() for weight in weights], 2))
+        if math.isfinite(norms.sum(dtype=torch.float64).item()):
+            return True
+    largest = largest_of(weights)
+    return True if largest is None else largest.isfinite().all()

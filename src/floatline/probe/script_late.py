@@ -1,0 +1,130 @@
+"""LateSteps: steps of a loop on a GPU of which it is not known yet whether they were finite."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from floatline.probe.aside import Aside
+from floatline.probe.events import Event
+from floatline.probe.late import LateNumbers, ScaledLoss, are_finite
+from floatline.probe.script_weights import Weights
+
+# Asking and copying may take this share of a step; else that many steps are asked about together, and no more.
+_SHARE, _MOST_STEPS = 0.02, 8
+
+
+@dataclass(slots=True)
+class _Unread:
+    """A step: what was noted of it, its numbers, and the losses that are the last of them."""
+
+    event: Event
+    numbers: list[Tensor]
+    losses: list[ScaledLoss]
+
+
+class LateSteps:
+    """Asks whether steps were finite, and keeps the weights from before them.
+
+    Every step has numbers of its own, so that the one that failed is known. Where a step is so short that asking and
+    copying would slow it down, several are asked about together, and the weights are those from before the first.
+
+    Attributes:
+        num_together: Steps that are asked about together.
+        kept_step: The step before which the weights were last copied; -1 where they never were.
+
+    Args:
+        late: Brings the numbers to the host.
+        on_failure: Called with every step that was not finite, in their order.
+    """
+
+    def __init__(self, late: LateNumbers, on_failure: Callable[[Event], None]) -> None:
+        self.num_together = 1
+        self.kept_step = -1
+        self._late = late
+        self._on_failure = on_failure
+        self._unread: list[_Unread] = []
+        self._weights: dict[int, Weights] = {}  # of optimizers, by id
+        self._too_large: set[int] = set()  # optimizers whose weights a GPU had no memory for
+        self._looked_in, self._knows_all = -1, True  # whether all was known when this step began
+        self._spent = 0.0  # seconds since the last question
+        self._asked_at, self._asked_in = time.perf_counter(), -1
+
+    @property
+    def weights(self) -> Weights | None:
+        """The weights from before the steps that are not known yet; None where no copy was made."""
+        return Weights.merge(self._weights.values())
+
+    def keep(self, optimizer: Optimizer, step: int, *, detailed: bool) -> None:
+        """Copy the weights of an optimizer beside them, unless a step before this one is not known yet.
+
+        What was asked about earlier steps has been read. Where memory did not suffice, it is tried again in detailed
+        steps only.
+        """
+        if step != self._looked_in:  # of several optimizers, the first tells: they are copied together
+            self._looked_in, self._knows_all = step, not self._unread
+        if not self._knows_all or (id(optimizer) in self._too_large and not detailed):
+            return
+        began = time.perf_counter()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        fresh = Weights.refresh(self._weights.get(id(optimizer)), parameters)
+        if fresh is None:
+            self._too_large.add(id(optimizer))
+        else:
+            self._weights[id(optimizer)], self.kept_step = fresh, step
+        self._spent += time.perf_counter() - began
+
+    def add(self, event: Event, numbers: list[Tensor], losses: list[ScaledLoss], *, detailed: bool) -> None:
+        """Take the numbers of a step, the losses last; they are asked for with those of other steps, or at once."""
+        self._unread.append(_Unread(event, numbers, losses))
+        if not detailed and self._asked_in < event.step < self._asked_in + self.num_together:
+            return
+        began = time.perf_counter()
+        self._ask()
+        self._spent += time.perf_counter() - began
+        if event.step > self._asked_in:
+            self._set_pace(began, event.step, detailed=detailed)
+
+    def read(self) -> None:
+        """Ask about all steps, and wait for the answers."""
+        self._ask()
+        self._late.read()
+
+    def _set_pace(self, now: float, step: int, *, detailed: bool) -> None:
+        """Choose how many steps are asked about together, from the time that this took and that of the steps."""
+        usual = (now - self._asked_at) / (step - self._asked_in)
+        wanted = math.ceil(self._spent / max(_SHARE * usual, 1e-9))
+        if not detailed:  # such steps are slow
+            self.num_together = max(1, min(wanted, 2 * self.num_together, _MOST_STEPS))
+        self._asked_at, self._asked_in, self._spent = now, step, 0.0
+
+    def _ask(self) -> None:
+        unread, self._unread = self._unread, []
+        numbers = [number for one in unread for number in one.numbers]
+        if not numbers:
+            return
+
+        def tell(found: list[float]) -> None:
+            for one in unread:
+                part, found = found[: len(one.numbers)], found[len(one.numbers) :]
+                for loss, number in zip(one.losses, part[len(part) - len(one.losses) :], strict=True):
+                    loss.value = number
+                if not are_finite(part):
+                    self._on_failure(one.event)
+
+        self._late.ask(_pack(numbers), unread[-1].event.step, tell)
+
+
+def _pack(numbers: list[Tensor]) -> Tensor:
+    """Single numbers as one vector."""
+    with Aside():
+        try:
+            return torch.stack(numbers)
+        except RuntimeError:  # they lie on several devices
+            return torch.stack([number.to(numbers[-1].device, torch.float32) for number in numbers])
