@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-oldest lint format bench build site clean
+.PHONY: demo test test-oldest matrix lint format bench build release site clean
 
 demo: ready  ## run the main job and write demo/report.html
 	@$(BIN)/python examples/demo.py
@@ -12,6 +12,9 @@ test: ready  ## all tests
 
 test-oldest:  ## what shows each framework, with the oldest versions that are supported
 	@$(PYTHON) tools/oldest.py
+
+matrix: ready  ## tests with other Pythons, torches and frameworks, up to an hour; writes docs/compatibility.md
+	@$(PYTHON) tools/matrix.py
 
 lint: ready  ## ruff, and the type checker in strict mode over src
 	@$(BIN)/ruff check .
@@ -27,6 +30,9 @@ bench: ready  ## ratios measured on this machine
 
 build: ready  ## wheel and sdist in dist/
 	@$(BIN)/python -m build --no-isolation
+
+release: ready  ## wheel and sdist, and the wheel tried in an empty environment
+	@$(PYTHON) tools/release.py
 
 site:  ## the documentation as a site in site/
 	@$(PYTHON) tools/site.py

@@ -242,6 +242,8 @@ def test_the_range_of_float16_is_kept(product, a, b, expected):
 @pytest.mark.parametrize("product", [PRODUCTS["mm"], PRODUCTS["bmm"], PRODUCTS["dot"]])
 @pytest.mark.parametrize("last", [15.0, 16.0, -131008.0])
 def test_overflow_begins_where_the_native_product_overflows(product, last):
+    if product is PRODUCTS["dot"] and torch.__version__.startswith("2.6."):
+        pytest.skip("torch 2.6's own dot of FP16 rounds every product")
     a, b = torch.tensor([65504, last / 2]).half(), torch.tensor([1.0, 2.0]).half()
     native = product(a, b)
     with HalfOnCPU():

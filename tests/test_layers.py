@@ -27,7 +27,7 @@ FLOORS = [
     {"fixes", "plan"},
     {"findings"},
     {"causes", "formats"},
-    {"errors", "whole_files"},
+    {"errors", "private_names", "whole_files"},
 ]
 FLOOR = {room: height for height, floor in enumerate(FLOORS) for room in floor}
 

@@ -4,6 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+import torch
 
 from floatline.diagnosis.births import find_births, find_unfit_constants, is_birth, keep_harmful, loss_is_blown
 from floatline.diagnosis.diagnose import diagnose
@@ -31,8 +32,18 @@ def guilty_lines(name):
     return [number for number, line in enumerate(text, 1) if line.endswith(f"# guilty: {name}")]
 
 
+def has_half_huber():
+    try:
+        torch.nn.functional.smooth_l1_loss(*torch.zeros(2, 1, dtype=torch.float16, requires_grad=True)).backward()
+    except RuntimeError:
+        return False
+    return True
+
+
 @pytest.mark.parametrize("name", CAUSES)
 def test_a_failing_step_has_its_cause_and_place(name):
+    if name == "targets_beyond_the_format" and not has_half_huber():
+        pytest.skip("this torch has no smooth_l1_loss in FP16 on a CPU, and the diagnosis says that")
     found = diagnose(f"{TARGETS}:{name}", steps=16).primary
     assert found is not None
     assert found.cause.id == CAUSES[name]

@@ -91,7 +91,8 @@ def check(kind, rank):
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    found = {kind: check(kind, rank) for kind in KINDS}
+    kinds = KINDS[: 1 if torch.__version__.startswith("2.6.") else 2]  # FSDP2 does not run on the CPU there
+    found = {kind: check(kind, rank) for kind in kinds}
     Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 

@@ -10,6 +10,7 @@ import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import layouts_on_ranks
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -358,30 +359,16 @@ def message_of(call):
     return "no error"
 
 
-def wrong_number(ranks):
-    """Checkpoints of another number of processes."""
-    found = {}
-    own = ranks.folder / f"own-{ranks.world}"
-    ranks.guard("DDP").save(own)
-    single = ranks.folder / f"single-{ranks.world}"
-    if ranks.rank == 0:
-        ranks.guard(None).save(single)
-    dist.barrier()
-    found["one process's on several"] = message_of(lambda: ranks.guard("DDP").load(single))
-    found["several's on one process"] = message_of(lambda: ranks.guard(None).load(own))
-    if ranks.world == 4:
-        found["two's on four"] = message_of(lambda: ranks.guard("DDP").load(ranks.folder / "own-2"))
-        pair = dist.new_group([0, 1])
-        if ranks.rank < 2:
-            model = Net()
-            guard = Guard(model, adamw(model.parameters()), plan="fp32", process_group=pair)
-            found["four's on two"] = message_of(lambda: guard.load(own))
+def odd_folders(ranks):
+    """A folder that holds nothing, and one with what an older run has left."""
     stale = ranks.folder / f"stale-{ranks.world}"
     if ranks.rank == 0:
         (stale / "rank-00009").mkdir(parents=True)
     ranks.guard("DDP").save(stale)
-    found["beside an older run's"] = message_of(lambda: ranks.guard("DDP").load(stale))
+    found = {"beside an older run's": message_of(lambda: ranks.guard("DDP").load(stale))}
     found["none"] = message_of(lambda: ranks.guard("DDP").load(ranks.folder / "nothing"))
+    part = sorted((stale / "rank-00000").glob("checkpoint-*"))[-1]
+    found["a part"] = message_of(lambda: ranks.guard(None).load(part))
     return found
 
 
@@ -466,7 +453,7 @@ def left_alone(ranks):
 def checks(ranks):
     runs = {}
     makes = OPTIMIZERS if ranks.world == 2 else {"floatline": adamw}
-    for kind in KINDS[: 1 if torch.__version__.startswith("2.6.") else 2]:
+    for kind in kinds_here():
         for name, make in makes.items():
             runs[f"NaN in the batch: {kind}, {name}"] = lambda k=kind, m=make: nan_in_the_batch(ranks, k, m)
             runs[f"NaN in a gradient: {kind}, {name}"] = lambda k=kind, m=make: nan_in_a_gradient(ranks, k, m)
@@ -499,10 +486,35 @@ def checks(ranks):
     runs["each by itself: NaN after the sum"] = lambda: nan_after_the_sum(ranks, "DDP", adamw, **apart)
     runs["each by itself: spike"] = lambda: spike(ranks, "DDP", **apart)
     runs["unequal ranks without weights"] = lambda: rows_of_unequal_ranks(ranks, "DDP", weighted=False)
-    runs["wrong number"] = lambda: wrong_number(ranks)
+    runs["odd folders"] = lambda: odd_folders(ranks)
+    runs |= layout_checks(ranks)
     runs["torn checkpoints"] = lambda: torn_checkpoints(ranks)
     runs["left alone"] = lambda: left_alone(ranks)
     return runs
+
+
+def layout_checks(ranks):
+    runs = {}
+    kinds = kinds_here()
+    for kind in kinds:
+        for half in (False, True):
+            name = f"{kind}, {'half' if half else 'single'}"
+            leg = layouts_on_ranks.first_leg if ranks.world == 2 else layouts_on_ranks.next_legs
+            runs[f"legs: {name}"] = lambda k=kind, h=half, leg=leg: leg(ranks, k, half=h)
+            runs[f"uninterrupted: {name}"] = lambda k=kind, h=half: layouts_on_ranks.uninterrupted(ranks, k, half=h)
+        if ranks.world == 2:
+            runs[f"twice: {kind}"] = lambda k=kind: layouts_on_ranks.twice(ranks, k)
+    for half in (False, True):
+        name = "half" if half else "single"
+        runs[f"uninterrupted: one, {name}"] = lambda h=half: layouts_on_ranks.uninterrupted(ranks, None, half=h)
+    if ranks.world == 2 and len(kinds) == 2:
+        runs["other kind"] = lambda: layouts_on_ranks.other_kind(ranks)
+        runs["8-bit blocks"] = lambda: layouts_on_ranks.blocks(ranks, message_of)
+    return runs
+
+
+def kinds_here():
+    return KINDS[: 1 if torch.__version__.startswith("2.6.") else 2]
 
 
 def raises(ranks):

@@ -373,6 +373,7 @@ def test_ddp(one_process):
     assert all(p.grad is not None for p in model.parameters())
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6")
 @pytest.mark.parametrize("name", ["b", "b.a", ""])
 def test_fsdp2_with_units_inside(one_process, name):
     model = nn.Sequential(OrderedDict(a=three(), b=three(1))).bfloat16()

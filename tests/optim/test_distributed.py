@@ -6,6 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(
+    torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6"
+)
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +18,7 @@ def found():
     script = Path(__file__).with_name("two_processes.py")
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200)
     assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout)
+    return json.loads(next(line for line in run.stdout.splitlines() if line.startswith("[{")))  # gloo may print, too
 
 
 def both(found, key):

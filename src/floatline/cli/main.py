@@ -25,6 +25,7 @@ from floatline.cli import (
     watch,
 )
 from floatline.errors import FloatlineError
+from floatline.private_names import explain_missing
 
 _LONGEST_LINE = 3000
 
@@ -76,11 +77,14 @@ def main() -> None:
         code = _complain(str(error))
     except Exception as error:
         # typer carries its own copy of click, so a wrong use is known by what it can do, not by its class.
-        message = getattr(error, "format_message", None)
-        if message is None:
+        message, missing = getattr(error, "format_message", None), explain_missing(error)
+        if message is None and missing is None:
             raise
-        # Without arguments the help has been printed already, and the message is empty.
-        code = _complain(f"{message()} Try 'floatline --help'.") if message() else 2
+        if message is None:
+            code = _complain(str(missing))
+        else:
+            # Without arguments the help has been printed already, and the message is empty.
+            code = _complain(f"{message()} Try 'floatline --help'.") if message() else 2
     sys.exit(code if isinstance(code, int) else 0)
 
 

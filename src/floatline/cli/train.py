@@ -148,12 +148,15 @@ def _blaming(target: str, trainer: Trainer | None = None) -> Generator[None]:
     import traceback
 
     from floatline.errors import FloatlineError, TargetError
+    from floatline.private_names import explain_missing
 
     try:
         yield
     except FloatlineError:
         raise
     except Exception as error:
+        if explain_missing(error) is not None:
+            raise  # torch's doing, not the target's
         traceback.print_exc()
         what = "make_optimizer failed"
         if trainer is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import weakref
 from collections.abc import Callable, Collection, Generator
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from floatline.guard.islands import Islands
 from floatline.guard.line_islands import LineIslands
 from floatline.guard.stand_in import Around, code_of, wrap_function
 from floatline.guard.tf32 import allow_tf32
-from floatline.plan import Plan
+from floatline.plan import KeptFunction, Plan
 from floatline.plan.fields import RewriteKind
 from floatline.plan.matching import match_modules, name_modules
 from floatline.rewrites import Rewriting
@@ -124,7 +126,7 @@ class _RewrittenForward:
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        original = self.replaced or type(self.module).forward.__get__(self.module)
+        original = self.replaced or MethodType(type(self.module).forward, self.module)
         around = partial(_unless_paused, self.state, partial(_rewrite, self.kinds))
         return _run_around(original, [around] if self.kinds else [], args, kwargs)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
 
@@ -182,6 +184,7 @@ def _find_arounds(plan: Plan, model: nn.Module, loss_fn: Callable[..., Any] | No
     for kept in plan.fp32_functions:
         place = _find(kept.function, f"Plan '{plan.name}' keeps '{kept.function}' in FP32", also)
         if place is not None and place.line:
+            _check_code(kept, code_of(place.function).co_filename, place.line, plan.name)
             lines.setdefault(place.function, []).append(place.line)
         else:
             around = run_in_fp32 if place is not None else partial(run_in_fp32, keep=True, owner=loss_fn)
@@ -189,6 +192,16 @@ def _find_arounds(plan: Plan, model: nn.Module, loss_fn: Callable[..., Any] | No
     for function, numbers in lines.items():
         found.setdefault(function, []).insert(0, partial(_on_lines, code_of(function).co_filename, numbers))
     return found
+
+
+def _check_code(kept: KeptFunction, file: str, line: int, plan: str) -> None:
+    """Refuse a line whose code is not the plan's: lines move when a file is edited."""
+    lines = [text.strip() for text in linecache.getlines(file)]
+    if not kept.code or not 0 < line <= len(lines) or lines[line - 1] == kept.code:
+        return
+    now = [number for number, text in enumerate(lines, 1) if text == kept.code]
+    do = f"It is on line {now[0]} now: change the plan" if len(now) == 1 else "Make the plan again"
+    raise PlanError(f"Plan '{plan}' keeps '{kept.function}' in FP32, but '{kept.code}' is not on that line. {do}.")
 
 
 def _find(name: str, said: str, also: list[Any]) -> Any:

@@ -16,6 +16,7 @@ from floatline.guard.outcome import Outcome
 from floatline.guard.random_state import RandomState
 from floatline.guard.run import Run
 from floatline.guard.wrappers import unwrap
+from floatline.numerics import foreach
 
 _MOST_BUFFERS = 64 << 20  # bytes; larger ones are masks and tables, which steps do not change
 
@@ -126,5 +127,5 @@ class FailureWatch:
         if not live or sum(b.numel() * b.element_size() for b in live.values()) > _MOST_BUFFERS:
             return {}
         copies = [torch.empty_like(buffer) for buffer in live.values()]
-        torch._foreach_copy_(copies, list(live.values()))  # a few launches, however many there are
+        foreach.copy_(copies, list(live.values()))  # a few launches, however many there are
         return dict(zip(live, copies, strict=True))

@@ -10,8 +10,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from floatline.errors import GuardError
-from floatline.guard import guard_state, run_files
+from floatline.guard import guard_state, layouts, run_files
 from floatline.guard.agreement import agree_that_all_can, num_processes
+from floatline.guard.plain_values import DAMAGE
 from floatline.guard.run import Run
 from floatline.optim import mesh
 
@@ -54,73 +55,93 @@ def save(run: Run, folder: Path, tensors: dict[str, Tensor], state: dict[str, An
 
 
 def load(run: Run, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint for this process.
+    """Read a checkpoint for this process, whatever processes wrote it.
 
     Args:
         run: Says which processes there are.
-        path: A checkpoint, or the folder of several. With several processes always the folder: the newest checkpoint
-            is taken that all of them have.
+        path: A checkpoint of one process, or the folder of several checkpoints: the newest is taken that all the
+            processes have that wrote it.
 
     Raises:
-        GuardError: It cannot be read, by this process or another one, or is of another number of processes.
+        GuardError: It cannot be read, by this process or another one, or not be cut for these processes.
     """
     group = run.judge.group
     world = num_processes(group)
-    if world == 1:
-        newest = run_files.newest_checkpoint(path)
-        _check_number(path, 1)
-        return run_files.load_checkpoint(path if newest is None else newest)
-    rank, failure, found = dist.get_rank(group), None, None
+    rank, failure, found, number = (dist.get_rank(group) if world > 1 else 0), None, None, -1
     try:
-        _check_number(path, world)
+        number = _newest(path)
     except GuardError as error:
         failure = error
-    agree_that_all_can("find its part of the checkpoint", failure, home=run.device, group=group)
-    newest = run_files.newest_checkpoint(_of_rank(path, rank))
-    number = torch.tensor(-1 if newest is None else _number(newest), device=run.device)
-    # A process that ended while others were still writing has one less.
-    dist.all_reduce(number, op=dist.ReduceOp.MIN, group=group)
+    if world > 1:
+        agree_that_all_can("find its part of the checkpoint", failure, home=run.device, group=group)
+        agreed = torch.tensor(number, device=run.device)
+        dist.all_reduce(agreed, op=dist.ReduceOp.MIN, group=group)  # one may see a file later than another
+        number = int(agreed)
     try:
-        found = _read(path, rank, int(number), world)
+        found = _read(run, path, rank, number)
     except GuardError as error:
-        failure = error
+        failure = failure or error
+    except DAMAGE as error:
+        failure = GuardError(f"{path} cannot be taken over ({error}). Give a checkpoint that save() wrote.")
     agree_that_all_can("read its part of the checkpoint", failure, home=run.device, group=group)
     if found is None:
         raise AssertionError  # it was read, or there was a failure
     return found
 
 
-def _read(path: Path, rank: int, number: int, world: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors, state = run_files.load_checkpoint(_find(_of_rank(path, rank), number))
-    if state.get("processes") != world:
-        raise _wrong_number(path, state.get("processes", 1), world)
-    if not any(name.startswith("judge.") for name in tensors):
-        shared, _ = run_files.load_checkpoint(_find(_of_rank(path, 0), number))
-        tensors = {**shared, **tensors}
+def _read(run: Run, path: Path, rank: int, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    world = num_processes(run.judge.group)
+    parts = _parts(path, number)
+    if not parts and world > 1:
+        raise GuardError(f"{path} holds no checkpoint. Give the folder that save() was given, on every process.")
+    if not parts:
+        return run_files.load_checkpoint(path)  # says what is wrong with it
+    if len(parts) == world:
+        tensors, state = _load(parts[rank], world)
+        if not any(name.startswith("judge.") for name in tensors):
+            tensors = {**_load(parts[0], world)[0], **tensors}
+        if layouts.fits(run, tensors):
+            return tensors, state
+    return layouts.fit(run, [_load(part, len(parts)) for part in parts], rank)
+
+
+def _load(part: Path, processes: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """One part of a checkpoint of so many processes; one that an older run left has another number."""
+    tensors, state = run_files.load_checkpoint(part)
+    if state.get("processes", 1) != processes:
+        raise GuardError(
+            f"{part} is a part of a checkpoint of {state.get('processes', 1)!r:.20} processes, not of {processes:,}. "
+            "Give the folder that save() was given; if this is it, delete what an older run has left there."
+        )
     return tensors, state
 
 
-def _check_number(path: Path, world: int) -> None:
-    """Refuse what cannot be a checkpoint of so many processes; more folders may be left from another run."""
-    have = len(list(path.glob("rank-*"))) if path.is_dir() else 0
-    if (path / "state.json").is_file() or run_files.newest_checkpoint(path) is not None:
-        have = 1
-    if (world == 1 and have > 1) or 0 < have < world:
-        raise _wrong_number(path, have, world)
-    if not have and world > 1:
-        raise GuardError(f"{path} holds no checkpoint. Give the folder that save() was given, on every process.")
+def _newest(path: Path) -> int:
+    """Number of the newest checkpoint that is there whole; -1 where there is none."""
+    folder = _of_rank(path, 0)
+    numbers = {_number(found) for found in [*run_files.list_checkpoints(path), *run_files.list_checkpoints(folder)]}
+    return next((number for number in sorted(numbers, reverse=True) if _parts(path, number)), -1)
 
 
-def _wrong_number(path: Path, have: int, world: int) -> GuardError:
-    """Random numbers and shards are those of so many processes, and fit no other number."""
-    return GuardError(
-        f"{path} is the checkpoint of {_processes(have)}, and this run has {_processes(world)}. "
-        f"Resume it with {_processes(have)}; or load its weights by themselves, and begin a new run."
-    )
-
-
-def _processes(num: int) -> str:
-    return "one process" if num == 1 else f"{num:,} processes"
+def _parts(path: Path, number: int) -> list[Path]:
+    """The checkpoint of that number, part by part in the order of ranks; none where one is missing."""
+    if (path / "state.json").is_file():
+        return [path]
+    whole, first = _find(path, number), _find(_of_rank(path, 0), number)
+    if whole != path:
+        return [whole]
+    if first == _of_rank(path, 0):
+        return []
+    processes = run_files.load_state(first).get("processes")
+    if not isinstance(processes, int) or processes < 1:
+        raise GuardError(f"{first} does not say how many processes wrote it. Give a checkpoint that save() wrote.")
+    parts: list[Path] = []
+    for rank in range(processes):
+        part = _find(_of_rank(path, rank), number)
+        if part == _of_rank(path, rank):
+            return []
+        parts.append(part)
+    return parts
 
 
 def _of_rank(folder: Path, rank: int) -> Path:

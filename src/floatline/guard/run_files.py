@@ -123,6 +123,21 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise GuardError(f"Checkpoint {path} is damaged: {reason}. {_instead(path)}") from None
 
 
+def load_state(path: Path) -> dict[str, Any]:
+    """The state of a checkpoint alone, after its checksum; GuardError where it is damaged."""
+    try:
+        state = decode_state(_read_state(path / _STATE)["state"])
+    except OSError as error:
+        raise GuardError(f"Checkpoint {path} cannot be read: {error.strerror}. {_instead(path)}") from None
+    except GuardError:
+        raise
+    except DAMAGE as error:
+        raise GuardError(f"Checkpoint {path} is damaged: {error!s:.200}. {_instead(path)}") from None
+    if not isinstance(state, dict):
+        raise GuardError(f"Checkpoint {path} is damaged: the state in {_STATE} is no object. {_instead(path)}")
+    return cast("dict[str, Any]", state)
+
+
 def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint with the highest number in a folder, or None; it is not opened."""
     checkpoints = list_checkpoints(Path(folder))

@@ -17,6 +17,7 @@ from floatline.guard.agreement import num_processes
 from floatline.guard.host_copies import Layout, Pieces
 from floatline.guard.policy import Policy
 from floatline.ledger.late_values import LateValues
+from floatline.numerics import foreach
 from floatline.optim.mesh import local_part
 
 
@@ -241,6 +242,6 @@ def count_nonfinite(parts: Iterable[Tensor], *, home: torch.device) -> Tensor:
         kinds.setdefault((wide.device, wide.dtype), []).append(wide)
     total = torch.zeros((), device=home)
     for (device, _), tensors in kinds.items():
-        bad = torch.stack(torch._foreach_norm(tensors, math.inf)).isfinite().logical_not().sum()
+        bad = torch.stack(foreach.norm(tensors, math.inf)).isfinite().logical_not().sum()
         total += float(bad) if device.type == "cpu" else bad.to(home, non_blocking=True)
     return total

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from floatline import optim
 from floatline.errors import GuardError
+from floatline.numerics import foreach
 from floatline.optim import mesh
 from floatline.optim.gradients import Gradients
 from floatline.optim.survey import Decision, Survey
@@ -85,7 +86,7 @@ class Stepper:
         for grad in self._grads():
             kinds.setdefault(grad.device, []).append(grad)
         for device, grads in kinds.items():
-            torch._foreach_mul_(grads, decision.factor.to(device))
+            foreach.mul_(grads, decision.factor.to(device))
         self.optimizer.step()
 
     def _grads(self) -> list[Tensor]:

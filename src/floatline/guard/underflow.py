@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from floatline.guard.policy import Policy
+from floatline.numerics import foreach
 
 SMALLEST_FP16 = 2.0**-24
 # A float32 sum of so many ones is exact, in every order.
@@ -72,7 +73,7 @@ def count_near_zero(grads: Sequence[Tensor], *, smallest: float = SMALLEST_FP16)
         zero, one = flat == 0, flat < _ONE * smallest
         kinds = (zero, one & ~zero, (flat < _LOW * smallest) & ~one, (flat < _BELOW * smallest) & ~zero)
         # A norm of a list is one launch for many tensors; a sum is one for each.
-        sums = [torch.stack(torch._foreach_norm(torch.split(kind.float(), sizes), 1)) for kind in kinds]
+        sums = [torch.stack(foreach.norm(torch.split(kind.float(), sizes), 1)) for kind in kinds]
         for (index, _), row in zip(part, torch.stack(sums, dim=1).to(torch.int64), strict=True):
             pieces[index].append(row)
     none = torch.zeros(4, dtype=torch.int64, device=grads[0].device if grads else None)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from floatline import optim
 from floatline.errors import ScalerError
+from floatline.numerics import foreach
 from floatline.optim.mesh import local_part
 
 # Elements of BF16 gradients that are held in float32 at a time: 64 MiB.
@@ -81,13 +82,13 @@ def unscale(
             found[device] = zero.to(device, non_blocking=True, copy=True)
             inverses[device] = inverse.to(device, non_blocking=True)
         if dtype != torch.bfloat16:
-            torch._amp_foreach_non_finite_check_and_unscale_(grads, found[device], inverses[device])
+            foreach.check_and_unscale_(grads, found[device], inverses[device])
             continue
         for part in _chunks(grads):
             wide = [grad.float() for grad in part]
-            torch._amp_foreach_non_finite_check_and_unscale_(wide, found[device], inverses[device])
+            foreach.check_and_unscale_(wide, found[device], inverses[device])
             if not keep:
-                torch._foreach_copy_(part, wide)
+                foreach.copy_(part, wide)
     return found
 
 

@@ -31,7 +31,7 @@ def drop_gradients(model: nn.Module) -> None:
             continue
         state = cast(Any, module)._get_fsdp_state()
         # Older torch has one group, or None, for each module.
-        groups = state._fsdp_param_groups if hasattr(state, "_fsdp_param_groups") else [state._fsdp_param_group]
+        groups = getattr(state, "_fsdp_param_groups", [getattr(state, "_fsdp_param_group", None)])
         for part in (part for group in groups if group is not None for part in group.fsdp_params):
             part.unsharded_accumulated_grad = None
             if hasattr(part, "_unsharded_param"):

@@ -94,11 +94,25 @@ def _wrap(like: Any, local: Tensor, placements: Any, shape: torch.Size, stride: 
 
 def offsets_of(param: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape of the local part, and where it begins in each dimension of the whole tensor."""
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+    from torch.distributed import tensor
 
     own = cast(Any, param)
-    shape, offset = compute_local_shape_and_global_offset(param.shape, own.device_mesh, own.placements)
+    find = getattr(getattr(tensor, "_utils", None), "compute_local_shape_and_global_offset", _find_offsets)
+    shape, offset = find(param.shape, own.device_mesh, own.placements)
     return tuple(shape), tuple(offset)
+
+
+def _find_offsets(shape: torch.Size, device_mesh: Any, placements: Any) -> tuple[list[int], list[int]]:
+    """The same from what is public: parts are cut as torch.chunk does, by one mesh dimension after the other."""
+    sizes, starts = list(shape), [0] * len(shape)
+    for number, placement in enumerate(placements):
+        if placement.is_shard():
+            dim, place = int(placement.dim), int(device_mesh.get_local_rank(number))
+            room = -(-sizes[dim] // int(device_mesh.size(number)))
+            first = min(room * place, sizes[dim])
+            starts[dim] += first
+            sizes[dim] = min(room, sizes[dim] - first)
+    return sizes, starts
 
 
 def part_of(param: Tensor, whole: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
 """The optimizer for 16-bit weights: torch.optim's manners, with survey, decision and step in one call."""
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# torch._disable_dynamo, which torch.optim uses too, loads the compiler only when it is there already.
 
 from __future__ import annotations
 
@@ -12,12 +10,12 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from floatline.errors import OptimizerError
 from floatline.optim import checkpoint, hyperparameters, mesh, resuming
 from floatline.optim.entries import Entry, by_device
 from floatline.optim.footprint import Footprint
+from floatline.optim.hooks import is_heard, uncompiled
 from floatline.optim.kernels import backend_for, fused_step_for, survey_all
 from floatline.optim.roster import Roster, collect
 from floatline.optim.rules import Rule
@@ -82,11 +80,7 @@ class Optimizer(torch.optim.Optimizer):
 
         @functools.wraps(func)
         def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            own = self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks
-            shared = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-            if own or shared or torch.autograd._profiler_enabled():
-                return wrapped(self, *args, **kwargs)
-            return func(self, *args, **kwargs)
+            return wrapped(self, *args, **kwargs) if is_heard(self) else func(self, *args, **kwargs)
 
         return step
 
@@ -152,7 +146,7 @@ class Optimizer(torch.optim.Optimizer):
             self._step_decided(decide)
         return loss
 
-    @torch._disable_dynamo
+    @uncompiled
     @torch.no_grad()
     def _step(self, scale: float | Tensor | None, clip_norm: float | Tensor | None, skip: bool | Tensor | None) -> None:
         params, entries = self._collect()
@@ -162,7 +156,7 @@ class Optimizer(torch.optim.Optimizer):
             if self._roster is not None:
                 self._roster.release()
 
-    @torch._disable_dynamo
+    @uncompiled
     @torch.no_grad()
     def _step_decided(self, decide: Callable[[Survey], Decision]) -> None:
         params, entries = self._collect()

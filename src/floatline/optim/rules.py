@@ -1,15 +1,15 @@
 """The arithmetic of each optimizer, once, on lists of float32 tensors; nothing about dtypes, scaling or storage."""
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# torch._foreach_* are torch's own multi-tensor operations; there are no public names for them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from floatline.numerics import foreach
 
 States = dict[str, list[Tensor]]
 Update = Callable[[list[Tensor], list[Tensor], States, list[float], dict[str, Any]], None]
@@ -46,7 +46,7 @@ def _adamw(
 ) -> None:
     """Adam with the decay in the weight."""
     if group["weight_decay"] != 0:
-        torch._foreach_mul_(params, 1 - float(group["lr"]) * group["weight_decay"])
+        foreach.mul_(params, 1 - float(group["lr"]) * group["weight_decay"])
     _adam_step(params, _signed(grads, group), states, steps, group)
 
 
@@ -56,15 +56,20 @@ def _adam_step(
     beta1, beta2 = group["betas"]
     lr = float(group["lr"])
     exp_avgs, exp_avg_sqs = states["exp_avg"], states["exp_avg_sq"]
-    torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
-    torch._foreach_mul_(exp_avg_sqs, beta2)
-    torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
+    foreach.lerp_(exp_avgs, grads, 1 - beta1)
+    foreach.mul_(exp_avg_sqs, beta2)
+    foreach.addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
     step_sizes = [(lr / (1 - beta1**step)) * -1 for step in steps]
-    corrections = [(1 - beta2**step) ** 0.5 for step in steps]
-    denominators = torch._foreach_sqrt(exp_avg_sqs)
-    torch._foreach_div_(denominators, corrections)
-    torch._foreach_add_(denominators, group["eps"])
-    torch._foreach_addcdiv_(params, exp_avgs, denominators, step_sizes)
+    corrections = [_root(1 - beta2**step) for step in steps]
+    denominators = foreach.sqrt(exp_avg_sqs)
+    foreach.div_(denominators, corrections)
+    foreach.add_(denominators, group["eps"])
+    foreach.addcdiv_(params, exp_avgs, denominators, step_sizes)
+
+
+def _root(x: float) -> float:
+    """The square root; NaN below 0, which only a damaged counter gives, and where Python goes on to complex numbers."""
+    return x**0.5 if x >= 0 else math.nan
 
 
 def _sgd(params: list[Tensor], grads: list[Tensor], states: States, steps: list[float], group: dict[str, Any]) -> None:
@@ -81,10 +86,10 @@ def _sgd(params: list[Tensor], grads: list[Tensor], states: States, steps: list[
         later = [i for i, step in enumerate(steps) if step != 1]
         if later:
             moving = [buffers[i] for i in later]
-            torch._foreach_mul_(moving, momentum)
-            torch._foreach_add_(moving, [grads[i] for i in later], alpha=keep)
-        grads = list(torch._foreach_add(grads, buffers, alpha=momentum)) if group["nesterov"] else buffers
-    torch._foreach_add_(params, grads, alpha=-lr)
+            foreach.mul_(moving, momentum)
+            foreach.add_(moving, [grads[i] for i in later], alpha=keep)
+        grads = list(foreach.add(grads, buffers, alpha=momentum)) if group["nesterov"] else buffers
+    foreach.add_(params, grads, alpha=-lr)
 
 
 def _lion(
@@ -100,23 +105,23 @@ def _lion(
     grads = _signed(grads, group)
     exp_avgs = states["exp_avg"]
     if group["weight_decay"] != 0:
-        torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
-    directions = torch._foreach_mul(exp_avgs, beta1)
-    torch._foreach_add_(directions, grads, alpha=1 - beta1)
-    torch._foreach_sign_(directions)
-    torch._foreach_add_(params, directions, alpha=-lr)
-    torch._foreach_mul_(exp_avgs, beta2)
-    torch._foreach_add_(exp_avgs, grads, alpha=1 - beta2)
+        foreach.mul_(params, 1 - lr * group["weight_decay"])
+    directions = foreach.mul(exp_avgs, beta1)
+    foreach.add_(directions, grads, alpha=1 - beta1)
+    foreach.sign_(directions)
+    foreach.add_(params, directions, alpha=-lr)
+    foreach.mul_(exp_avgs, beta2)
+    foreach.add_(exp_avgs, grads, alpha=1 - beta2)
 
 
 def _signed(grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-    return list(torch._foreach_neg(grads)) if group["maximize"] else grads
+    return list(foreach.neg(grads)) if group["maximize"] else grads
 
 
 def _with_decay(params: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
     if group["weight_decay"] == 0:
         return grads
-    return list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+    return list(foreach.add(grads, params, alpha=group["weight_decay"]))
 
 
 ADAM = Rule("adam", ("exp_avg", "exp_avg_sq"), _adam)

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from floatline.numerics.foreach import choose
 from floatline.probe.aside import Aside
 
 _Marks = dict[int, tuple[int, int]]
 # As it was at import: while a loop is watched, torch's own reports who reads scaled gradients.
-_foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+_foreach_norm: Any = choose("norm")
 
 
 @dataclass(slots=True)

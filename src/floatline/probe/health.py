@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from floatline.numerics.foreach import check_and_unscale_
+from floatline.numerics.foreach import check_and_unscale_, choose
 from floatline.probe import late
 from floatline.probe.aside import Aside
 from floatline.probe.events import Watch
@@ -19,7 +19,7 @@ from floatline.probe.gradient_scales import Held, largest_of
 from floatline.probe.late import ScaledLoss, are_finite
 
 # As it was at import: while a loop is watched, torch's own reports who reads scaled gradients.
-_foreach_norm: Any = torch._foreach_norm  # pyright: ignore[reportPrivateImportUsage]
+_foreach_norm: Any = choose("norm")
 # Elements of a gradient, on average, up to which the check of loss scalers, at scale 1, is the quickest.
 _SMALL = 4096
 _KNOWN = frozenset((float,))

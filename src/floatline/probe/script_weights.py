@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from floatline.numerics import foreach
 from floatline.probe.aside import Aside
 from floatline.probe.gradient_scales import largest_of
 
@@ -53,8 +53,7 @@ class Weights:
                 return None
             return cls.copy(tensors)
         with Aside():
-            foreach: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
-            foreach(old.copies, list(tensors))
+            foreach.copy_(old.copies, list(tensors))
         return old
 
     @classmethod

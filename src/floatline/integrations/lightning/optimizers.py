@@ -11,6 +11,7 @@ from torch import Tensor
 
 from floatline import optim
 from floatline.errors import GuardError
+from floatline.numerics import foreach
 from floatline.optim import mesh
 from floatline.plan import Plan
 
@@ -56,7 +57,7 @@ def multiply_gradients(optimizer: torch.optim.Optimizer, factor: Tensor) -> None
     for grad in _grads(optimizer):
         kinds.setdefault((grad.device, grad.dtype), []).append(grad)
     for (device, _), grads in kinds.items():
-        torch._foreach_mul_(grads, factor.to(device))
+        foreach.mul_(grads, factor.to(device))
 
 
 def _grads(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

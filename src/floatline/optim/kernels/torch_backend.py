@@ -1,6 +1,4 @@
 """The optimizer phase with torch operations: for a CPU, MPS, and every device without a backend of its own."""
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# torch._foreach_* are torch's own multi-tensor operations; there are no public names for them.
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ import torch
 from torch import Tensor
 
 from floatline.errors import OptimizerError
+from floatline.numerics import foreach
 from floatline.optim import storage
 from floatline.optim.entries import Entry, fill, state_stream
 from floatline.optim.kernels.waves import Part, Wave, cut_into_waves, half_of
@@ -21,7 +20,7 @@ def survey(entries: list[Entry]) -> Survey:
     """Sum of squares and number of non-finite values of each gradient, in the entries' order."""
     fill(entries)
     grads = [entry.grad for entry in entries]
-    norms = torch._foreach_norm(grads, 2, dtype=torch.float32)
+    norms = foreach.norm(grads, 2, dtype=torch.float32)
     sums = torch.stack(norms).square_()
     # A finite sum has no non-finite term; reading it costs nothing on a CPU and saves a second pass.
     if sums.is_cpu and bool(sums.isfinite().all()):
@@ -44,7 +43,7 @@ def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update
         factor = float(decision.factor)
     fill(entries)
     counters = [entry.state["step"] for entry in entries]
-    torch._foreach_add_(counters, torch.ones((), device=counters[0].device))
+    foreach.add_(counters, torch.ones((), device=counters[0].device))
     steps = cast("list[float]", torch.stack(counters).tolist())
     whole: dict[int, list[tuple[Entry, float]]] = {}
     buckets: dict[tuple[Any, ...], list[Part]] = {}
@@ -71,7 +70,7 @@ def _update_whole(rule: Rule, pairs: list[tuple[Entry, float]], factor: float) -
     states = {name: [entry.state[name] for entry, _ in pairs] for name in rule.states_for(group)}
     weights, grads = [entry.weight for entry, _ in pairs], [entry.grad for entry, _ in pairs]
     if factor != 1.0:
-        grads = list(torch._foreach_mul(grads, factor))
+        grads = list(foreach.mul(grads, factor))
     rule.update(weights, grads, states, [step for _, step in pairs], group)
 
 

@@ -1,6 +1,4 @@
 """Many tensors worked on as a few flat ones of bounded size."""
-# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# torch._foreach_* are torch's own multi-tensor operations; there are no public names for them.
 
 from __future__ import annotations
 
@@ -11,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from floatline.numerics import foreach
 from floatline.numerics.philox import philox
 from floatline.optim.entries import BLOCK, Entry
 
@@ -68,7 +67,7 @@ class Wave:
         views = self.views(name)
         if any(width != s.size for s, width in zip(self.slices, self.widths, strict=True)):
             flat = torch.zeros(sum(self.widths), dtype=views[0].dtype, device=views[0].device)
-            torch._foreach_copy_(self.cut(flat), views)
+            foreach.copy_(self.cut(flat), views)
             return flat
         return views[0] if len(views) == 1 else torch.cat(views)
 
@@ -79,7 +78,7 @@ class Wave:
 
     def scatter(self, name: str, flat: Tensor) -> None:
         """Write the slices back."""
-        torch._foreach_copy_(self.views(name), self.cut(flat))
+        foreach.copy_(self.views(name), self.cut(flat))
 
     def gather_scales(self, name: str) -> Tensor:
         """The scales of all slices; whole blocks only."""
@@ -88,7 +87,7 @@ class Wave:
     def scatter_scales(self, name: str, scales: Tensor) -> None:
         """Write the scales back."""
         pieces = cast("tuple[Tensor, ...]", scales.split([width // BLOCK for width in self.widths]))
-        torch._foreach_copy_([s.scales_of(name) for s in self.slices], list(pieces))
+        foreach.copy_([s.scales_of(name) for s in self.slices], list(pieces))
 
     def random_words(self, seed: int, streams: list[int]) -> Tensor:
         """A random number of 32 bits for each element.
