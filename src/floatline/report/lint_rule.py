@@ -74,7 +74,7 @@ def rule_page(rule: type[Rule]) -> str:
         example = good if isinstance(good, Bad) else Bad(good)
         parts.append(_block(example.source, example.file))
     if rule.cause is not None:
-        parts.append(f"Cause: [{rule.cause.id}](../causes.md#{rule.cause.id}). ")
+        parts.append(f"Cause: [{rule.cause.id}](../causes/{rule.cause.id}.md). ")
     parts.append(f"To keep a line as it is: `# floatline: allow[{rule.name}]`\n")
     return "\n".join(parts)
 
