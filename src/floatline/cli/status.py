@@ -26,7 +26,8 @@ def status(
     else:
         from rich.text import Text
 
-        text = "\n".join(str(standing) for standing in standings) or "nothing is approved; fp32 is current"
+        nothing = "nothing is approved; floatline train takes a target's own precision"
+        text = "\n".join(str(standing) for standing in standings) or nothing
         text_console().print(Text(text), soft_wrap=True)
     if not good:
         raise typer.Exit(1)

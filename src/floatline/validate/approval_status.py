@@ -65,7 +65,7 @@ class Standing:
     def _lines(self) -> list[str]:
         record = self.record
         if record is None:
-            return [f"{self.target}: nothing is approved; fp32 is current"]
+            return [f"{self.target}: nothing is approved; floatline train takes its own precision"]
         if record.action == "rollback":
             return [f"{self.target}: fp32 is current", f"  rolled back {record.when} by {record.by}: {record.note}"]
         state = "as approved" if self.approved else "CHANGED since it was approved"
