@@ -84,3 +84,14 @@ def test_what_a_step_was_made_of_is_there_for_whoever_explains_it():
     assert list(seen[0].batches) == ["first", "second"]
     assert seen[0].outcome.reason == "forward-nonfinite"
     assert model.weight.isfinite().all()
+
+
+def test_a_failed_step_whose_batch_is_not_known_is_told_once():
+    seen = []
+    model, guard = make(on_failure=seen.append)
+    for _ in range(3):
+        guard.backward(model(torch.full((2, 4), float("nan"))).sum())
+        guard.update()
+    guard.drain()
+    assert not seen
+    assert guard.summary().count("on_failure is called for steps made by guard.step") == 1

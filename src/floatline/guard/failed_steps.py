@@ -19,6 +19,7 @@ from floatline.guard.wrappers import unwrap
 from floatline.numerics import foreach
 
 _MOST_BUFFERS = 64 << 20  # bytes; larger ones are masks and tables, which steps do not change
+_UNSEEN = "a step failed whose batch is not known: on_failure is called for steps made by guard.step"
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class FailureWatch:
         self._run = run
         self._on_failure = on_failure
         self._kept: deque[_Kept] = deque()
+        self._told = False
         # Walking through all modules in every step would take as long as the rest of keeping it.
         modules = cast("Iterable[tuple[str, nn.Module]]", unwrap(run.model).named_modules())
         self._holders = [(name, module) for name, module in modules if module._buffers]
@@ -95,7 +97,12 @@ class FailureWatch:
         kept = None
         while self._kept and self._kept[0].attempt <= outcome.attempt:
             kept = self._kept.popleft()
-        if kept is None or kept.attempt != outcome.attempt or not self._is_failure(outcome):
+        if not self._is_failure(outcome):
+            return
+        if kept is None or kept.attempt != outcome.attempt:
+            if not self._told:
+                self._told = True
+                self._run.diary.note("diagnosis", _UNSEEN)
             return
         since = sum(other.applied for other in later)
         failed = FailedStep(self._run, outcome, kept.compute_loss, kept.batches, kept.random_state, kept.buffers, since)
