@@ -8,11 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from floatline.diagnosis.script import ScriptDiagnosis
 from floatline.diagnosis.script_command import parse_command
+from floatline.diagnosis.script_main import _say_unexplained
 from floatline.errors import TargetError
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -148,14 +150,17 @@ def test_the_command_does_not_load_torch_itself():
 
 
 SHORT = """
+import sys
 import torch
 
+torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cpu")
-for step in range(3):
+for step in range(int(sys.argv[1])):
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = (model(torch.randn(8, 4)) * 1e5).float().square().mean()
+        large = model(torch.ones(8, 4)) * 3e4
+        loss = (large * large).mean()
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
@@ -163,11 +168,18 @@ for step in range(3):
 """
 
 
-def test_a_script_that_ends_before_a_failing_step_is_recorded_is_asked_to_run_longer(tmp_path):
+@pytest.mark.parametrize("steps", ["2", "3"])
+def test_a_loss_that_is_not_finite_is_explained_by_the_step_after_it(tmp_path, steps):
     (tmp_path / "short.py").write_text(SHORT)
-    done = run("--", "short.py", cwd=tmp_path)
+    done = run("--", "short.py", steps, cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "20 steps or more" in done.stdout and "0 of 3 steps recorded" in done.stdout
+    assert "product-overflow" in done.stdout and "short.py:12" in done.stdout
+
+
+def test_a_script_that_ends_before_a_failing_step_is_recorded_is_asked_to_run_longer():
+    given = SimpleNamespace(first_bad_step=4)
+    said = _say_unexplained(SimpleNamespace(given=given, captured=[]))
+    assert said.startswith("loss, gradients or weights were not finite from step 4 on") and "20 steps or more" in said
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the interpreter is a shell script")

@@ -85,7 +85,7 @@ class StepCapture:
         self._stepping: Event | None = None
         self._attempts = 0
         self._kind: Kind = "healthy"
-        self._skips = self._relapses = 0
+        self._skips = self._relapses = self._lost = 0
         self._worked = 0.0
         self._wanted = False
 
@@ -162,7 +162,7 @@ class StepCapture:
         """A scaler has let a step through, or not."""
         if event.data["applied"]:
             self._skips, self._worked = 0, max(self._worked, event.data["scale"])
-            if not find_late_losses(self._seen) and not loss_is_finite(self._seen):
+            if self._loss_is_lost():
                 self._fail(event, None)
             return
         self._note_inputs(event.step)
@@ -170,6 +170,13 @@ class StepCapture:
         self._skips += 1
         self._relapses += event.data["scale"] <= self._worked
         self._wanted = self._wanted or self._skips in _SEARCH or self._relapses in (3, 9)
+        if self._loss_is_lost():  # no scale is searched for in a forward pass: the next step may tell why
+            self._lost += 1
+            self._wanted = self._wanted or self._lost in (1, 3, 9)
+
+    def _loss_is_lost(self) -> bool:
+        """Whether the loss is known by now, and not finite."""
+        return not find_late_losses(self._seen) and not loss_is_finite(self._seen)
 
     # What is done about it.
 
@@ -283,6 +290,8 @@ class StepCapture:
     @property
     def has_untried(self) -> bool:
         """Whether a step failed, and the script ended before another was tried on the weights from before it."""
+        if self._lost and not self.steps:
+            return True  # a scaler left it out: its weights are there still
         return self._healthy is not None and not self._attempts
 
     def _find_model(self, root: nn.Module) -> nn.Module:
