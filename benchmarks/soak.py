@@ -23,6 +23,7 @@ from torch import nn
 import floatline as fl
 
 HERE = Path(__file__).parent / "results"
+PICTURE = HERE.parent.parent / "docs" / "pictures" / "soak.svg"
 WINDOW = 2_000
 BAD_EVERY = 1_000
 BARE_EVERY = 5  # windows; the bare loop is there for comparison only
@@ -133,7 +134,7 @@ def main() -> None:
     """Soak, print, and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=100_000)
-    parser.add_argument("--write", action="store_true", help="keep table and plot beside this script")
+    parser.add_argument("--write", action="store_true", help="keep table and plot")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         samples = soak(asked.steps, Path(folder))
@@ -155,14 +156,14 @@ def main() -> None:
     table = "\n".join(rows)
     print(table)
     if asked.write:
-        (HERE / "soak.svg").write_text(draw(samples), encoding="utf-8")
+        PICTURE.write_text(draw(samples), encoding="utf-8")
         (HERE / "soak_cpu.md").write_text(
             f"# {asked.steps:,} guarded steps on a CPU\n\n`python benchmarks/soak.py --write`, {date.today()}, "
             f"torch {torch.__version__}, one thread. A bad batch every {BAD_EVERY:,} steps: "
             f"{asked.steps // BAD_EVERY} planted, {skipped} steps skipped. Processor time; the bare loop runs "
             f"{WINDOW:,} steps after every {BARE_EVERY * WINDOW:,} guarded ones. The first fifth of the run is left "
             "out; *early* and *late* are the first and the last third of the rest.\n\n"
-            f"| | early | late |\n|---|---|---|\n{table}\n\n![the run over its steps](soak.svg)\n",
+            f"| | early | late |\n|---|---|---|\n{table}\n\n![the run over its steps](../../docs/pictures/soak.svg)\n",
             encoding="utf-8",
         )
 
