@@ -65,7 +65,7 @@ def train(conf: dict[str, Any]) -> float:
     loggers: list[Any] = [CSVLogger(folder, name="", version="")]
     if conf["logger"]["wandb"]["enabled"]:
         project = conf["logger"]["wandb"]["project"]
-        loggers.append(WandbLogger(conf["exp_name"], save_dir=folder, project=project, offline=True))
+        loggers.append(WandbLogger(conf["exp_name"], save_dir=folder, project=project, offline=True, mode="offline"))
     trainer = lightning.Trainer(
         plugins=[FloatlinePrecision(options.pop("precision"))],
         callbacks=[callback],
