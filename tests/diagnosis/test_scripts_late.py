@@ -8,7 +8,7 @@ from tests.diagnosis.test_scripts import line_of, observe, observe_script
 
 from floatline.probe import late, script_late, script_schedule
 from floatline.probe.events import Event
-from floatline.probe.late import LateNumbers, ScaledLoss
+from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
 from floatline.probe.script_late import LateSteps
 
 # What asking may take of a step: any share, so that each step is asked about; none, so that it is eight at once.
@@ -157,7 +157,7 @@ def test_steps_are_asked_about_together_where_they_are_short_and_each_by_itself_
         event = Event("step", "", 0, "", number, {})
         value = torch.tensor(math.nan if number == 40 else 1.0)
         losses = [loss] if number == 50 else []
-        steps.add(event, [value, *(one.value for one in losses)], losses, detailed=False)
+        steps.add(event, LateHealth([value, *(one.value for one in losses)]), losses, detailed=False)
     assert steps.num_together == (8 if share == TOGETHER else 1)
     assert failed == []
     steps.read()
@@ -174,7 +174,7 @@ def test_weights_are_copied_together_and_only_while_all_steps_before_are_known(s
         for weight, optimizer in zip(weights, optimizers, strict=True):
             weight.data.fill_(number)
             steps.keep(optimizer, number, detailed=False)
-            steps.add(Event("step", "", 0, "", number, {}), [torch.tensor(1.0)], [], detailed=False)
+            steps.add(Event("step", "", 0, "", number, {}), LateHealth([torch.tensor(1.0)]), [], detailed=False)
         assert [copy.tolist() for copy in steps.weights.copies] == [[steps.kept_step] * 2] * 2
         kept.append(steps.kept_step)
     assert kept == (list(range(32)) if share == EACH else [0, 1, 1, 3, 3, 3, 3, *[7] * 8, *[15] * 8, *[23] * 8, 31])

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from floatline.probe.aside import Aside
 from floatline.probe.frames import Spot, find_caller
 from floatline.probe.gradient_scales import GradientScales
-from floatline.probe.late import LateNumbers, ScaledLoss
+from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
 
 # Above this many weights, a copy for each step costs more than it tells.
 _MOST_WEIGHTS = 2**24
@@ -73,10 +73,10 @@ class Listener(Protocol):
     def leave_step(self) -> None:
         """What comes now is no part of the step, but an evaluation."""
 
-    def see_gradients(self, optimizer: Optimizer, event: Event, health: list[Tensor] | float) -> None:
+    def see_gradients(self, optimizer: Optimizer, event: Event, health: LateHealth | float) -> None:
         """An optimizer is about to step; the weights are as they were. Health is finite where gradients and loss are.
 
-        It is a number, or several that are still on a GPU, the losses last.
+        It is a number, or what will tell when a GPU has got there.
         """
 
     def see_weights(self, optimizer: Optimizer) -> None:

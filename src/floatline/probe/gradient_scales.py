@@ -31,9 +31,9 @@ class Held:
         largest: Largest magnitude then; None where nothing was scaled.
         touched: Something wrote into the memory of a gradient since.
         num_seen: How many gradients there were when their kinds were last looked at.
-        kind: Of those: 'far' on a GPU; 'small' on a CPU, in float32, a few thousand numbers each; 'near' on a CPU
-            otherwise; 'mixed' where some are sparse, empty or on another device.
+        kind: Of those: 'far' on a GPU, 'near' on a CPU, 'mixed' where some are sparse, empty or on another device.
         flags: For small ones: where torch writes 1 if one is not finite, and what it divides them by to find out.
+        fresh: On a GPU, a flag for each of the next steps.
         described: What may change from step to step, and what was noted of the last one.
     """
 
@@ -46,6 +46,7 @@ class Held:
     num_seen: int = 0
     kind: str = "mixed"
     flags: tuple[Tensor, Tensor] | None = None
+    fresh: list[Tensor] = field(default_factory=list[Tensor])
     described: tuple[Any, dict[str, Any]] | None = None
 
     @property

@@ -53,6 +53,23 @@ class ScaledLoss:
         return float(self.value) / self.factor
 
 
+@dataclass(slots=True)
+class LateHealth:
+    """Numbers of a step, still on their device, that tell whether it was finite.
+
+    Args:
+        numbers: Finite where gradients and losses are, the losses last.
+        flagged: Whether the first is a flag instead: 0 where all gradients are finite.
+    """
+
+    numbers: list[Tensor]
+    flagged: bool = False
+
+    def is_fine(self, found: list[float]) -> bool:
+        """Whether the step was finite, by what the numbers turned out to be."""
+        return are_finite(found) and not (self.flagged and found[0])
+
+
 class LateNumbers:
     """Numbers of a device, copied to the host behind the work that is queued there.
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from floatline.probe.aside import Aside
 from floatline.probe.events import Event
-from floatline.probe.late import LateNumbers, ScaledLoss, are_finite
+from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
 from floatline.probe.script_weights import Weights
 
 # Asking and copying may take this share of a step; else that many steps are asked about together, and no more.
@@ -25,7 +25,7 @@ class _Unread:
     """A step: what was noted of it, its numbers, and the losses that are the last of them."""
 
     event: Event
-    numbers: list[Tensor]
+    health: LateHealth
     losses: list[ScaledLoss]
 
 
@@ -80,9 +80,9 @@ class LateSteps:
             self._weights[id(optimizer)], self.kept_step = fresh, step
         self._spent += time.perf_counter() - began
 
-    def add(self, event: Event, numbers: list[Tensor], losses: list[ScaledLoss], *, detailed: bool) -> None:
-        """Take the numbers of a step, the losses last; they are asked for with those of other steps, or at once."""
-        self._unread.append(_Unread(event, numbers, losses))
+    def add(self, event: Event, health: LateHealth, losses: list[ScaledLoss], *, detailed: bool) -> None:
+        """Take the numbers of a step; they are asked for with those of other steps, or at once."""
+        self._unread.append(_Unread(event, health, losses))
         if not detailed and self._asked_in < event.step < self._asked_in + self.num_together:
             return
         began = time.perf_counter()
@@ -106,16 +106,17 @@ class LateSteps:
 
     def _ask(self) -> None:
         unread, self._unread = self._unread, []
-        numbers = [number for one in unread for number in one.numbers]
+        numbers = [number for one in unread for number in one.health.numbers]
         if not numbers:
             return
 
         def tell(found: list[float]) -> None:
             for one in unread:
-                part, found = found[: len(one.numbers)], found[len(one.numbers) :]
+                num = len(one.health.numbers)
+                part, found = found[:num], found[num:]
                 for loss, number in zip(one.losses, part[len(part) - len(one.losses) :], strict=True):
                     loss.value = number
-                if not are_finite(part):
+                if not one.health.is_fine(part):
                     self._on_failure(one.event)
 
         self._late.ask(_pack(numbers), unread[-1].event.step, tell)

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from floatline.probe.events import Event, Watch
 from floatline.probe.gradient_errors import GradientRecorder
 from floatline.probe.health import Health, find_late_losses, loss_is_finite
+from floatline.probe.late import LateHealth
 from floatline.probe.script_forward import Autocast, Forward, has_room, read_autocast, replay_forward, tensors_in
 from floatline.probe.script_late import LateSteps
 from floatline.probe.script_schedule import Schedule
@@ -115,7 +116,7 @@ class StepCapture:
     def see_gradients(self, optimizer: Optimizer, event: Event, health: Health) -> None:
         """An optimizer is about to step."""
         self._stepping = event
-        if isinstance(health, list):
+        if isinstance(health, LateHealth):
             self._try(lambda: self._look_late(optimizer, event, health))
         elif event.data["through_scaler"]:
             return  # it has been asked, and lets the step through or not
@@ -124,7 +125,7 @@ class StepCapture:
         elif self._seen.detailed or _is_narrow(optimizer):
             self._before = Weights.copy(_parameters(optimizer), most=True)
 
-    def _look_late(self, optimizer: Optimizer, event: Event, numbers: list[Tensor]) -> None:
+    def _look_late(self, optimizer: Optimizer, event: Event, health: LateHealth) -> None:
         """On a GPU, the answers about steps that were asked about are there by now; and this step's is asked for.
 
         What a scaler lets through leaves the weights healthy: no copy of them is needed.
@@ -135,7 +136,7 @@ class StepCapture:
             return  # it leaves the step out by itself, if it must
         if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
             self._late.keep(optimizer, event.step, detailed=detailed)
-        self._late.add(event, numbers, find_late_losses(self._seen), detailed=detailed)
+        self._late.add(event, health, find_late_losses(self._seen), detailed=detailed)
 
     def _fail_late(self, event: Event) -> None:
         if not len(event.data["largest"]):
