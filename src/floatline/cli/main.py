@@ -24,6 +24,7 @@ from floatline.cli import (
     validate,
     watch,
 )
+from floatline.cli.interrupts import hear_interrupts
 from floatline.errors import FloatlineError
 from floatline.private_names import explain_missing
 
@@ -71,6 +72,7 @@ app.command()(watch.watch)
 
 def main() -> None:
     """Entry point of the `floatline` script."""
+    hear_interrupts()
     try:
         code = app(standalone_mode=False)
     except FloatlineError as error:
