@@ -154,8 +154,8 @@ def are_weights_finite(weights: list[Tensor]) -> Tensor | bool:
         As in `judge`: a finite norm leaves no doubt, and for any other the largest magnitudes tell.
     """
     if weights and not any(late.is_far(weight) or weight.is_sparse for weight in weights):
-        norms = torch.stack(_foreach_norm([weight.detach() for weight in weights], 2))
-        if math.isfinite(norms.sum(dtype=torch.float64).item()):
+        norms = _foreach_norm([weight.detach() for weight in weights], 2)
+        if math.isfinite(sum(norm.item() for norm in norms)):
             return True
     largest = largest_of(weights)
     return True if largest is None else largest.isfinite().all()

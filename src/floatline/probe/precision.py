@@ -12,7 +12,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
@@ -139,18 +138,6 @@ class _Recast(TorchDispatchMode):
             return func(*args, **kwargs)
         args = cast("tuple[Any, ...]", tree_map(self._widen, args))
         return func(*args, **cast("dict[str, Any]", tree_map(self._widen, kwargs)))
-
-    def _is_plain(self, args: tuple[Any, ...]) -> bool:
-        """Whether there is nothing but numbers and tensors that stay as they are: most operations, told quickly."""
-        old = self.old
-        for value in args:
-            kind = type(value)  # pyright: ignore[reportUnknownVariableType]
-            if kind is Tensor or kind is Parameter:
-                if value.dtype in old:
-                    return False
-            elif not (kind is float or kind is int or kind is bool or value is None):
-                return False
-        return True
 
     def _scan(self, values: Iterable[Any]) -> tuple[bool, bool]:
         """Whether an old dtype is among the values, and whether a tensor of one is. Called for every operation."""
