@@ -1,4 +1,4 @@
-"""Ctrl-C that falls into a finalizer is heard; without floatline's hook Python drops it."""
+"""Ctrl-C that falls into a finalizer, or into libcst, is heard; without floatline Python or libcst drops it."""
 
 import os
 import signal
@@ -6,10 +6,14 @@ import subprocess
 import sys
 import time
 
+import libcst as cst
 import pytest
+from libcst.metadata import MetadataWrapper, PositionProvider
 from tests.preloaded import COMMAND
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT to a process")
+from floatline.fixes.positions import find_positions
+
+needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT to a process")
 
 TARGET = """
 import time
@@ -41,14 +45,42 @@ def press(folder, command):
     return process.returncode, said, complained
 
 
+@needs_signals
 def test_ctrl_c_in_a_finalizer_ends_the_command(tmp_path):
     code, said, complained = press(tmp_path, COMMAND)
     assert (code, said) == (130, "")
     assert complained.splitlines() == ["floatline: interrupted. What is finished is kept: the same command goes on."]
 
 
+@needs_signals
 def test_without_the_hook_python_drops_it(tmp_path):
     deaf = "import floatline.cli.main as m; m.hear_interrupts = lambda: None; m.main()"
     code, _, complained = press(tmp_path, deaf)
     assert code == 2
     assert "nobody ended it" in complained
+
+
+@pytest.fixture
+def wrapper(monkeypatch):
+    """A file, and Ctrl-C while libcst is inside of its second function."""
+
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cst.Pass, "_codegen_impl", interrupt)
+    return MetadataWrapper(cst.parse_module("def f():\n    return 1\n\ndef g():\n    pass\n"))
+
+
+def test_ctrl_c_while_a_file_is_read_comes_through(wrapper):
+    with pytest.raises(KeyboardInterrupt):
+        find_positions(wrapper)
+
+
+def test_libcst_raises_a_key_error_over_it(wrapper):
+    with pytest.raises(KeyError):
+        wrapper.resolve(PositionProvider)
+
+
+def test_a_file_that_nobody_interrupts_has_its_positions():
+    module = MetadataWrapper(cst.parse_module("x = 1\n"))
+    assert any(isinstance(node, cst.Assign) for node in find_positions(module))

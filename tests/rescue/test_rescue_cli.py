@@ -52,7 +52,8 @@ def project(tmp_path_factory):
             while process.poll() is None and not (stages / mark).exists():
                 time.sleep(0.02)
             process.send_signal(signal.SIGINT)
-            ended.append((process.wait(60), process.stdout.read(), process.stderr.read()))
+            said, complained = process.communicate(timeout=60)
+            ended.append((process.returncode, said, complained))
     (folder / "hold").unlink()
     before = {path.name: path.read_bytes() for path in stages.glob("*.json")}
     run = (stages / "short-1/runs/fp32/0.json").read_bytes()

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import MetadataWrapper
 
 from floatline.findings import Finding
 from floatline.fixes import expressions
 from floatline.fixes.code_fix import CodeFix
 from floatline.fixes.kinds import EXPRESSIONS, STATEMENTS, FixKind
 from floatline.fixes.names import ReadImports
+from floatline.fixes.positions import find_positions
 from floatline.fixes.rewriting import Exchange, Replace
 from floatline.fixes.scope import find_made, find_statement
 
@@ -76,7 +77,7 @@ def fix_line(
         wrapper = MetadataWrapper(cst.parse_module(before), unsafe_skip_copy=True)
     except (OSError, UnicodeDecodeError, cst.ParserSyntaxError):
         return None
-    positions = wrapper.resolve(PositionProvider)
+    positions = find_positions(wrapper)
     found = find_statement(wrapper.module, positions, line)
     if found is None:
         return None

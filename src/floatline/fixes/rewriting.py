@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+from libcst.metadata import CodeRange, MetadataWrapper
 
 from floatline.fixes import expressions
 from floatline.fixes.kinds import EXPRESSIONS, IMPORTS, STATEMENTS, FixKind
 from floatline.fixes.names import ReadImports
+from floatline.fixes.positions import find_positions
 from floatline.fixes.scope import find_made, find_statement
 from floatline.fixes.statements import NewStatements
 
@@ -48,12 +49,12 @@ def rewrite_places(text: str, places: Sequence[Place], *, unsafe: bool = False) 
         wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
     except (cst.ParserSyntaxError, RecursionError):
         return text, []
-    positions = wrapper.resolve(PositionProvider)
+    positions = find_positions(wrapper)
     reader = ReadImports()
     wrapper.module.visit(reader)
     new_nodes: dict[cst.CSTNode, cst.BaseExpression] = {}
     new_lines: dict[cst.CSTNode, NewStatements] = {}
-    nodes = _expressions_at(wrapper, {_key(place) for place in places if place.kind in EXPRESSIONS})
+    nodes = _expressions_at(positions, {_key(place) for place in places if place.kind in EXPRESSIONS})
     done: list[Place] = []
     for place in places:
         around = find_statement(wrapper.module, positions, place.line)
@@ -94,10 +95,10 @@ def _key(place: Place) -> tuple[int, int, int, int]:
 
 
 def _expressions_at(
-    wrapper: MetadataWrapper, wanted: set[tuple[int, int, int, int]]
+    positions: Mapping[cst.CSTNode, CodeRange], wanted: set[tuple[int, int, int, int]]
 ) -> dict[tuple[int, int, int, int], list[cst.BaseExpression]]:
     found: dict[tuple[int, int, int, int], list[cst.BaseExpression]] = {}
-    for node, where in wrapper.resolve(PositionProvider).items():
+    for node, where in positions.items():
         if not isinstance(node, cst.BaseExpression):
             continue
         key = where.start.line, where.start.column, where.end.line, where.end.column
