@@ -41,6 +41,8 @@ def wait_for(condition):
         (["no_such.py"], "no_such.py"),
         ([f"{TARGET}:train"], "has only train(), which cannot be started twice from the same weights"),
         (["--baseline", "x {seed}", "--candidate", "y {seed}", "--metric", "l", "--steps", "3"], "are for a target"),
+        (["--baseline", "x {seed}", "--candidate", "y {seed}", "--metric", "l", "--curve", "loss"], "is for a target"),
+        ([TARGET, "--curve", "accuracy"], "The curve is 'accuracy'"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(words, line, tmp_path):

@@ -138,3 +138,21 @@ def test_seeds_that_change_nothing_are_refused(tmp_path):
 
 def test_too_little_training_is_refused(tmp_path):
     assert refused(tiny_lm.build, tmp_path)[0].name == "reference-learned"
+
+
+@pytest.mark.parametrize("curve", ["metric", "loss"])
+def test_what_is_compared_on_the_way_can_be_settled(tmp_path, curve):
+    study = fl.validate(tiny_lm.build, steps=24, max_seeds=3, folder=tmp_path, broken=False, measure=False, curve=curve)
+    assert {run.curve_of for run in study.runs} == {curve}
+
+
+def test_a_study_is_not_resumed_with_another_curve(tmp_path):
+    asked = {"steps": 6, "max_seeds": 3, "folder": tmp_path, "broken": False, "measure": False}
+    fl.validate(tiny_lm.build, curve="loss", **asked)
+    with pytest.raises(fl.FloatlineError, match="curve"):
+        fl.validate(tiny_lm.build, curve="metric", resume=True, **asked)
+
+
+def test_a_curve_of_something_else_is_refused(tmp_path):
+    with pytest.raises(fl.FloatlineError, match="The curve is 'accuracy'. Take 'metric' or 'loss'"):
+        fl.validate(tiny_lm.build, curve="accuracy", folder=tmp_path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -61,6 +61,9 @@ def validate(
     min_seeds: Annotated[int, typer.Option("--min-seeds", min=1, help="The fewest seeds that are run.")] = 3,
     max_seeds: Annotated[int, typer.Option("--max-seeds", min=1, help="The most seeds that are run.")] = 20,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    curve: Annotated[
+        str | None, typer.Option("--curve", help="metric or loss: what is compared on the way. [metric, where cheap]")
+    ] = None,
     broken: Annotated[
         bool, typer.Option("--broken/--no-broken", help="Train a candidate that must not pass, up to the first look.")
     ] = True,
@@ -98,7 +101,7 @@ def validate(
         "resume": resume,
     }
     commands = {"--baseline": baseline, "--candidate": candidate, "--metric": metric, "--metric-file": metric_file}
-    _check_use(target, {name: value for name, value in commands.items() if value}, plan, steps, epochs, batches)
+    _check_use(target, {name: value for name, value in commands.items() if value}, plan, curve, steps, epochs, batches)
     if engine is Engine.ray:
         asked["runner"] = _ray_runner(jobs, timeout)
     else:
@@ -126,6 +129,7 @@ def validate(
                     steps=steps,
                     epochs=epochs,
                     batches=batches,
+                    curve=cast("Any", curve),
                     broken=broken,
                     measure=measure,
                     watcher=progress,
@@ -143,7 +147,9 @@ def validate(
         raise typer.Exit(1)
 
 
-def _check_use(target: str | None, commands: dict[str, Any], plan: list[str] | None, *limits: int | None) -> None:
+def _check_use(
+    target: str | None, commands: dict[str, Any], plan: list[str] | None, curve: str | None, *limits: int | None
+) -> None:
     """A target, or commands; not both, and not what belongs to the other."""
     from floatline.errors import ComparisonError
 
@@ -153,6 +159,8 @@ def _check_use(target: str | None, commands: dict[str, Any], plan: list[str] | N
         raise ComparisonError(f"Target '{target}' and {next(iter(commands))} are both given. Give one of them.")
     if target is None and (plan or any(limit is not None for limit in limits)):
         raise ComparisonError("--plan, --steps, --epochs and --batches are for a target. Put them into the commands.")
+    if target is None and curve is not None:
+        raise ComparisonError("--curve is for a target: the curves of commands are what they write. Leave it out.")
 
 
 def _ray_runner(jobs: int | None, timeout: float | None) -> Runner:

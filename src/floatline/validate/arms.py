@@ -15,6 +15,8 @@ from floatline.validate.jobs import Job
 from floatline.validate.pairs import BROKEN, NUDGED, REFERENCE, ArmRun
 
 Change = Literal["none", "nudged", "broken"]
+Curve = Literal["metric", "loss"]
+"""What is taken on the way."""
 TRAIN = "floatline.validate.trained_arm:run_job"
 CHANGES: dict[str, Change] = {NUDGED: "nudged", BROKEN: "broken"}
 
@@ -60,7 +62,7 @@ class PlanArm:
     precision: Plan
     steps: int
     num_batches: int | None = None
-    curve_of: Literal["metric", "loss"] = "metric"
+    curve_of: Curve = "metric"
     workload: Callable[[int], Any] | None = None
 
     @property

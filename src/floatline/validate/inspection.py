@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,7 +11,8 @@ from floatline.errors import TargetError
 from floatline.validate.limits import NUM_CHECKPOINTS
 from floatline.workload import Workload, load_target
 
-_TRIAL_STEPS = 2
+# The first sets things up; of the others the median counts.
+_TRIAL_STEPS = 4
 # Evaluating on the way may cost this much of the training; what costs more is evaluated at the end only.
 _MOST_EVALUATING = 0.5
 
@@ -51,7 +53,7 @@ def inspect_target(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def inspect_workload(workload: Workload, settings: dict[str, Any]) -> Inspection:
-    """Evaluate a workload once, and take two steps of it."""
+    """Evaluate a workload once, and take a few steps of it."""
     # Whoever only reads an inspection needs no torch.
     from floatline.plan import Plan
     from floatline.training.settings import shared_policy
@@ -73,9 +75,11 @@ def inspect_workload(workload: Workload, settings: dict[str, Any]) -> Inspection
     trainer.measure()
     evaluated = time.monotonic()
     seconds = evaluated - began
-    trainer.step()  # the first one sets things up, and is not counted
-    trainer.guard.drain()
-    began = time.monotonic()
-    trainer.step()
+    times: list[float] = []
+    for _ in range(_TRIAL_STEPS):
+        began = time.monotonic()
+        trainer.step()
+        trainer.guard.drain()
+        times.append(time.monotonic() - began)
     trainer.guard.close()
-    return Inspection(metric, num_batches, time.monotonic() - began, seconds, higher)
+    return Inspection(metric, num_batches, statistics.median(times[1:]), seconds, higher)

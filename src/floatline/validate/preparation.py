@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from floatline.errors import ComparisonError, TargetError
 from floatline.plan import Plan
 from floatline.presets import PLANS
 from floatline.validate.approval_file import find_root
-from floatline.validate.arms import Arm, FunctionArm, PlanArm
+from floatline.validate.arms import Arm, Curve, FunctionArm, PlanArm
 from floatline.validate.code_files import target_code
 from floatline.validate.environment import describe_environment
 from floatline.validate.limits import Limits
@@ -81,11 +81,14 @@ class Subject:
         """What a child process needs to build it."""
         return {"target": self.text, "seed": self.seed, "num_batches": self.limits.batches}
 
-    def inspect(self) -> dict[str, Any]:
+    def inspect(self, curve: Curve | None) -> dict[str, Any]:
         """Look at the target, and settle steps and curve for all arms; plain data.
 
+        Args:
+            curve: What is taken on the way; None: the metric, where that is cheap.
+
         Raises:
-            TargetError: It cannot be loaded, built or trained for two steps in FP32.
+            TargetError: It cannot be loaded, built or trained for a few steps in FP32.
         """
         from floatline.validate.inspection import Inspection, inspect_workload
 
@@ -103,13 +106,13 @@ class Subject:
             "higher_is_better": seen.higher_is_better,
             "num_batches": seen.num_batches,
             "steps": steps,
-            "curve_of": seen.curve_of(steps),
+            "curve_of": curve or seen.curve_of(steps),
             "environment": describe_environment(self.text if self.build is None else ""),
         }
 
     def make_arms(self, found: dict[str, Any], *, broken: bool) -> list[Arm]:
         """FP32, nudged FP32, the broken arm and the candidates."""
-        curve_of: Literal["metric", "loss"] = found["curve_of"]
+        curve_of: Curve = found["curve_of"]
 
         def arm(name: str, plan: Plan) -> PlanArm:
             return PlanArm(name, self.text, plan, found["steps"], self.limits.batches, curve_of, self.build)
@@ -123,7 +126,7 @@ class Subject:
         return [*arms, arm(BROKEN, self.reference)] if broken else arms
 
 
-def reproduce(subject: Subject, terms: Terms) -> str:
+def reproduce(subject: Subject, terms: Terms, curve: Curve | None) -> str:
     """The command that does it again; '' where a function takes part, which no command can name."""
     if subject.build is not None or any(isinstance(candidate, tuple) for candidate in subject.candidates):
         return ""
@@ -138,6 +141,7 @@ def reproduce(subject: Subject, terms: Terms) -> str:
     words += ["--higher-is-better"] if terms.higher_is_better else []
     words += ["--language-model"] if terms.language_model else []
     words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
+    words += ["--curve", curve] if curve is not None else []
     words += words_of_looks(terms.looks)
     return shlex.join([*words, "--seed", str(subject.seed)])
 

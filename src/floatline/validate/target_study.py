@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from floatline.errors import ComparisonError
 from floatline.plan import Plan
 from floatline.training.run_names import name_folder
-from floatline.validate.arms import AnyCandidate, plans_of, reference_plan
+from floatline.validate.arms import AnyCandidate, Curve, plans_of, reference_plan
 from floatline.validate.comparison import Comparison
 from floatline.validate.direction import settle_direction
 from floatline.validate.limits import Limits
@@ -40,6 +41,7 @@ def validate(
     min_seeds: int = LOOKS[0],
     max_seeds: int = LOOKS[-1],
     seed: int = 0,
+    curve: Curve | None = None,
     broken: bool = True,
     measure: bool = True,
     folder: str | Path | None = None,
@@ -73,6 +75,8 @@ def validate(
         min_seeds: The fewest seeds, where the first look is taken.
         max_seeds: The most seeds; the looks are at 3, 5, 8, 12 and 20 of them.
         seed: The first seed.
+        curve: What the arms are compared by on the way. None: the metric, where taking it costs less than half of the
+            training, or else the training loss.
         broken: Whether to train the broken arm.
         measure: Whether to measure speed, memory and layers.
         folder: Where the study is kept. None: floatline-runs/validate/NAME.
@@ -96,10 +100,13 @@ def validate(
         language_model=language_model,
     )
     subject = Subject.of(target, candidates, reference_plan(candidates), Limits(steps, epochs, batches), seed=seed)
+    if curve not in (None, "metric", "loss"):
+        raise ComparisonError(f"The curve is {curve!r}. Take 'metric' or 'loss'.")
     asked = {**subject.asked, "terms": terms.as_json(), "broken": broken}
+    asked |= {} if curve is None else {"curve": curve}
     place = Path("floatline-runs/validate") / name_folder(subject.text) if folder is None else folder
     with Store(place, asked=asked, resume=resume) as store:
-        found = store.found or subject.inspect()
+        found = store.found or subject.inspect(curve)
         store.settle(found)
         said = found.get("higher_is_better") if higher_is_better is None else higher_is_better
         terms = replace(terms, metric=found["metric"], higher_is_better=settle_direction(found["metric"], said))
@@ -124,7 +131,7 @@ def validate(
             reasons=costs.reasons,
             plans={arm.name: arm.plan for arm in arms if arm.plan},
             environment=found["environment"],
-            reproduce=reproduce(subject, terms),
+            reproduce=reproduce(subject, terms, curve),
             seconds=time.monotonic() - began,
             folder=str(store.folder),
         )
