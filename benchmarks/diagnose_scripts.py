@@ -1,21 +1,25 @@
 """What `floatline diagnose -- python train.py` costs a script: the same loops with and without it, in turns.
 
     python benchmarks/diagnose_scripts.py [--pairs 5] [--device cuda] [--only transformer-scaled]
+    python benchmarks/diagnose_scripts.py --turns 40 [--device cuda]
 
 Prints a Markdown table: the median step, watched and not, and the whole loop with its recorded steps, which are
 "added once". On a CPU the times are those that the processor spent on the script, in one thread, so that other work on
-the machine hardly matters; on a GPU they are those of the clock, over ten steps at a time.
+the machine hardly matters; on a GPU they are those of the clock, over ten steps at a time. Two processes may differ by
+a tenth: --turns measures the steps of the smallest loop in one, a hundred watched and a hundred not, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -81,17 +85,67 @@ def measure(folder: Path, kind: str, steps: int, device: str, *, watched: bool) 
     return json.loads(target.read_text(encoding="utf-8"))
 
 
+def measure_turns(num: int, device: str) -> tuple[float, float, float]:
+    """The median plain step, the ratio and what is added, in one process. No step is recorded, and none seen whole."""
+    import torch
+    from torch import nn
+
+    from floatline.probe.script_frames import find_script_line
+    from floatline.probe.script_steps import StepCapture
+    from floatline.probe.watch import watch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    now = time.perf_counter if device == "cuda" else time.process_time
+    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
+    batch = torch.randn(32, 16, device=device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+
+    def train(steps: int) -> float:
+        began = now()
+        for _ in range(steps):
+            optimizer.zero_grad()
+            with torch.autocast(device, torch.bfloat16) if device == "cuda" else contextlib.nullcontext():
+                loss = nn.functional.mse_loss(net(batch), batch[:, :4])
+            loss.backward()
+            optimizer.step()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return (now() - began) / steps
+
+    train(100)
+    pairs: list[tuple[float, float]] = []
+    for _ in range(num):
+        plain = train(100)
+        with watch(light=True) as seen:
+            seen.step = 700  # far from a power of two, after which two steps are seen whole
+            capture = StepCapture(seen)
+            capture._schedule.due = 10**9
+            seen.listener, seen.locate = capture, find_script_line
+            train(20)
+            pairs.append((plain, train(100)))
+            capture.finish()
+    added = statistics.median(watched - plain for plain, watched in pairs)
+    return statistics.median(p for p, _ in pairs), statistics.median(w / p for p, w in pairs), added
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description="What diagnosing a script costs it.")
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--only", choices=[kind for kind, _ in LOOPS["cpu"]], help="one loop; all without it")
+    parser.add_argument("--turns", type=int, default=0, help="only the smallest loop, in one process")
     options = parser.parse_args()
     import torch
 
     now = datetime.now(tz=timezone.utc).strftime("%Y-%m-%d")
     machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, one thread"
+    if options.turns:
+        plain, ratio, added = measure_turns(options.turns, options.device)
+        print(f"{now}, {machine}, torch {torch.__version__}; mlp, medians of {options.turns} turns:")
+        print(f"a step takes {plain * 1e3:.3f} ms, watched {ratio:.3f} of it: {added * 1e6:.0f} µs are added.")
+        return
     print(f"{now}, {machine}, torch {torch.__version__}; medians of {options.pairs} pairs.\n")
     print("| loop | plain step | watched step | ratio | added a step | added once | whole loop, ratio |")
     print("|---|---|---|---|---|---|---|")
