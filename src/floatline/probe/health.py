@@ -68,7 +68,9 @@ def _make_flags(gradients: list[Tensor], kind: str) -> tuple[Tensor, Tensor] | N
     place = gradients[0].device
     if kind == "mixed" or place.type not in ("cpu", "cuda") or _mean_size(gradients) > _SMALL[kind]:
         return None
-    if any(type(g) is not Tensor or g.dtype is not torch.float32 or (g.is_cpu and g.is_shared()) for g in gradients):
+    usual = all(type(g) is Tensor and g.dtype is torch.float32 for g in gradients)
+    alone = place.type != "cpu" or all(not g.is_shared() for g in gradients)
+    if not (usual and alone):
         return None
     with Aside():
         return torch.zeros(1, dtype=torch.float32, device=place), torch.ones(1, dtype=torch.float32, device=place)
