@@ -46,6 +46,25 @@ def test_fp32_weights_are_trained_bit_for_bit_alike(kind, own, options):
     assert all(torch.equal(a, b) for a, b in zip(train(ours, converted), expected, strict=True))
 
 
+def test_hooks_of_its_steps_listen_to_the_new_one_until_they_are_removed():
+    params, heard = weights(torch.bfloat16), []
+    optimizer = torch.optim.AdamW(params, lr=0.5)
+    before = optimizer.register_step_pre_hook(lambda *_: heard.append("before"))
+
+    def halve(stepped, *_):
+        heard.append(stepped)
+        stepped.param_groups[0]["lr"] /= 2
+
+    optimizer.register_step_post_hook(halve)
+    converted = fl.optim.convert(optimizer, update="exact")
+    train(params, converted, steps=2)
+    assert heard == ["before", converted, "before", converted]
+    assert converted.param_groups[0]["lr"] == 0.125
+    before.remove()
+    train(params, converted, steps=1)
+    assert heard[4:] == [converted]
+
+
 @pytest.mark.parametrize(("kind", "own", "options"), KINDS)
 def test_states_are_carried_over(kind, own, options):
     theirs, ours = weights(), weights()

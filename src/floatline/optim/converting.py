@@ -9,6 +9,7 @@ import torch
 
 from floatline.errors import OptimizerError
 from floatline.optim.adamw import Adam, AdamW
+from floatline.optim.hooks import share_hooks
 from floatline.optim.lion import Lion
 from floatline.optim.optimizer import Optimizer
 from floatline.optim.sgd import SGD
@@ -30,7 +31,7 @@ _HOW = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_de
 def convert(optimizer: torch.optim.Optimizer, *, update: UpdateName) -> Optimizer:
     """The same optimizer, of the same kind, groups and hyperparameters, with another update of 16-bit weights.
 
-    The given one is not changed, and should not be used any more.
+    The given one is not changed, and should not be used any more. Hooks of its steps listen to the new one.
 
     Numerics:
         The arithmetic is the given one's, in float32; see `Optimizer` for what becomes of a 16-bit weight. States are
@@ -60,4 +61,5 @@ def convert(optimizer: torch.optim.Optimizer, *, update: UpdateName) -> Optimize
     new: Optimizer = made(groups, **defaults, **own, update=update)
     if optimizer.state:
         new.load_state_dict(optimizer.state_dict())
+    share_hooks(optimizer, new)
     return new

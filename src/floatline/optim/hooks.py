@@ -20,6 +20,13 @@ def uncompiled(function: FunctionT) -> FunctionT:
     return getattr(torch, "_disable_dynamo", cast("Any", torch.compiler.disable))(function)
 
 
+def share_hooks(old: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:
+    """Who listens to the steps of one optimizer listens to those of another; handles remove a hook from both."""
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        if hasattr(old, name):
+            setattr(new, name, getattr(old, name))
+
+
 def is_heard(optimizer: torch.optim.Optimizer) -> bool:
     """Whether anyone may listen to the steps of an optimizer: a hook of its own or of all, or the profiler."""
     return bool(
