@@ -81,11 +81,16 @@ class Counterfactuals:
         self._evidence = evidence
         self._end = time.perf_counter() + budget
         self._left = MOST_REPLAYS
+        self._left_out: list[str] = []  # what was not tried for want of time
 
     @property
     def may_try(self) -> bool:
         """Whether one more replay is within the budget, if it takes as long as recording the step did."""
-        return self._left > 0 and time.perf_counter() + self._evidence.seconds_of_trace < self._end
+        return self._left > 0 and self._has_time
+
+    @property
+    def _has_time(self) -> bool:
+        return time.perf_counter() + self._evidence.seconds_of_trace < self._end
 
     def choose(self, findings: list[Finding]) -> Choice:
         """Order findings: one whose removal mends everything first, then what stays wrong without it."""
@@ -103,7 +108,7 @@ class Counterfactuals:
                     others = [f for f in findings if f is not finding and _key(f) in trial.remaining | kept]
                     return Choice([finding, *others], [trial.text])
         if not trials:
-            return Choice(findings)
+            return Choice(findings, self._left_out[:1])
         joint, suspects = self._join(trials, findings)
         if joint is not None and joint.cures:
             return Choice(suspects, [joint.text])
@@ -153,6 +158,9 @@ class Counterfactuals:
         return None if replay is None else self._judge_step(removal, *replay, trace, findings)
 
     def _replay(self, step: int, change: Change, what: str) -> tuple[RunRecord, Trace] | None:
+        if not self._has_time:
+            need = f"a replay takes about {self._evidence.seconds_of_trace:.2g} s here"
+            self._left_out.append(f"{what} was not tried: {need}, more than the diagnosis has left")
         if not self.may_try:
             return None
         self._left -= 1
@@ -188,7 +196,11 @@ class Counterfactuals:
     def _try_run(self, removal: Removal) -> Trial | None:
         """The whole run, for what shows over many steps only."""
         evidence = self._evidence
-        if not self.may_try or evidence.given.seconds > SHORT:
+        if evidence.given.seconds > SHORT:
+            need = f"the run takes {evidence.given.seconds:.2g} s, and none of more than {SHORT:g} s is made again"
+            self._left_out.append(f"{removal.text} was not tried: {need}")
+            return None
+        if not self.may_try:
             return None
         self._left -= 1
         evidence.on_progress(f"trying {removal.text}")
