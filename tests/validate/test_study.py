@@ -148,3 +148,9 @@ def test_the_command_that_does_it_again_names_a_preset_or_the_file_of_a_plan():
     for plan, word in ((usual, "fp16-mixed"), (own, "fp16-mixed.yaml")):
         subject = Subject("net.py", [plan], resolve_plan("fp32"), Limits(steps=3), seed=4)
         assert reproduce(subject, Terms("loss")).startswith(f"floatline validate net.py --plan {word} --steps 3")
+
+
+def test_the_command_that_does_it_again_names_the_curve_that_was_asked_for():
+    subject = Subject("net.py", [resolve_plan("fp16-mixed")], resolve_plan("fp32"), Limits(steps=3), seed=4)
+    assert "--curve metric" in reproduce(subject, Terms("loss"), "metric")
+    assert "--curve" not in reproduce(subject, Terms("loss"))

@@ -126,7 +126,7 @@ class Subject:
         return [*arms, arm(BROKEN, self.reference)] if broken else arms
 
 
-def reproduce(subject: Subject, terms: Terms, curve: Curve | None) -> str:
+def reproduce(subject: Subject, terms: Terms, curve: Curve | None = None) -> str:
     """The command that does it again; '' where a function takes part, which no command can name."""
     if subject.build is not None or any(isinstance(candidate, tuple) for candidate in subject.candidates):
         return ""
