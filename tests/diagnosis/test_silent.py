@@ -8,9 +8,11 @@ import pytest
 from floatline.diagnosis import silent
 from floatline.diagnosis.diagnose import diagnose
 from floatline.diagnosis.evidence import Evidence
+from floatline.errors import TargetError
 from floatline.probe.records import RunRecord
+from floatline.probe.runs import trace_target
 from floatline.probe.trace import Op, Operand, Trace, Values
-from floatline.workload import Target
+from floatline.workload import Target, load_target
 
 TARGETS = Path(__file__).parent / "targets" / "silent_failures.py"
 LINES = TARGETS.read_text().splitlines()
@@ -26,6 +28,8 @@ FAILURES = {
     "finite_difference": "cancellation",
     "near_equal_inputs": "cancellation",
     "capped_loss": "clamp-kills-gradient",
+    "positions_before_the_forward_pass": "integer-not-exact",
+    "learns_in_spite_of_a_spread_of_nothing": "cancellation",
 }
 
 
@@ -34,6 +38,44 @@ def test_a_silent_failure_is_named_at_its_line(name):
     found = diagnose(f"{TARGETS}:{name}").findings
     assert found[0].cause.id == FAILURES[name]
     assert (Path(found[0].file), "# HERE" in LINES[found[0].line - 1]) == (TARGETS, True)
+
+
+def test_updates_that_are_lost_show_in_a_loss_that_falls_by_a_fraction_of_a_percent(tmp_path):
+    (found,) = diagnose(f"{TARGETS}:tuned_at_a_small_rate").findings
+    assert (found.cause.id, found.module) == ("update-lost-to-rounding", "optimizer.step")
+    kept = tmp_path / "kept.py"
+    kept.write_text(TARGETS.read_text() + "\ndef kept(steps=40): tuned_at_a_small_rate(steps, dtype=torch.float32)\n")
+    assert diagnose(f"{kept}:kept").verdict == "healthy"
+
+
+def test_an_evaluation_before_the_forward_pass_is_no_part_of_the_step(tmp_path):
+    target = tmp_path / "evaluates.py"
+    target.write_text(
+        TARGETS.read_text() + "\ndef train(steps=30): positions_before_the_forward_pass(steps, evaluates=True)\n"
+    )
+    loaded = load_target(str(target))
+    names = [op.name for op in trace_target(loaded, step=15).ops]
+    assert names.count("aten.addmm") == 1
+    plain = [op.name for op in trace_target(load_target(f"{TARGETS}:positions_before_the_forward_pass"), step=15).ops]
+    assert names.count("aten.sin") == 0 and plain.count("aten.sin") == 1
+
+
+def test_a_step_that_only_clears_its_gradients_is_none(tmp_path):
+    target = tmp_path / "clears.py"
+    target.write_text(
+        "import torch\n"
+        "def train():\n"
+        "    model = torch.nn.Linear(2, 1)\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "    for _ in range(3):\n"
+        "        model(torch.ones(1, 2)).sum().backward()\n"
+        "        optimizer.step()\n"
+        "        optimizer.zero_grad()\n"
+    )
+    loaded = load_target(str(target))
+    assert trace_target(loaded, step=2).ops
+    with pytest.raises(TargetError, match="has no step 3 to record"):
+        trace_target(loaded, step=3)
 
 
 @pytest.mark.parametrize("name", ["shuffled_tokens", "shuffled_yes_and_no"])

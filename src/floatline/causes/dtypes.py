@@ -36,6 +36,7 @@ UNSUPPORTED_HALF_OP = Cause(
         r"is not implemented for type torch\.(?:cuda\.)?(?:Half|BFloat16)Tensor",
         r"powers of two when computing in half precision",
         r"input tensor must be either float or double dtype",
+        r"could not create a primitive descriptor for",
     ),
     reference="pytorch/pytorch#136748 (cdist), Lightning-AI/torchmetrics#1009 (half on a CPU)",
 )

@@ -22,6 +22,11 @@ KEEPS_UP = 0.8
 ENDS_ABOVE, NEARLY_KEEPS_UP = 1.5, 0.9
 # What FP32 gains beyond it must be this share of the loss: the rest is rounding of a run that had nothing to learn.
 WORTH_IT = 0.01
+# First losses, of the same weights and batch, that differ by more than this share: the forward pass is wrong.
+APART = 0.5
+# A slow run is compared step by step. Of FP32's fall this share must be missing, and the gap must grow evenly: what is
+# left beside a straight line is at most this share of it.
+MISSING, UNEVEN, LONG_ENOUGH = 0.5, 0.1, 20
 
 
 @dataclass
@@ -111,6 +116,31 @@ class Evidence:
         if (1 - progress) * (theirs[0] - theirs[1]) < share * max(map(abs, theirs)):
             return False
         return progress < KEEPS_UP or (progress < NEARLY_KEEPS_UP and own[1] > ENDS_ABOVE * theirs[1] > 0)
+
+    @property
+    def starts_apart(self) -> bool:
+        """Whether the first loss is far from FP32's: no training has made that."""
+        if not (self.given.losses and self.fp32.losses):
+            return False
+        own, theirs = self.given.losses[0], self.fp32.losses[0]
+        return abs(own - theirs) > APART * max(abs(own), abs(theirs))
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether FP32's loss falls, however slowly, and this one keeps less than half of that.
+
+        The same batches are compared with each other, so that their noise is in neither.
+        """
+        own, theirs = self.given.losses, self.fp32.losses
+        num = min(len(own), len(theirs))
+        gap, ends = [a - b for a, b in zip(own[:num], theirs[:num], strict=True)], _ends(theirs[:num])
+        apart = _ends(gap)
+        if num < LONG_ENOUGH or self.given.skipped or ends is None or apart is None:
+            return False
+        fall, rise = ends[0] - ends[1], apart[1] - apart[0]
+        line = [apart[0] + rise * i / (num - 1) for i in range(num)]
+        beside = math.sqrt(sum((a - b) ** 2 for a, b in zip(gap, line, strict=True)) / num)
+        return fall > 0 and rise > MISSING * fall and beside < UNEVEN * rise
 
     def motion(self, name: str) -> float:
         """How far a parameter is from FP32's at the end, against the model's weights; 0 where it is not known.

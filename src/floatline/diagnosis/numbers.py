@@ -215,8 +215,9 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
         seen = f"the sums are off by {error:.0%} of their size, what is added by less than {silent.CLEAN:.0%}"
         fix = "total.float().index_add_(0, index, messages.float())  # add in FP32, round once"
         findings.append(replace(_at(op, "accumulator-stagnation", seen), fix=fix))
+    seen_in_loss = behind or evidence.starts_apart
     for op, largest in silent.colliding_casts(trace)[:1]:
-        if behind:
+        if seen_in_loss:
             dtype = op.outputs[0].dtype
             exact = find_format(FORMATS[dtype]).max_exact_integer
             seen = f"numbers up to {largest:g} become {dtype}, which holds whole numbers up to {exact:g} only"
@@ -224,11 +225,11 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
             made_here = "arange" in op.name
             findings.append(found if made_here else replace(found, fix=found.cause.remedies[1]))
     for op, error in silent.cancelled(trace)[:1]:
-        if behind:
+        if seen_in_loss:
             seen = f"the difference is off by {error:.0%} of its size, its operands by less than {silent.CLEAN:.0%}"
             findings.append(_at(op, "cancellation", seen))
     stuck = silent.stuck_updates(trace)
-    if stuck and evidence.falls_behind_by(SLOWLY) and not lost:
+    if stuck and not lost and (evidence.falls_behind_by(SLOWLY) or evidence.stands_still):
         findings.append(_lost_update(evidence, stuck))
     return findings
 

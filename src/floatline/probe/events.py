@@ -100,6 +100,8 @@ class Watch:
         targets: Targets of the batch under way, where floatline runs the loop.
         on_forward: Called before a root module runs with gradients, with the module and its arguments.
         on_event: Called at every event.
+        on_clear: Called after gradients were cleared.
+        on_leave: Called before a root module runs without gradients, such as to evaluate.
         light: Whether the loop must not be slowed down.
         detailed: Whether all calls of the step under way are looked at.
         listener: Told of the steps of a light watch; None where nobody asks.
@@ -140,6 +142,8 @@ class Watch:
         self.targets: tuple[Any, ...] = ()
         self.on_forward: Callable[[nn.Module, tuple[Any, ...]], None] | None = None
         self.on_event: Callable[[], None] | None = None
+        self.on_clear: Callable[[], None] | None = None
+        self.on_leave: Callable[[], None] | None = None
         self.modules: list[nn.Module] = []
         self.busy = 0  # inside a call that is itself an event: what it calls is not another
         self._spots: dict[tuple[str, Any], Spot] = {}

@@ -31,7 +31,7 @@ class GradientRecorder(Recorder):
         difference = norm = 0.0
         lost = nonzero = 0
         exponents: dict[int, int] = {}
-        for parameter in self._model.parameters():
+        for parameter in self.model.parameters():
             gradient = parameter.grad
             if gradient is None or gradient.layout is not torch.strided or not gradient.numel():
                 continue

@@ -59,6 +59,7 @@ class Recorder(TorchDispatchMode):
 
     Attributes:
         trace: What was recorded; complete after the `with`.
+        model: The model.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.trace = Trace()
-        self._model = model
+        self.model = model
         self._storages = Storages()
         self._measures = Measures()
         self._whereabouts = Whereabouts(model, on_update=self._name_state)
@@ -86,6 +87,13 @@ class Recorder(TorchDispatchMode):
             for role, tensor in batch_tensors(batch):
                 if self._twins and weights and role in weights and tensor.is_floating_point():
                     self._twins.start_from(tensor, weights[role])
+
+    def name_batch(self, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Give the batch its roles while the step runs, but for what the step itself has made."""
+        for role, tensor in batch_tensors((inputs, targets)):
+            known = self._storages.find(tensor)
+            if known is None or known.made_by is None:
+                self._storages.name(tensor, role)
 
     def __enter__(self) -> Recorder:
         self._whereabouts.__enter__()
@@ -244,14 +252,14 @@ class Recorder(TorchDispatchMode):
     def _read_gradients(self) -> None:
         """Note the gradients at the end of a backward."""
         self._gradients_due = False
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
                 self._storages.name(parameter.grad, f"grad:{name}")
                 self.trace.gradients[name] = self._operand(parameter.grad)
 
     def _name_state(self, optimizer: Any) -> None:
         with Aside():
-            name_state(self._storages, self._model, optimizer)
+            name_state(self._storages, self.model, optimizer)
 
 
 def _unwraps_itself(kind: Any) -> bool:

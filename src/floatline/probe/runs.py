@@ -156,15 +156,36 @@ def replay_step(
     keep = _keep_islands(record, change)
     originals = _originals(target, seed, step)
     recorder: GradientRecorder | None = None
+    early = False  # no forward pass has run in it yet
 
     def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        nonlocal recorder
+        nonlocal recorder, early
         keep(module)
-        if seen.step != step or recorder is not None:
+        if seen.step != step or (recorder is not None and not early):
             return
         model = record.model if record.model is not None else module
-        recorder = GradientRecorder(model, batch=(inputs, seen.targets), twins=True, weights=originals)
-        recorder.__enter__()
+        if recorder is not None and recorder.model is not model:
+            give_up()
+        if recorder is None:
+            recorder = GradientRecorder(model, batch=(inputs, seen.targets), twins=True, weights=originals)
+            recorder.__enter__()
+        else:
+            recorder.name_batch(inputs, seen.targets)
+        early = False
+
+    def begin_early() -> None:
+        """In a loop of the user's, what comes before the forward pass, such as features, belongs to the step."""
+        nonlocal recorder, early
+        if seen.step == step and recorder is None and target.builder is None and len(seen.roots) == 1:
+            recorder, early = GradientRecorder(next(iter(seen.roots.values())), twins=True), True
+            recorder.__enter__()
+
+    def give_up() -> None:
+        """What came before belongs to something else, such as an evaluation."""
+        nonlocal recorder, early
+        if recorder is not None and early:
+            recorder.__exit__(None, None, None)
+            recorder, early = None, False
 
     def end_after() -> None:
         if recorder is not None and seen.step > step:
@@ -175,14 +196,14 @@ def replay_step(
         changed(change, in_step=lambda: seen.step == step),
         watch(light=True) as seen,
     ):
-        seen.on_forward, seen.on_event = begin, end_after
+        seen.on_forward, seen.on_event, seen.on_clear, seen.on_leave = begin, end_after, begin_early, give_up
         try:
             with contextlib.suppress(_StepReached):
                 _run(target, record, seen, steps=step + 1 if target.builder else steps, seed=seed)
         finally:
             if recorder is not None:
                 recorder.__exit__(None, None, None)
-    if recorder is None:
+    if recorder is None or early:
         raise TargetError(f"Target '{target.text}' has no step {step} to record: it ended after {seen.step}.")
     fill_record(record, seen)
     whole = [role for role, tensor in originals.items() if "[" in role and bool((tensor == tensor.round()).all())]

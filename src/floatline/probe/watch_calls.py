@@ -138,6 +138,8 @@ def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: di
     if not torch.is_grad_enabled():
         if seen.listener is not None:
             seen.listener.leave_step()
+        if seen.on_leave is not None:
+            seen.on_leave()
         return
     seen.note_boundary(cleared=False)
     if seen.light:
@@ -211,6 +213,8 @@ def _watch_clearing(seen: Watch, clear: _Call) -> _Call:
     def watched(owner: Optimizer | nn.Module, *args: Any, **kwargs: Any) -> Any:
         seen.note_boundary(cleared=True)
         result = clear(owner, *args, **kwargs)
+        if seen.on_clear is not None:
+            seen.on_clear()
         if not seen.detailed:
             return result
         if isinstance(owner, Optimizer):

@@ -205,3 +205,46 @@ def shuffled_tokens():
 def shuffled_yes_and_no():
     batches = [((draw(k, 32, 6),), (whole(1000 + k, 0, 2, 32, 1).float(),)) for k in range(40)]
     return mlp(6, 1), batches, F.binary_cross_entropy_with_logits, "fp16-mixed", adam(1e-2)
+
+
+def positions_before_the_forward_pass(steps=30, *, evaluates=False):
+    torch.manual_seed(8)
+    model = nn.Linear(16, 1)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    rates, at = 10000 ** (-torch.arange(8) / 8), torch.arange(4000, 4064)
+    y = torch.sin(at[:, None].float())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        if evaluates:
+            with torch.no_grad():
+                model(torch.zeros(1, 16))
+        angle = at.to(torch.float16)[:, None].float() * rates  # HERE
+        F.mse_loss(model(torch.cat([angle.sin(), angle.cos()], -1)), y).backward()
+        optimizer.step()
+
+
+class OnePass(nn.Module):
+    def forward(self, x):
+        mean = x.mean(0)
+        spread = (x * x).mean(0) - mean * mean  # HERE
+        return (x - mean) * torch.rsqrt(spread.abs() + 1e-3)
+
+
+def learns_in_spite_of_a_spread_of_nothing():
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(6, 12), OnePass(), nn.Linear(12, 1))
+    with torch.no_grad():
+        model[0].bias.add_(60)
+    x = draw(23, 64, 6) * 0.3
+    return model, [((x,), (x[:, :1] * 2,))], lambda out, y: F.mse_loss(out.float(), y.float()), "fp16-true", sgd(1e-2)
+
+
+def tuned_at_a_small_rate(steps=40, *, dtype=torch.bfloat16):
+    torch.manual_seed(6)
+    model = nn.Sequential(nn.Linear(10, 20), nn.GELU(), nn.Linear(20, 3)).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-5)
+    x, y = draw(24, 64, 10).to(dtype), whole(25, 0, 3, 64)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x).float(), y).backward()
+        optimizer.step()
