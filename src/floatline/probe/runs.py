@@ -5,32 +5,25 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
-import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils._pytree import tree_map
 
-from floatline import optim
 from floatline.errors import TargetError
-from floatline.guard.applied_plan import AppliedPlan
-from floatline.guard.islands import Islands, cast_weights
-from floatline.plan import Clip, Plan
+from floatline.guard.islands import Islands
 from floatline.presets import resolve_plan
 from floatline.probe.changes import Change, changed
 from floatline.probe.failures import Failure, describe_failure
+from floatline.probe.plain_loop import DTYPES, train_plainly
 from floatline.probe.records import RunRecord
 from floatline.probe.roles import batch_tensors
 from floatline.probe.summary import fill_record, find_bad_tensors
 from floatline.probe.surroundings import LimitReached, Precision, prepared, time_limit
 from floatline.probe.trace import Trace
 from floatline.probe.watch import Watch, watch
-from floatline.workload import Target, Workload
+from floatline.workload import Target
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _STEPS = 40
 
 __all__ = ["Change", "Precision", "RunRecord", "replay_step", "run_target", "trace_target"]
@@ -149,66 +142,35 @@ def replay_step(
     Raises:
         TargetError: The target ends before that step, or no module is called in it.
     """
-    from floatline.probe.gradient_errors import GradientRecorder
+    from floatline.probe.step_recording import StepRecording
 
     record = _new_record(target, precision)
     change = change or Change()
     keep = _keep_islands(record, change)
     originals = _originals(target, seed, step)
-    recorder: GradientRecorder | None = None
-    early = False  # no forward pass has run in it yet
-
-    def begin(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        nonlocal recorder, early
-        keep(module)
-        if seen.step != step or (recorder is not None and not early):
-            return
-        model = record.model if record.model is not None else module
-        if recorder is not None and recorder.model is not model:
-            give_up()
-        if recorder is None:
-            recorder = GradientRecorder(model, batch=(inputs, seen.targets), twins=True, weights=originals)
-            recorder.__enter__()
-        else:
-            recorder.name_batch(inputs, seen.targets)
-        early = False
-
-    def begin_early() -> None:
-        """In a loop of the user's, what comes before the forward pass, such as features, belongs to the step."""
-        nonlocal recorder, early
-        if seen.step == step and recorder is None and target.builder is None and len(seen.roots) == 1:
-            recorder, early = GradientRecorder(next(iter(seen.roots.values())), twins=True), True
-            recorder.__enter__()
-
-    def give_up() -> None:
-        """What came before belongs to something else, such as an evaluation."""
-        nonlocal recorder, early
-        if recorder is not None and early:
-            recorder.__exit__(None, None, None)
-            recorder, early = None, False
-
-    def end_after() -> None:
-        if recorder is not None and seen.step > step:
-            raise _StepReached
-
     with (
         prepared(target, precision, seed),
         changed(change, in_step=lambda: seen.step == step),
         watch(light=True) as seen,
     ):
-        seen.on_forward, seen.on_event, seen.on_clear, seen.on_leave = begin, end_after, begin_early, give_up
+        recording = StepRecording(seen, step, record, originals, on_forward=keep)
+
+        def end_after() -> None:
+            if recording.recorder is not None and seen.step > step:
+                raise _StepReached
+
+        seen.on_event = end_after
         try:
             with contextlib.suppress(_StepReached):
                 _run(target, record, seen, steps=step + 1 if target.builder else steps, seed=seed)
         finally:
-            if recorder is not None:
-                recorder.__exit__(None, None, None)
-    if recorder is None or early:
+            trace = recording.finish()
+    if trace is None:
         raise TargetError(f"Target '{target.text}' has no step {step} to record: it ended after {seen.step}.")
     fill_record(record, seen)
     whole = [role for role, tensor in originals.items() if "[" in role and bool((tensor == tensor.round()).all())]
-    recorder.trace.meta |= {"precision": precision or record.precision, "step": step, "whole": whole}
-    return record, recorder.trace
+    trace.meta |= {"precision": precision or record.precision, "step": step, "whole": whole}
+    return record, trace
 
 
 def _keep_islands(record: RunRecord, change: Change) -> Callable[[nn.Module], None]:
@@ -240,7 +202,7 @@ def _originals(target: Target, seed: int, step: int) -> dict[str, Tensor]:
         return found
     batch = workload.batches[step * plan.accumulate % len(workload.batches)]
     for role, tensor in batch_tensors(batch):
-        if tensor.is_floating_point() and bool(tensor.to(_DTYPES[plan.compute]).isfinite().all()):
+        if tensor.is_floating_point() and bool(tensor.to(DTYPES[plan.compute]).isfinite().all()):
             found[role] = tensor.detach().clone()
     return found
 
@@ -276,7 +238,7 @@ def _run(target: Target, record: RunRecord, seen: Watch, *, steps: int | None, s
         record.precision = record.precision or workload.plan_name
         record.model, record.num_batches = workload.model, len(workload.batches)
         record.bad_tensors = find_bad_tensors(workload.batches)
-        record.exception = _catch(seen, lambda: _train(workload, seen, _STEPS if steps is None else steps))
+        record.exception = _catch(seen, lambda: train_plainly(workload, seen, _STEPS if steps is None else steps))
         return
     trainer = cast("Callable[..., object]", target.trainer)
     arguments = _arguments(trainer, target.text, steps=steps, seed=seed)
@@ -308,72 +270,3 @@ def _arguments(trainer: Callable[..., object], text: str, *, steps: int | None, 
     if missing:
         raise TargetError(f"Target '{text}': train needs {', '.join(missing)}. Give its parameters defaults.")
     return wanted
-
-
-def _train(workload: Workload, seen: Watch, steps: int) -> None:
-    """The plain loop over a workload's batches."""
-    plan = resolve_plan(workload.precision)
-    model = workload.model
-    whole = plan.weights != "fp32"  # weights and batches in 16 bits, no autocast
-    if whole and plan.fp32_modules:
-        cast_weights(model, plan)
-    elif whole:
-        model.to(_DTYPES[plan.compute])
-    optimizer = workload.make_optimizer(model)
-    if whole and plan.update is not None:
-        optimizer = optim.convert(optimizer, update=plan.update)
-    applied = AppliedPlan(model, plan, loss_fn=workload.loss_fn)
-    try:
-        _train_steps(replace(workload, loss_fn=applied.loss_fn or workload.loss_fn), plan, optimizer, seen, steps)
-    finally:
-        applied.remove()
-
-
-def _train_steps(workload: Workload, plan: Plan, optimizer: Optimizer, seen: Watch, steps: int) -> None:
-    model, dtype, whole = workload.model, _DTYPES[plan.compute], plan.weights != "fp32"
-    device = next((p.device.type for p in model.parameters()), "cpu")
-    scaler = _make_scaler(plan, device, enabled=plan.compute == "fp16" and not whole)
-    mixed = plan.compute != "fp32" and not whole
-    model.train()
-    for step in range(steps):
-        optimizer.zero_grad(set_to_none=True)
-        for part in range(plan.accumulate):
-            inputs, targets = workload.batches[(step * plan.accumulate + part) % len(workload.batches)]
-            if whole:
-                inputs, targets = _cast(inputs, dtype), _cast(targets, dtype)
-            seen.targets = tuple(targets)
-            with torch.autocast(device, dtype=dtype) if mixed else contextlib.nullcontext():
-                loss = workload.compute_loss(inputs, targets)
-            scaler.scale(loss if plan.accumulate == 1 else loss / plan.accumulate).backward()
-        if plan.clip is not None:
-            scaler.unscale_(optimizer)
-            _clip(model, plan.clip)
-        scaler.step(optimizer)
-        scaler.update()
-
-
-def _clip(model: nn.Module, clip: Clip) -> None:
-    if clip.max_value is not None:
-        nn.utils.clip_grad_value_(model.parameters(), clip.max_value)
-    elif clip.max_norm is not None:
-        nn.utils.clip_grad_norm_(model.parameters(), clip.max_norm, clip.norm_type)
-
-
-def _make_scaler(plan: Plan, device: str, *, enabled: bool) -> torch.amp.GradScaler:
-    if plan.scaling is None or not enabled:
-        return torch.amp.GradScaler(device, enabled=False)
-    scaling = plan.scaling
-    return torch.amp.GradScaler(
-        device,
-        init_scale=scaling.init_scale,
-        growth_factor=scaling.growth_factor,
-        backoff_factor=scaling.backoff_factor,
-        growth_interval=scaling.growth_interval,
-    )
-
-
-def _cast(values: Sequence[Any], dtype: torch.dtype) -> tuple[Any, ...]:
-    def cast_one(value: Any) -> Any:
-        return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-    return tuple(tree_map(cast_one, list(values)))
