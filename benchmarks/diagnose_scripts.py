@@ -5,8 +5,8 @@
 
 Prints a Markdown table: the median step, watched and not, and the whole loop with its recorded steps, which are
 "added once". On a CPU the times are those that the processor spent on the script, in one thread, so that other work on
-the machine hardly matters; on a GPU they are those of the clock, over ten steps at a time. Two processes may differ by
-a tenth: --turns measures the steps of the smallest loop in one, a hundred watched and a hundred not, in turns.
+the machine hardly matters; on a GPU they are those of the clock, over ten steps at a time. --turns
+measures the steps of the smallest loop in one process, a hundred watched and a hundred not, in turns.
 """
 
 from __future__ import annotations

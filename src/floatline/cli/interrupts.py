@@ -15,7 +15,7 @@ def hear_interrupts() -> None:
     """Raise KeyboardInterrupt again where Python dropped it.
 
     What is raised inside `__del__` or the callback of a weak reference ends there, with a note on stderr. A recorded
-    step leaves thousands of tensors behind, each with a finalizer: about one Ctrl-C of 25 fell into those.
+    step leaves many tensors behind, each with a finalizer: of 48 Ctrl-C right after a diagnosis, 2 fell into those.
     """
     before = sys.unraisablehook
 
