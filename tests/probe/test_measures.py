@@ -1,10 +1,12 @@
 """Figures of tensors: by hand, and the same on the CPU as on a device."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
+from floatline.probe import measures as module
 from floatline.probe.measures import Measures, _fill, _reduce_on_cpu, _to_numpy, reduce_on_device
 from floatline.probe.trace import Values
 
@@ -102,3 +104,96 @@ def test_the_kernel_is_not_given_what_it_cannot_read():
     assert not Rows().takes(torch.ones(3, dtype=torch.float64), None)
     assert not Rows().takes(torch.ones(3, dtype=torch.int64), None)
     assert not Rows().takes(torch.ones(3), torch.ones(3, dtype=torch.float64))
+
+
+PLACES = [
+    "cpu",
+    pytest.param("cuda", marks=[
+        pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+    ]),
+]  # fmt: skip
+
+
+def measure_late(x, twin, *, exact=False):
+    """The figures of a tensor as if it lay on a device; what its recorder has for it until the end."""
+    measures = Measures()
+    values = Values(str(x.dtype).removeprefix("torch."), tuple(x.shape), x.numel())
+    measures._measure_later(values, x, twin, exact=exact)
+    waiting = len(measures._kept), len(measures._pending)
+    first, flat = x.clone(), measures.reshape(values, (x.numel(),))
+    x.zero_()  # it may be written to afterwards
+    measures.read()
+    assert (measures._kept, measures._num_kept) == ([], 0)
+    x.copy_(first)
+    assert flat == dataclasses.replace(values, shape=(x.numel(),))
+    return values, waiting
+
+
+@pytest.fixture
+def no_triton(monkeypatch):
+    monkeypatch.setattr(module, "_KERNEL", "no such module")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", ["flat", "transposed", "strided", "large"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.usefixtures("no_triton")
+def test_a_small_tensor_has_the_same_figures_by_way_of_the_host(dtype, shape, place):
+    x, twin = (t.to(place) for t in big(dtype=dtype))
+    if shape == "transposed":
+        x, twin = (t[:9000].view(90, 100).t() for t in (x, twin))
+    elif shape == "strided":
+        x, twin = (t[::3] for t in (x, twin))
+    elif shape == "large":
+        x, twin = x.repeat(2), twin.repeat(2)
+    for other in (twin, None):
+        values, waiting = measure_late(x, other)
+        assert waiting == ((0, 1) if shape == "large" else (1, 0))
+        at_once = Measures().measure(x.cpu(), None if other is None else other.cpu(), exact=False)
+        assert (values.error or 0.0) == pytest.approx(at_once.error or 0.0, rel=1e-6)
+        assert dataclasses.replace(values, error=at_once.error) == at_once
+
+
+@pytest.mark.usefixtures("no_triton")
+def test_a_small_tensor_that_is_its_own_twin_is_so_by_way_of_the_host():
+    values, _ = measure_late(torch.tensor([2.0, math.inf]), None, exact=True)
+    assert (values.twin_largest, values.twin_nonfinite, values.largest) == (2.0, 1, 2.0)
+
+
+@pytest.mark.usefixtures("no_triton")
+def test_small_tensors_are_kept_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_KEPT", 10)
+    measures = Measures()
+    for _ in range(3):
+        measures._measure_later(Values("float32", (4,), 4), torch.ones(4), None, exact=False)
+    assert (len(measures._kept), len(measures._pending)) == (2, 1)
+
+
+@pytest.mark.usefixtures("no_triton")
+def test_triton_is_asked_for_once_there_is_enough_to_measure(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "_make_rows", asked.append)
+    monkeypatch.setattr(module, "_WORTH_TRITON", 100)
+    measures = Measures()
+    for _ in range(8):
+        measures._measure_later(Values("float32", (4,), 4), torch.ones(4), None, exact=False)
+        assert len(asked) == (measures._bytes > 100)
+    assert measures._bytes == 128
+
+
+@pytest.mark.usefixtures("no_triton")
+def test_triton_is_asked_for_at_the_first_large_tensor(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "_make_rows", asked.append)
+    monkeypatch.setattr(module, "_LARGE", 12)
+    for size in (3, 4):
+        Measures()._measure_later(Values("float32", (size,), size), torch.ones(size), None, exact=False)
+        assert len(asked) == (size == 4)
+
+
+def test_triton_is_asked_for_at_once_where_it_is_loaded_already(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "_make_rows", asked.append)
+    monkeypatch.setattr(module, "_KERNEL", "torch")
+    Measures()._measure_later(Values("float32", (4,), 4), torch.ones(4), None, exact=False)
+    assert asked == [torch.device("cpu")]

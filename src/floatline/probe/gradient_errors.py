@@ -11,6 +11,8 @@ from torch import Tensor
 from floatline.probe.recorder import Recorder
 from floatline.probe.twins import Shadow
 
+# Elements of all gradients up to which they are compared on the host: no operation must be loaded onto a GPU for them.
+_SMALL = 2**18
 _LOWEST = -200  # exponents below are counted there: FP32 itself ends at -149
 
 
@@ -31,13 +33,14 @@ class GradientRecorder(Recorder):
         difference = norm = 0.0
         lost = nonzero = 0
         exponents: dict[int, int] = {}
-        for parameter in self.model.parameters():
-            gradient = parameter.grad
-            if gradient is None or gradient.layout is not torch.strided or not gradient.numel():
-                continue
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [gradient for gradient in gradients if gradient.layout is torch.strided and gradient.numel()]
+        small = sum(gradient.numel() for gradient in gradients) <= _SMALL
+        for gradient in gradients:
             shadow = self._twins.of(gradient) if self._twins else Shadow(exact=True)
-            own = gradient.detach().double()
-            twin = own if shadow.twin is None else shadow.twin.detach().double()
+            place = "cpu" if small else gradient.device
+            own = gradient.detach().to(place).double()
+            twin = own if shadow.twin is None else shadow.twin.detach().to(place).double()
             fine = twin.isfinite() & own.isfinite()
             if not bool(fine.all()):
                 own, twin, difference = own[fine], twin[fine], math.inf

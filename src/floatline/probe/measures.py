@@ -1,9 +1,10 @@
-"""The numbers of one tensor and of its FP32 twin: at once on the CPU; elsewhere on the device, read at the end."""
+"""The numbers of one tensor and of its FP32 twin: at once on the CPU; elsewhere later, and read at the end."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
 
 _FIGURES = tuple(f.name for f in fields(Values) if f.name != "shape")
 _NUM_OWN = 4  # counts that do not need a twin
+# Who loads Triton, which takes half a second, and seconds the first time on a machine. The bytes of tensors from which
+# on that is worth it: of all, and of one, since without Triton measuring takes five copies of it.
+_KERNEL, _WORTH_TRITON, _LARGE = "floatline.probe.measure_launch", 2**34, 2**26
+# Until then, tensors of up to so many elements are kept, so many elements in all, and measured on the host at the end:
+# on a GPU, each of the twenty operations of `reduce_on_device` takes milliseconds when it runs for the first time.
+_SMALL, _MOST_KEPT = 2**14, 2**22
+_KEPT = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
 
 
 class Measures:
@@ -33,6 +41,8 @@ class Measures:
 
     def __init__(self) -> None:
         self._pending: list[tuple[Values, bool, Tensor, Tensor]] = []
+        self._kept: list[tuple[Values, bool, Tensor, Tensor | None]] = []
+        self._num_kept = self._bytes = 0
         self._rows: dict[torch.device, Rows | None] = {}
         self._in_rows: dict[torch.device, list[tuple[Values, bool]]] = {}
         self._copies: list[tuple[Values, Values]] = []
@@ -63,19 +73,29 @@ class Measures:
         return values
 
     def _measure_later(self, values: Values, x: Tensor, twin: Tensor | None, *, exact: bool) -> None:
-        """Leave the figures on the device."""
-        if x.device not in self._rows:
-            self._rows[x.device] = _make_rows(x.device)
-        rows = self._rows[x.device]
-        if rows is None or not rows.takes(x, twin):
+        """Leave the figures on the device, or what a small tensor holds."""
+        rows = self._find_rows(x)
+        if rows is not None and rows.takes(x, twin):
+            rows.measure(x, twin)
+            self._in_rows.setdefault(x.device, []).append((values, exact))
+        elif rows is None and x.numel() <= min(_SMALL, _MOST_KEPT - self._num_kept) and x.dtype in _KEPT:
+            self._num_kept += x.numel()
+            self._kept.append((values, exact, _copy(x), None if twin is None else _copy(twin)))
+        else:
             self._pending.append((values, exact, *reduce_on_device(x, twin)))
-            return
-        rows.measure(x, twin)
-        self._in_rows.setdefault(x.device, []).append((values, exact))
+
+    def _find_rows(self, x: Tensor) -> Rows | None:
+        """The kernel's table; None while it is not worth it, and for a device that Triton does not know."""
+        size = x.numel() * x.element_size()
+        self._bytes += size
+        worth = self._bytes > _WORTH_TRITON or size > _LARGE or _KERNEL in sys.modules
+        if worth and x.device not in self._rows:
+            self._rows[x.device] = _make_rows(x.device)
+        return self._rows.get(x.device)
 
     def reshape(self, values: Values, shape: tuple[int, ...]) -> Values:
         """The figures of the same elements in another shape."""
-        if not self._pending and not self._in_rows:
+        if not self._pending and not self._in_rows and not self._kept:
             return replace(values, shape=shape)
         copy = replace(values, shape=shape)
         self._copies.append((copy, values))
@@ -88,6 +108,10 @@ class Measures:
 
     def read(self) -> None:
         """Fill in the figures of all tensors measured so far; waits for the device."""
+        kept, self._kept, self._num_kept = self._kept, [], 0
+        homes = zip(_bring_home([k[2] for k in kept]), _bring_home([k[3] for k in kept]), strict=True)
+        for (values, exact, *_), (x, twin) in zip(kept, homes, strict=True):
+            _fill(values, *_reduce_on_cpu(_to_numpy(x), None if twin is None else _to_numpy(twin)), exact=exact)
         pending, self._pending = self._pending, []
         rows = zip(_fetch([p[2] for p in pending]), _fetch([p[3] for p in pending]), strict=True)
         for (values, exact, *_), (counts, sizes) in zip(pending, rows, strict=True):
@@ -104,6 +128,26 @@ class Measures:
             if op.stuck is None or stuck > op.stuck:  # of several operands, the one that stood still the most
                 op.moved, op.stuck = moved, stuck
         self._copies, self._sums = [], []
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.detach().clone(memory_format=torch.contiguous_format).view(-1)
+
+
+def _bring_home(parts: list[Tensor | None]) -> list[Any]:
+    """Vectors on the host, with one copy a device and format."""
+    result: list[Any] = [None] * len(parts)
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, part in enumerate(parts):
+        if part is not None:
+            alike.setdefault((part.device, part.dtype), []).append(i)
+    for places in alike.values():
+        own = [cast("Tensor", parts[i]) for i in places]
+        whole, start = torch.cat(own).cpu(), 0
+        for i, part in zip(places, own, strict=True):
+            result[i] = whole[start : start + part.numel()]
+            start += part.numel()
+    return result
 
 
 def _make_rows(device: torch.device) -> Rows | None:

@@ -44,7 +44,8 @@ class Recorder(TorchDispatchMode):
 
     Cost: no tensor of the step is kept alive. Each storage that is not its own twin has a float32 twin while
     it lives (twice the bytes of a 16-bit one), and measuring takes some five float32 copies of one tensor at
-    a time. On a GPU the figures of a tensor, under 104 bytes, stay on the device until the end.
+    a time. On a GPU the figures of a tensor, under 104 bytes, stay on the device until the end, or a copy of
+    a small tensor and its twin: at most 64 MiB of them.
 
     Numerics:
         See `Twins` and `Measures`. The step's results are bit for bit those without the recorder.
