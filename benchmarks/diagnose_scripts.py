@@ -6,7 +6,7 @@
 Prints a Markdown table: the median step, watched and not, and the whole loop with its recorded steps, which are
 "added once". On a CPU the times are those that the processor spent on the script, in one thread, so that other work on
 the machine hardly matters; on a GPU they are those of the clock, over ten steps at a time. --turns
-measures the steps of the smallest loop in one process, a hundred watched and a hundred not, in turns.
+measures the steps of the smallest loop in one process, forty watched between forty and forty that are not, in turns.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ with open(target, "w") as file:
 """
 LOOPS = {
     "cpu": [("mlp", 4000), ("transformer", 120), ("transformer-scaled", 120)],
-    "cuda": [("mlp", 4000), ("transformer", 600), ("transformer-scaled", 600)],
+    "cuda": [("mlp", 8000), ("transformer", 1200), ("transformer-scaled", 1200)],
 }
 WATCHED = "import sys; from floatline.diagnosis.script_main import main; main(sys.argv[1], '', sys.argv[2:])"
 
@@ -116,15 +116,16 @@ def measure_turns(num: int, device: str) -> tuple[float, float, float]:
     train(100)
     pairs: list[tuple[float, float]] = []
     for _ in range(num):
-        plain = train(100)
+        before = train(40)
         with watch(light=True) as seen:
             seen.step = 700  # far from a power of two, after which two steps are seen whole
             capture = StepCapture(seen)
             capture._schedule.due = 10**9
             seen.listener, seen.locate = capture, find_script_line
-            train(20)
-            pairs.append((plain, train(100)))
+            train(40)
+            watched = train(40)
             capture.finish()
+        pairs.append(((before + train(40)) / 2, watched))
     added = statistics.median(watched - plain for plain, watched in pairs)
     return statistics.median(p for p, _ in pairs), statistics.median(w / p for p, w in pairs), added
 
@@ -147,22 +148,24 @@ def main() -> None:
         print(f"a step takes {plain * 1e3:.3f} ms, watched {ratio:.3f} of it: {added * 1e6:.0f} µs are added.")
         return
     print(f"{now}, {machine}, torch {torch.__version__}; medians of {options.pairs} pairs.\n")
-    print("| loop | plain step | watched step | ratio | added a step | added once | whole loop, ratio |")
+    print("| loop | plain step | watched step | ratio (pairs) | added a step | added once | whole loop, ratio |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
         for kind, steps in LOOPS[options.device]:
             if options.only not in (None, kind):
                 continue
-            pairs = [
-                [measure(Path(name), kind, steps, options.device, watched=watched) for watched in (False, True)]
-                for _ in range(options.pairs)
-            ]
+            pairs: list[list[dict[str, float]]] = []
+            for pair in range(options.pairs):
+                order = (False, True) if pair % 2 == 0 else (True, False)
+                found = {w: measure(Path(name), kind, steps, options.device, watched=w) for w in order}
+                pairs.append([found[False], found[True]])
             plain = statistics.median(pair[0]["step"] for pair in pairs)
             added = statistics.median(pair[1]["step"] - pair[0]["step"] for pair in pairs)
-            ratio = statistics.median(pair[1]["step"] / pair[0]["step"] for pair in pairs)
+            ratios = [pair[1]["step"] / pair[0]["step"] for pair in pairs]
+            ratio = f"{statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
             whole = statistics.median(pair[1]["whole"] / pair[0]["whole"] for pair in pairs)
             once = statistics.median(pair[1]["whole"] - pair[0]["whole"] for pair in pairs) - steps * added
-            row = f"{kind}, {steps} steps | {plain * 1e3:.3f} ms | {(plain + added) * 1e3:.3f} ms | {ratio:.3f}"
+            row = f"{kind}, {steps} steps | {plain * 1e3:.3f} ms | {(plain + added) * 1e3:.3f} ms | {ratio}"
             print(f"| {row} | {added * 1e6:.0f} µs | {once:.1f} s | {whole:.3f} |", flush=True)
 
 

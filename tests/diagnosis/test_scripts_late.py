@@ -7,11 +7,12 @@ import torch
 from tests.diagnosis.test_scripts import line_of, observe, observe_script
 
 from floatline.probe import late, script_late, script_schedule
-from floatline.probe.events import Event
+from floatline.probe.events import Event, Watch
 from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
 from floatline.probe.script_late import LateSteps
+from floatline.probe.script_steps import StepCapture
 
-# What asking may take of a step: any share, so that each step is asked about; none, so that it is eight at once.
+# What asking may take of a step: any share, so that each step is asked about; none, so that it is sixteen at once.
 EACH, TOGETHER = math.inf, 0.0
 
 
@@ -157,8 +158,8 @@ def test_steps_are_asked_about_together_where_they_are_short_and_each_by_itself_
         event = Event("step", "", 0, "", number, {})
         value = torch.tensor(math.nan if number == 40 else 1.0)
         losses = [loss] if number == 50 else []
-        steps.add(event, LateHealth([value, *(one.value for one in losses)]), losses, detailed=False)
-    assert steps.num_together == (8 if share == TOGETHER else 1)
+        steps.add(event, LateHealth([value, *(one.value for one in losses)], losses), detailed=False)
+    assert steps.num_together == (16 if share == TOGETHER else 1)
     assert failed == []
     steps.read()
     assert failed == [40]
@@ -174,7 +175,87 @@ def test_weights_are_copied_together_and_only_while_all_steps_before_are_known(s
         for weight, optimizer in zip(weights, optimizers, strict=True):
             weight.data.fill_(number)
             steps.keep(optimizer, number, detailed=False)
-            steps.add(Event("step", "", 0, "", number, {}), LateHealth([torch.tensor(1.0)]), [], detailed=False)
+            steps.add(Event("step", "", 0, "", number, {}), LateHealth([torch.tensor(1.0)]), detailed=False)
         assert [copy.tolist() for copy in steps.weights.copies] == [[steps.kept_step] * 2] * 2
         kept.append(steps.kept_step)
-    assert kept == (list(range(32)) if share == EACH else [0, 1, 1, 3, 3, 3, 3, *[7] * 8, *[15] * 8, *[23] * 8, 31])
+    assert kept == (list(range(32)) if share == EACH else [0, 1, 1, 3, 3, 3, 3, *[7] * 8, *[15] * 16, 31])
+
+
+ROWS = """
+import torch
+torch.manual_seed(0)
+table = torch.nn.Embedding(8, 4)
+head = torch.nn.Linear(4, 1)
+opt = torch.optim.SGD([*table.parameters(), *head.parameters()], lr=1e-3)
+for step in range(60):
+    rows = torch.tensor([7]) if step == BAD else torch.arange(4)
+    vectors = table(rows)
+    opt.zero_grad()
+    loss = head(vectors).square().mean()
+    if step > BAD and STOPS and not torch.isfinite(table.weight).all():
+        raise SystemExit("weights are not finite")
+    loss.backward()
+    if step == BAD:
+        table.weight.grad[7] = HIGH
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize("bad", [*range(30, 38), 59])
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_gradient_that_spoils_a_weight_which_no_later_loss_sees_is_found(tmp_path, bad, stops):
+    script = tmp_path / "rows.py"
+    script.write_text(f"BAD, STOPS, HIGH = {bad}, {stops}, float('inf')\n{ROWS}", encoding="utf-8")
+    answer = observe(str(script))
+    assert answer["findings"] or "not finite from step" in answer["unexplained"], answer
+
+
+def test_the_same_gradient_finite_is_left_in_peace(tmp_path):
+    script = tmp_path / "rows.py"
+    script.write_text(f"BAD, STOPS, HIGH = 33, True, 1.0\n{ROWS}", encoding="utf-8")
+    answer = observe(str(script))
+    assert (answer["findings"], answer["unexplained"]) == ([], "")
+
+
+def test_gradients_are_looked_at_in_each_step_until_there_is_a_copy_of_the_weights(share):
+    steps = LateSteps(LateNumbers(), lambda event: None)
+    weight = torch.nn.Parameter(torch.zeros(2))
+    asked = []
+    for number in range(32):
+        asked.append(steps.asks_about(number))
+        if number == 15:
+            steps.keep(torch.optim.SGD([weight]), number, detailed=False)
+        steps.add(Event("step", "", 0, "", number, {}), LateHealth([torch.tensor(1.0)]), detailed=False)
+    assert all(asked[:16])
+    assert sum(asked[16:]) == (16 if share == EACH else 1)
+
+
+@pytest.mark.parametrize("end", ["with the next question", "at the end"])
+def test_weights_that_are_spoilt_by_a_step_that_was_not_looked_at_fail_the_last_one(share, end):
+    if share == EACH:
+        pytest.skip("each step is looked at")
+    failed, steps = [], LateSteps(LateNumbers(), lambda event: failed.append(event.step))
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight])
+    for number in range(31 if end == "with the next question" else 20):
+        steps._late.read(before=number)
+        steps.keep(optimizer, number, detailed=False)
+        health = LateHealth([torch.tensor(1.0)], looked=steps.asks_about(number))
+        steps.add(Event("step", "", 0, "", number, {}), health, detailed=False)
+        if number == 17:
+            weight.data[1] = math.nan
+    assert failed == []
+    steps.read()
+    assert failed == ([30] if end == "with the next question" else [19])
+    assert steps.weights.copies[0].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("size", "held"), [(4, 32), (2**20, 16), (2**24, 1), (2**25, 1)])
+def test_inputs_that_are_held_take_a_bounded_memory(size, held):
+    seen = Watch(light=True)
+    capture, net, batch = StepCapture(seen), torch.nn.Linear(1, 1), torch.zeros(size)
+    capture._late.num_together = 16
+    for number in range(40):
+        seen.detailed = number < 24
+        capture.begin_forward(net, (batch,), {}, Event("forward", "", 0, "", number, {}))
+    assert len(capture._recent) == held

@@ -73,6 +73,10 @@ class Listener(Protocol):
     def leave_step(self) -> None:
         """What comes now is no part of the step, but an evaluation."""
 
+    def asks_about(self, step: int) -> bool:
+        """Whether the gradients of a step on a GPU are looked at; where not, its losses tell."""
+        ...
+
     def see_gradients(self, optimizer: Optimizer, event: Event, health: LateHealth | float) -> None:
         """An optimizer is about to step; the weights are as they were. Health is finite where gradients and loss are.
 

@@ -34,7 +34,8 @@ class Held:
         kind: Of those: 'far' on a GPU, 'near' on a CPU, 'mixed' where some are sparse, empty or on another device.
         flags: For small ones: where torch writes 1 if one is not finite, and what it divides them by to find out.
         fresh: On a GPU, a flag for each of the next steps.
-        described: What may change from step to step, and what was noted of the last one.
+        described: What may change from step to step, how many parameters and gradients there were, and what was noted
+            of the last step.
     """
 
     optimizer: Optimizer
@@ -47,7 +48,7 @@ class Held:
     kind: str = "mixed"
     flags: tuple[Tensor, Tensor] | None = None
     fresh: list[Tensor] = field(default_factory=list[Tensor])
-    described: tuple[Any, dict[str, Any]] | None = None
+    described: tuple[Any, tuple[int, int], dict[str, Any]] | None = None
 
     @property
     def parameters(self) -> list[Tensor]:

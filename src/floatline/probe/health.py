@@ -30,6 +30,13 @@ _KNOWN = frozenset((float,))
 Health: TypeAlias = "LateHealth | float"
 
 
+def is_left_out(seen: Watch, held: Held) -> bool:
+    """Whether nobody asks about the gradients of the step under way: a GPU's, of which others nearby are looked at."""
+    if held.kind != "far" or seen.busy or seen.listener is None:
+        return False
+    return not seen.listener.asks_about(seen.step)
+
+
 def look(seen: Watch, held: Held, gradients: list[Tensor]) -> tuple[Any, Health]:
     """As `judge` for a step that is not looked at in detail, in as few calls as can be.
 
@@ -49,7 +56,7 @@ def look(seen: Watch, held: Held, gradients: list[Tensor]) -> tuple[Any, Health]
             if not held.flags[0].item() and _are_known_and_finite(seen.step_losses):
                 return [], 0.0
             held.flags[0].zero_()
-        norms = torch.stack(_find_norms(gradients, math.inf if held.kind == "far" else 2))
+        norms = torch.stack(find_norms(gradients, math.inf if held.kind == "far" else 2))
     except RuntimeError:  # a gradient is of another kind than before
         held.kind, held.flags = "mixed", None
         return judge(seen, largest_of(gradients), gradients)
@@ -83,21 +90,21 @@ def _mean_size(tensors: list[Tensor]) -> float:
 def _look_later(seen: Watch, held: Held, gradients: list[Tensor]) -> LateHealth:
     """What will tell, on a GPU: a flag, which took a third of the time on an H200, or the norms."""
     if held.flags is None:
-        return LateHealth([*_find_norms(gradients, math.inf), *_late_numbers(seen)])
+        return wait_for_losses(seen, [*find_norms(gradients, math.inf)])
     if not held.fresh:  # none is used twice, so that none must be set back to 0
         with Aside():
             held.fresh += held.flags[0].new_zeros(_FLAGS).unbind()
     flag = held.fresh.pop()
     check_and_unscale_([gradient.data for gradient in gradients], flag, held.flags[1])
-    return LateHealth([flag, *_late_numbers(seen)], flagged=True)
+    return wait_for_losses(seen, [flag], flagged=True)
 
 
-def _find_norms(gradients: list[Tensor], order: float) -> list[Tensor]:
-    """The norm of each gradient. On a CPU that of order 2 takes a fourth of the time of the largest magnitude."""
+def find_norms(tensors: list[Tensor], order: float) -> list[Tensor]:
+    """The norm of each tensor. On a CPU that of order 2 takes a fourth of the time of the largest magnitude."""
     tracked = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
     try:
-        return _foreach_norm(gradients, order)
+        return _foreach_norm(tensors, order)
     finally:
         torch._C._set_grad_enabled(tracked)
 
@@ -112,8 +119,7 @@ def judge(seen: Watch, sizes: Tensor | None, gradients: list[Tensor]) -> tuple[A
     """
     if find_late_losses(seen) or (sizes is not None and late.is_far(sizes)):
         wanted = sizes is not None and (seen.detailed or seen.listener is None)
-        numbers = [*(() if sizes is None else sizes.unbind()), *_late_numbers(seen)]
-        return (sizes if wanted else []), LateHealth(numbers)
+        return (sizes if wanted else []), wait_for_losses(seen, [] if sizes is None else [*sizes.unbind()])
     found = [] if sizes is None else cast("list[float]", sizes.tolist())
     if not are_finite(found) and not seen.detailed:
         largest = largest_of(gradients)
@@ -122,17 +128,18 @@ def judge(seen: Watch, sizes: Tensor | None, gradients: list[Tensor]) -> tuple[A
     return found if seen.detailed or not fine else found[:1], 0.0 if fine and loss_is_finite(seen) else math.nan
 
 
-def _late_numbers(seen: Watch) -> list[Tensor]:
-    """The losses of the step under way that are still on a device; before them NaN, where another is not finite."""
-    found: list[Tensor] = []
-    known: list[float] = []
+def wait_for_losses(seen: Watch, numbers: list[Tensor], *, flagged: bool = False, looked: bool = True) -> LateHealth:
+    """Numbers of the step under way, with its losses that are still on a device; NaN where another is not finite."""
+    health = LateHealth(numbers, flagged=flagged, looked=looked)
+    waiting: list[Tensor] = []
     for loss in seen.step_losses:
-        value = loss.value if isinstance(loss, ScaledLoss) else loss
-        if isinstance(value, Tensor):
-            found.append(value if not value.ndim else value.reshape(()))
-        else:
-            known.append(value)
-    return found if all(map(math.isfinite, known)) else [torch.tensor(math.nan), *found]
+        if type(loss) is ScaledLoss and isinstance(value := loss.value, Tensor):
+            waiting.append(value if not value.ndim else value.reshape(()))
+            health.losses.append(loss)
+        elif not math.isfinite(loss):
+            numbers.append(torch.tensor(math.nan))
+    numbers += waiting
+    return health
 
 
 def _are_known_and_finite(losses: list[ScaledLoss | float]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -21,10 +21,11 @@ _MOST_FREE = 8
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory on the host, and when it has been filled."""
+    """Memory on the host, the part of it that was last asked for, and when it has been filled."""
 
     host: Tensor
     arrived: torch.cuda.Event
+    part: Tensor
 
 
 @dataclass(slots=True)
@@ -59,11 +60,19 @@ class LateHealth:
 
     Args:
         numbers: Finite where gradients and losses are, the losses last.
+        losses: Those losses.
         flagged: Whether the first is a flag instead: 0 where all gradients are finite.
+        looked: Whether the gradients were looked at: else the losses tell alone.
     """
 
     numbers: list[Tensor]
+    losses: list[ScaledLoss] = field(default_factory=list[ScaledLoss])
     flagged: bool = False
+    looked: bool = True
+
+    def add(self, numbers: list[Tensor]) -> None:
+        """More numbers that must be finite."""
+        self.numbers[self.flagged : self.flagged] = numbers
 
     def is_fine(self, found: list[float]) -> bool:
         """Whether the step was finite, by what the numbers turned out to be."""
@@ -89,21 +98,26 @@ class LateNumbers:
             step: The step that they belong to.
             then: Called with them when they are read.
         """
-        size = numbers.numel()
         with Aside():
+            if numbers.ndim != 1:
+                numbers = numbers.flatten()
             if numbers.device.type != "cuda":
-                self._asked.append(_Asked(step, numbers.detach().flatten().clone(), None, then))
+                self._asked.append(_Asked(step, numbers.detach().clone(), None, then))
                 return
-            slot = self._take(size)
-            slot.host[:size].copy_(numbers.detach().flatten(), non_blocking=True)
+            slot = self._take(len(numbers))
+            slot.part.copy_(numbers, non_blocking=True)
             slot.arrived.record(torch.cuda.current_stream(numbers.device))  # pyright: ignore[reportUnknownMemberType]
-        self._asked.append(_Asked(step, slot.host[:size], slot, then))
+        self._asked.append(_Asked(step, slot.part, slot, then))
 
     def _take(self, size: int) -> _Slot:
-        for place, slot in enumerate(self._free):
-            if len(slot.host) >= size:
-                return self._free.pop(place)
-        return _Slot(torch.empty(max(size, _USUAL), pin_memory=True), torch.cuda.Event())
+        place = next((i for i, free in enumerate(self._free) if len(free.host) >= size), None)
+        if place is None:
+            host = torch.empty(max(size, _USUAL), pin_memory=True)
+            return _Slot(host, torch.cuda.Event(), host[:size])
+        slot = self._free.pop(place)
+        if len(slot.part) != size:
+            slot.part = slot.host[:size]
+        return slot
 
     def read(self, *, before: int | None = None) -> None:
         """Tell those who asked in steps before one; None: everybody. Waits for what has not arrived yet."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,27 +12,21 @@ from torch.optim import Optimizer
 
 from floatline.probe.aside import Aside
 from floatline.probe.events import Event
-from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
+from floatline.probe.health import find_norms
+from floatline.probe.late import LateHealth, LateNumbers
 from floatline.probe.script_weights import Weights
 
 # Asking and copying may take this share of a step; else that many steps are asked about together, and no more.
-_SHARE, _MOST_STEPS = 0.02, 8
-
-
-@dataclass(slots=True)
-class _Unread:
-    """A step: what was noted of it, its numbers, and the losses that are the last of them."""
-
-    event: Event
-    health: LateHealth
-    losses: list[ScaledLoss]
+_SHARE, _MOST_STEPS = 0.01, 16
 
 
 class LateSteps:
     """Asks whether steps were finite, and keeps the weights from before them.
 
     Every step has numbers of its own, so that the one that failed is known. Where a step is so short that asking and
-    copying would slow it down, several are asked about together, and the weights are those from before the first.
+    copying would slow it down, several are asked about together. The weights are then those from before the first, and
+    gradients are looked at in the last one only. What was not finite before that has spoilt the weights, and they are
+    looked at then: the step that failed is known by its loss, or else to be among these.
 
     Attributes:
         num_together: Steps that are asked about together.
@@ -49,7 +42,7 @@ class LateSteps:
         self.kept_step = -1
         self._late = late
         self._on_failure = on_failure
-        self._unread: list[_Unread] = []
+        self._unread: list[tuple[Event, LateHealth]] = []
         self._weights: dict[int, Weights] = {}  # of optimizers, by id
         self._too_large: set[int] = set()  # optimizers whose weights a GPU had no memory for
         self._looked_in, self._knows_all = -1, True  # whether all was known when this step began
@@ -80,9 +73,16 @@ class LateSteps:
             self._weights[id(optimizer)], self.kept_step = fresh, step
         self._spent += time.perf_counter() - began
 
-    def add(self, event: Event, health: LateHealth, losses: list[ScaledLoss], *, detailed: bool) -> None:
+    def put_off(self, event: Event, health: LateHealth) -> bool:
+        """Take the numbers of a step that is not looked at, if it is not the first of several; whether it did."""
+        if health.looked or not self._unread:
+            return False
+        self._unread.append((event, health))
+        return True
+
+    def add(self, event: Event, health: LateHealth, *, detailed: bool) -> None:
         """Take the numbers of a step; they are asked for with those of other steps, or at once."""
-        self._unread.append(_Unread(event, health, losses))
+        self._unread.append((event, health))
         if not detailed and self._asked_in < event.step < self._asked_in + self.num_together:
             return
         began = time.perf_counter()
@@ -90,6 +90,10 @@ class LateSteps:
         self._spent += time.perf_counter() - began
         if event.step > self._asked_in:
             self._set_pace(began, event.step, detailed=detailed)
+
+    def asks_about(self, step: int) -> bool:
+        """Whether the gradients of a step are looked at."""
+        return not self._weights or not self._asked_in < step < self._asked_in + self.num_together
 
     def read(self) -> None:
         """Ask about all steps, and wait for the answers."""
@@ -106,20 +110,28 @@ class LateSteps:
 
     def _ask(self) -> None:
         unread, self._unread = self._unread, []
-        numbers = [number for one in unread for number in one.health.numbers]
+        if not all(health.looked for _, health in unread):
+            unread[-1][1].add(self._see_weights())
+        numbers = [number for _, health in unread for number in health.numbers]
         if not numbers:
             return
 
         def tell(found: list[float]) -> None:
-            for one in unread:
-                num = len(one.health.numbers)
+            for event, health in unread:
+                num = len(health.numbers)
                 part, found = found[:num], found[num:]
-                for loss, number in zip(one.losses, part[len(part) - len(one.losses) :], strict=True):
+                for loss, number in zip(health.losses, part[num - len(health.losses) :], strict=True):
                     loss.value = number
-                if not one.health.is_fine(part):
-                    self._on_failure(one.event)
+                if not health.is_fine(part):
+                    self._on_failure(event)
 
-        self._late.ask(_pack(numbers), unread[-1].event.step, tell)
+        self._late.ask(_pack(numbers), unread[-1][0].step, tell)
+
+    def _see_weights(self) -> list[Tensor]:
+        """Numbers that are finite where the weights are."""
+        tensors = [tensor for kept in self._weights.values() for tensor in kept.tensors if tensor.numel()]
+        with Aside():
+            return find_norms(tensors, math.inf)
 
 
 def _pack(numbers: list[Tensor]) -> Tensor:

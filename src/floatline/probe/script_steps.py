@@ -26,6 +26,8 @@ from floatline.probe.watch_steps import has_bad
 
 Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
+# Bytes of inputs that are held beside the last ones.
+_MOST_BYTES = 2**26
 # How often a failing step is tried again on healthy weights.
 _ATTEMPTS = 3
 # Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
@@ -79,6 +81,7 @@ class StepCapture:
         self._usual: dict[int, Autocast] = {}  # of root modules, by id
         self._schedule = Schedule()
         self._recent: deque[Forward] = deque()
+        self._most_recent = 1
         self._healthy: Weights | None = None  # those of the step that failed
         self._stashed: Weights | None = None
         self._before: Weights | None = None
@@ -95,7 +98,10 @@ class StepCapture:
     def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
         """A root module is about to run, with gradients."""
         self._recent.append(Forward(root, args, kwargs, event, read_autocast(root, self._usual)))
-        while len(self._recent) > 2 * self._late.num_together:
+        if self._seen.detailed:
+            size = sum(tensor.nbytes for tensor in tensors_in(args, kwargs))
+            self._most_recent = max(1, _MOST_BYTES // max(size, 1))
+        while len(self._recent) > min(2 * self._late.num_together, self._most_recent):
             self._recent.popleft()
         if event.step == self._last_step:
             return
@@ -113,10 +119,16 @@ class StepCapture:
         if self._recorder is not None and self._stepping is not None and self._stepping.step >= self._recorded_step:
             self._try(self._finish)
 
+    def asks_about(self, step: int) -> bool:
+        """Whether the gradients of a step on a GPU are looked at."""
+        return self._late.asks_about(step)
+
     def see_gradients(self, optimizer: Optimizer, event: Event, health: Health) -> None:
         """An optimizer is about to step."""
         self._stepping = event
         if isinstance(health, LateHealth):
+            if self._late.put_off(event, health):
+                return
             self._try(lambda: self._look_late(optimizer, event, health))
         elif event.data["through_scaler"]:
             return  # it has been asked, and lets the step through or not
@@ -136,7 +148,7 @@ class StepCapture:
             return  # it leaves the step out by itself, if it must
         if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
             self._late.keep(optimizer, event.step, detailed=detailed)
-        self._late.add(event, health, find_late_losses(self._seen), detailed=detailed)
+        self._late.add(event, health, detailed=detailed)
 
     def _fail_late(self, event: Event) -> None:
         if not len(event.data["largest"]):

@@ -14,7 +14,7 @@ from floatline.probe.events import Event, Watch
 from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor
-from floatline.probe.health import Health, judge, look
+from floatline.probe.health import Health, is_left_out, judge, look, wait_for_losses
 from floatline.probe.late import ScaledLoss
 from floatline.probe.watch_steps import describe_step, open_region, read_rates
 
@@ -85,6 +85,9 @@ def _see_all(seen: Watch, optimizer: Optimizer) -> tuple[dict[str, Any], Health]
 def _see_again(seen: Watch, optimizer: Optimizer) -> tuple[dict[str, Any], Health]:
     """Any other step. Where it is like the one before, it has the same data: who writes to it makes a copy."""
     held = seen.scales.find(optimizer)
+    setting = seen.busy > 0, open_region(seen) if seen.regions else 0, read_rates(seen, optimizer)
+    if held.described is not None and held.described[0] == setting and is_left_out(seen, held):
+        return held.described[2], wait_for_losses(seen, [], looked=False)
     groups = [group["params"] for group in optimizer.param_groups]
     gradients = [gradient for group in groups for p in group if (gradient := p.grad) is not None]
     if gradients and (seen.unscaled or not seen.busy):
@@ -93,11 +96,10 @@ def _see_again(seen: Watch, optimizer: Optimizer) -> tuple[dict[str, Any], Healt
         # What a scaler lets through has finite gradients, unless the loop has changed them since.
         values, health = judge(seen, None, [])
     counts = sum(map(len, groups)), len(gradients)
-    state = counts, seen.busy > 0, open_region(seen) if seen.regions else 0, read_rates(seen, optimizer)
-    if held.described is not None and held.described[0] == state and not len(values):
-        return held.described[1], health
+    if held.described is not None and held.described[:2] == (setting, counts) and not len(values):
+        return held.described[2], health
     made = seen.optimizers.get(id(optimizer)) or seen.add_optimizer(optimizer, NOWHERE)
     data = describe_step(seen, optimizer, made, held, counts, values)
     data["factors"], data["shrunk"] = [], 1.0  # they are not followed now
-    held.described = (state, data) if seen.light and not len(values) else None
+    held.described = (setting, counts, data) if seen.light and not len(values) else None
     return data, health

@@ -15,6 +15,7 @@ from floatline.probe.events import Made, Watch
 from floatline.probe.gradient_scales import Held
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_NUMBERS = frozenset((float,))
 
 
 def has_bad(*trees: Any) -> Tensor | bool:
@@ -73,7 +74,7 @@ def describe_step(
 def read_rates(seen: Watch, optimizer: Optimizer) -> list[float]:
     """The learning rates. Where one lies on a GPU, a light watch waits for it in steps that it sees in detail only."""
     rates = [group.get("lr", 0.0) for group in optimizer.param_groups]
-    if {*map(type, rates)} == {float}:
+    if _NUMBERS.issuperset(map(type, rates)):
         return rates
     known = seen.rates.get(id(optimizer))
     on_device = any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates)
