@@ -1,6 +1,6 @@
 """What `floatline diagnose -- python train.py` costs a script: the same loops with and without it, in turns.
 
-    python benchmarks/diagnose_scripts.py [--pairs 5] [--device cuda] [--only transformer-scaled]
+    python benchmarks/diagnose_scripts.py [--pairs 5] [--device cuda] [--only transformer-scaled] [--steps 1500]
     python benchmarks/diagnose_scripts.py --turns 40 [--device cuda]
 
 Prints a Markdown table: the median step, watched and not, and the whole loop with its recorded steps, which are
@@ -71,7 +71,7 @@ with open(target, "w") as file:
 """
 LOOPS = {
     "cpu": [("mlp", 4000), ("transformer", 120), ("transformer-scaled", 120)],
-    "cuda": [("mlp", 8000), ("transformer", 1200), ("transformer-scaled", 1200)],
+    "cuda": [("mlp", 4000), ("transformer", 600), ("transformer-scaled", 600)],
 }
 WATCHED = "import sys; from floatline.diagnosis.script_main import main; main(sys.argv[1], '', sys.argv[2:])"
 
@@ -137,6 +137,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--only", choices=[kind for kind, _ in LOOPS["cpu"]], help="one loop; all without it")
     parser.add_argument("--turns", type=int, default=0, help="only the smallest loop, in one process")
+    parser.add_argument("--steps", type=int, default=0, help="of each loop; its own number without it")
     options = parser.parse_args()
     import torch
 
@@ -151,7 +152,8 @@ def main() -> None:
     print("| loop | plain step | watched step | ratio (pairs) | added a step | added once | whole loop, ratio |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
-        for kind, steps in LOOPS[options.device]:
+        for kind, usual in LOOPS[options.device]:
+            steps = options.steps or usual
             if options.only not in (None, kind):
                 continue
             pairs: list[list[dict[str, float]]] = []
@@ -159,6 +161,7 @@ def main() -> None:
                 order = (False, True) if pair % 2 == 0 else (True, False)
                 found = {w: measure(Path(name), kind, steps, options.device, watched=w) for w in order}
                 pairs.append([found[False], found[True]])
+                print(f"{kind} {pair + 1} of {options.pairs}: {json.dumps(found)}", file=sys.stderr, flush=True)
             plain = statistics.median(pair[0]["step"] for pair in pairs)
             added = statistics.median(pair[1]["step"] - pair[0]["step"] for pair in pairs)
             ratios = [pair[1]["step"] / pair[0]["step"] for pair in pairs]
