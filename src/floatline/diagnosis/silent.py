@@ -201,12 +201,12 @@ def _grows(op: Op, trace: Trace, least: float) -> bool:
 def cancelled(trace: Trace) -> list[tuple[Op, float]]:
     """Differences of near-equals: the error is as large as the result, while the operands are sound.
 
-    One of them may be a number of the code. The difference may be taken in FP32, of numbers that came through 16 bits.
-    Those against the targets come last: training itself makes them small.
+    The difference may be taken in FP32, of numbers that came through 16 bits. Those against the targets come last:
+    training itself makes them small.
     """
     found: list[tuple[Op, float]] = []
     for op in trace.ops:
-        if op.phase != "forward" or base_name(op.name) not in ADDITIONS or not op.outputs or not op.inputs:
+        if op.phase != "forward" or base_name(op.name) not in ADDITIONS or not op.outputs or len(op.inputs) < 2:
             continue
         out = op.outputs[0]
         error = out.error

@@ -248,19 +248,3 @@ def tuned_at_a_small_rate(steps=40, *, dtype=torch.bfloat16):
         optimizer.zero_grad()
         F.cross_entropy(model(x).float(), y).backward()
         optimizer.step()
-
-
-def offset_and_back(steps=20, *, offset=2000.0):
-    """Each guess is rounded to a multiple of 1 or 2, however small it is."""
-    torch.manual_seed(0)
-    model = nn.Linear(6, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    inputs = torch.randn(64, 6) * 0.1
-    targets = inputs.sum(-1, keepdim=True)
-    for _ in range(steps):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.float16):
-            shifted = model(inputs) + offset
-            guesses = shifted - offset  # HERE
-        nn.functional.mse_loss(guesses.float(), targets).backward()
-        optimizer.step()
