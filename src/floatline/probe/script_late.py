@@ -83,7 +83,7 @@ class LateSteps:
     def add(self, event: Event, health: LateHealth, *, detailed: bool) -> None:
         """Take the numbers of a step; they are asked for with those of other steps, or at once."""
         self._unread.append((event, health))
-        if not detailed and self._asked_in < event.step < self._asked_in + self.num_together:
+        if not detailed and self._waits(event.step):
             return
         began = time.perf_counter()
         self._ask()
@@ -93,7 +93,11 @@ class LateSteps:
 
     def asks_about(self, step: int) -> bool:
         """Whether the gradients of a step are looked at."""
-        return not self._weights or not self._asked_in < step < self._asked_in + self.num_together
+        return not self._weights or not self._waits(step)
+
+    def _waits(self, step: int) -> bool:
+        """Whether a step comes between two that are asked about."""
+        return self._asked_in < step < self._asked_in + self.num_together
 
     def read(self) -> None:
         """Ask about all steps, and wait for the answers."""
