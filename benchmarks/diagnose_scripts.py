@@ -5,23 +5,28 @@
 
 Prints a Markdown table: the median step, watched and not, and the whole loop with its recorded steps, which are
 "added once". On a CPU the times are those that the processor spent on the script, in one thread, so that other work on
-the machine hardly matters; on a GPU they are those of the clock, over ten steps at a time. --turns
-measures the steps of the smallest loop in one process, forty watched between forty and forty that are not, in turns.
+the machine hardly matters; on a GPU they are those of the clock, over ten steps at a time. Every loop runs in a
+process of its own, forked from one that has imported torch and has not touched a GPU. --turns measures the steps of
+the smallest loop in one process, forty watched between forty and forty that are not, in turns.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
+import multiprocessing
+import os
 import platform
+import runpy
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 LOOP = """
 import contextlib, json, sys, time
@@ -67,22 +72,38 @@ for step in range(1, steps + 1):
 whole = now() - began
 times = sorted(times[40 // chunk:])
 with open(target, "w") as file:
-    json.dump({"step": times[len(times) // 2], "whole": whole}, file)
+    name = torch.cuda.get_device_name() if on_gpu else ""
+    json.dump({"step": times[len(times) // 2], "whole": whole, "device": name}, file)
 """
 LOOPS = {
     "cpu": [("mlp", 4000), ("transformer", 120), ("transformer-scaled", 120)],
     "cuda": [("mlp", 4000), ("transformer", 600), ("transformer-scaled", 600)],
 }
-WATCHED = "import sys; from floatline.diagnosis.script_main import main; main(sys.argv[1], '', sys.argv[2:])"
 
 
-def measure(folder: Path, kind: str, steps: int, device: str, *, watched: bool) -> dict[str, float]:
+def measure(folder: Path, kind: str, steps: int, device: str, *, watched: bool) -> dict[str, Any]:
     """Run a loop once."""
     script, target = folder / "loop.py", folder / "times.json"
     script.write_text(LOOP, encoding="utf-8")
-    start = [sys.executable, "-c", WATCHED, str(folder / "report.json")] if watched else [sys.executable]
-    subprocess.run([*start, str(script), kind, str(steps), str(target), device], check=True, capture_output=True)
+    words = [str(script), kind, str(steps), str(target), device]
+    report = str(folder / "report.json") if watched else ""
+    process = multiprocessing.get_context("fork").Process(target=run_loop, args=(words, report))
+    process.start()
+    process.join()
+    if process.exitcode:
+        sys.exit(f"a loop ended with exit code {process.exitcode}")
     return json.loads(target.read_text(encoding="utf-8"))
+
+
+def run_loop(words: list[str], report: str) -> None:
+    """The loop as a script of this process, watched where there is a report to write."""
+    from floatline.diagnosis.script_main import main
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if report:
+        main(report, "", words)
+    sys.argv = words
+    runpy.run_path(words[0], run_name="__main__")
 
 
 def measure_turns(num: int, device: str) -> tuple[float, float, float]:
@@ -141,14 +162,16 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
+    for name in ("torch._dynamo", "floatline.diagnosis.script_main"):  # loaded once, before the forks
+        importlib.import_module(name)
     now = datetime.now(tz=timezone.utc).strftime("%Y-%m-%d")
-    machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, one thread"
     if options.turns:
         plain, ratio, added = measure_turns(options.turns, options.device)
+        machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, one thread"
         print(f"{now}, {machine}, torch {torch.__version__}; mlp, medians of {options.turns} turns:")
         print(f"a step takes {plain * 1e3:.3f} ms, watched {ratio:.3f} of it: {added * 1e6:.0f} µs are added.")
         return
-    print(f"{now}, {machine}, torch {torch.__version__}; medians of {options.pairs} pairs.\n")
+    print(f"{now}, torch {torch.__version__}; medians of {options.pairs} pairs.\n")
     print("| loop | plain step | watched step | ratio (pairs) | added a step | added once | whole loop, ratio |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as name:
@@ -156,7 +179,7 @@ def main() -> None:
             steps = options.steps or usual
             if options.only not in (None, kind):
                 continue
-            pairs: list[list[dict[str, float]]] = []
+            pairs: list[list[dict[str, Any]]] = []
             for pair in range(options.pairs):
                 order = (False, True) if pair % 2 == 0 else (True, False)
                 found = {w: measure(Path(name), kind, steps, options.device, watched=w) for w in order}

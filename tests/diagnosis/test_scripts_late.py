@@ -12,7 +12,7 @@ from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
 from floatline.probe.script_late import LateSteps
 from floatline.probe.script_steps import StepCapture
 
-# What asking may take of a step: any share, so that each step is asked about; none, so that it is sixteen at once.
+# What asking may take of a step: any share, so that each step is asked about; none, so that it is many at once.
 EACH, TOGETHER = math.inf, 0.0
 
 
@@ -159,7 +159,7 @@ def test_steps_are_asked_about_together_where_they_are_short_and_each_by_itself_
         value = torch.tensor(math.nan if number == 40 else 1.0)
         losses = [loss] if number == 50 else []
         steps.add(event, LateHealth([value, *(one.value for one in losses)], losses), detailed=False)
-    assert steps.num_together == (16 if share == TOGETHER else 1)
+    assert steps.num_together == (script_late._MOST_STEPS if share == TOGETHER else 1)
     assert failed == []
     steps.read()
     assert failed == [40]

@@ -17,7 +17,7 @@ from floatline.probe.late import LateHealth, LateNumbers
 from floatline.probe.script_weights import Weights
 
 # Asking and copying may take this share of a step; else that many steps are asked about together, and no more.
-_SHARE, _MOST_STEPS = 0.01, 16
+_SHARE, _MOST_STEPS = 0.01, 32
 
 
 class LateSteps:
