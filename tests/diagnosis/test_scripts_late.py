@@ -222,12 +222,12 @@ def test_gradients_are_looked_at_in_each_step_until_there_is_a_copy_of_the_weigh
     weight = torch.nn.Parameter(torch.zeros(2))
     asked = []
     for number in range(32):
-        asked.append(steps.asks_about(number))
+        asked.append(not steps.leaves_out(number))
         if number == 15:
             steps.keep(torch.optim.SGD([weight]), number, detailed=False)
         steps.add(Event("step", "", 0, "", number, {}), LateHealth([torch.tensor(1.0)]), detailed=False)
     assert all(asked[:16])
-    assert sum(asked[16:]) == (16 if share == EACH else 1)
+    assert sum(asked[16:]) == (16 if share == EACH else 2)  # the first of them and the last
 
 
 @pytest.mark.parametrize("end", ["with the next question", "at the end"])
@@ -240,8 +240,12 @@ def test_weights_that_are_spoilt_by_a_step_that_was_not_looked_at_fail_the_last_
     for number in range(31 if end == "with the next question" else 20):
         steps._late.read(before=number)
         steps.keep(optimizer, number, detailed=False)
-        health = LateHealth([torch.tensor(1.0)], looked=steps.asks_about(number))
-        steps.add(Event("step", "", 0, "", number, {}), health, detailed=False)
+        event, left_out = Event("step", "", 0, "", number, {}), steps.leaves_out(number)
+        health = LateHealth([torch.tensor(1.0)], looked=not left_out)
+        if left_out:
+            steps.put_off(event, health)
+        else:
+            steps.add(event, health, detailed=False)
         if number == 17:
             weight.data[1] = math.nan
     assert failed == []

@@ -9,8 +9,9 @@ from torch import nn
 from floatline.probe import late
 from floatline.probe.events import Watch
 from floatline.probe.gradient_scales import Held
-from floatline.probe.health import is_left_out, look
+from floatline.probe.health import look
 from floatline.probe.late import LateHealth, ScaledLoss
+from floatline.probe.script_steps import StepCapture
 from floatline.probe.watch import watch
 
 
@@ -78,19 +79,9 @@ def test_gradients_that_become_sparse_are_still_looked_at():
     assert held.kind == "mixed"
 
 
-class Ear:
-    """Listens, so that nothing is read at once."""
-
-    def __init__(self, *, asks: bool = True) -> None:
-        self.asks = asks
-
-    def asks_about(self, step: int) -> bool:
-        return self.asks
-
-
 def ask_late(gradients: list[torch.Tensor], held: Held) -> LateHealth:
     seen = Watch(light=True)
-    seen.detailed, seen.listener = False, Ear()
+    seen.detailed, seen.listener = False, StepCapture(seen)
     seen.step_losses = [ScaledLoss(torch.ones((), device=gradients[0].device), 1.0)]
     health = look(seen, held, gradients)[1]
     assert isinstance(health, LateHealth)
@@ -162,17 +153,6 @@ def test_only_the_step_that_failed_is_marked_among_those_that_are_alike():
     assert [e.step for e in steps if not all(map(math.isfinite, e.data["largest"]))] == [40]
     assert [e.data["rates"] for e in steps] == [[0.0]] * 50 + [[0.25]] * 10
     assert len({id(e.data) for e in steps[24:32]}) < 8  # those that are alike share what is known
-
-
-@pytest.mark.parametrize(("kind", "busy", "left_out"), [("far", 0, True), ("far", 1, False), ("near", 0, False)])
-def test_gradients_are_left_out_on_a_gpu_where_nobody_asks_and_no_scaler_steps(kind, busy, left_out):
-    held = Held(torch.optim.SGD([nn.Parameter(torch.zeros(1))]), kind=kind)
-    seen = Watch(light=True)
-    seen.busy = busy
-    assert not is_left_out(seen, held)  # nobody listens: they are read here
-    for asks in (True, False):
-        seen.listener = Ear(asks=asks)
-        assert is_left_out(seen, held) == (left_out and not asks)
 
 
 @pytest.mark.parametrize("flagged", [False, True])

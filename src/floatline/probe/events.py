@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.probe.aside import Aside
-from floatline.probe.frames import Spot, find_caller
+from floatline.probe.frames import NOWHERE, Spot, find_caller
 from floatline.probe.gradient_scales import GradientScales
 from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
 
@@ -73,9 +73,20 @@ class Listener(Protocol):
     def leave_step(self) -> None:
         """What comes now is no part of the step, but an evaluation."""
 
-    def asks_about(self, step: int) -> bool:
-        """Whether the gradients of a step on a GPU are looked at; where not, its losses tell."""
+    def leaves_out(self, step: int) -> bool:
+        """Whether nobody looks at a step that begins: its calls are told later, its losses tell whether it failed."""
         ...
+
+    def read_autocast(self, root: nn.Module) -> Any:
+        """How autocast stands for a root module whose call is told later."""
+
+    def hold_forward(
+        self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any
+    ) -> None:
+        """A root module ran in a step that was left out; how autocast stood then."""
+
+    def put_off(self, event: Event, health: LateHealth) -> None:
+        """An optimizer stepped in a step that was left out."""
 
     def see_gradients(self, optimizer: Optimizer, event: Event, health: LateHealth | float) -> None:
         """An optimizer is about to step; the weights are as they were. Health is finite where gradients and loss are.
@@ -109,6 +120,9 @@ class Watch:
         light: Whether the loop must not be slowed down.
         detailed: Whether all calls of the step under way are looked at.
         listener: Told of the steps of a light watch; None where nobody asks.
+        leaves_out: Whether nobody looks at the step under way.
+        left_out: Calls of such steps: what is called, the step, and what is needed to note it.
+        catch_up: Notes them.
         late: Numbers that are on their way from a GPU.
         locate: Finds the user's line.
         thread: The thread that is watched.
@@ -124,6 +138,9 @@ class Watch:
         self.detailed = True
         self.inside = False  # a root module is running
         self.listener: Listener | None = None
+        self.leaves_out = False
+        self.left_out: list[tuple[str, int, Any]] = []
+        self.catch_up: Callable[[], None] = lambda: None
         self.locate: Callable[[], Spot] = find_caller
         self.late = LateNumbers()
         self.step_losses: list[ScaledLoss | float] = []  # of the step under way, for a light watch
@@ -162,6 +179,8 @@ class Watch:
 
     def note(self, kind: str, data: dict[str, Any], spot: Spot | None = None) -> Event:
         """Add an event at the user's line, or at a spot found before."""
+        if self.left_out:
+            self.look_again()
         spot = spot or self.locate()
         event = Event(kind, spot.file, spot.line, spot.function, self.step, data)
         self.events.append(event)
@@ -172,16 +191,28 @@ class Watch:
     def note_cheaply(self, kind: str, data: dict[str, Any]) -> Event:
         """The same; where not all is looked at, the line is that of the last such call."""
         key = kind, data.get("optimizer")
-        spot = None if self.detailed else self._spots.get(key)
-        if spot is None:
+        if self.detailed or key not in self._spots:
             event = self.note(kind, data)
             self._spots[key] = Spot(event.file, event.line, event.function)
             return event
-        event = Event(kind, spot.file, spot.line, spot.function, self.step, data)
-        self.events.append(event)
+        if self.left_out:
+            self.look_again()
+        event = self.note_left_out(kind, self.step, data)
         if self.on_event is not None:
             self.on_event()
         return event
+
+    def note_left_out(self, kind: str, step: int, data: dict[str, Any]) -> Event:
+        """Add an event of a step, at the line of the last such call."""
+        spot = self._spots.get((kind, data.get("optimizer")), NOWHERE)
+        event = Event(kind, spot.file, spot.line, spot.function, step, data)
+        self.events.append(event)
+        return event
+
+    def look_again(self) -> None:
+        """From here on, the step under way is not left out."""
+        self.leaves_out = False
+        self.catch_up()
 
     def number(self, thing: object) -> int:
         """A number for a scaler, optimizer or module; the thing is kept, so that no other takes its id."""
@@ -217,6 +248,10 @@ class Watch:
         self.detailed = detailed
         if self.light and len(self.events) > 3 * _MOST_EVENTS:
             del self.events[_MOST_EVENTS : len(self.events) - _MOST_EVENTS]
+        listener = None if detailed or self.scales.active else self.listener
+        self.leaves_out = listener is not None and listener.leaves_out(self.step)
+        if self.left_out and not self.leaves_out:
+            self.catch_up()
 
     def note_backward(self) -> None:
         """A backward pass has run in this step."""
@@ -235,6 +270,7 @@ class Watch:
 
     def settle(self) -> None:
         """Read the values that are still on a device."""
+        self.catch_up()
         self.late.read()
         for event in self.events:
             for name, value in event.data.items():

@@ -30,13 +30,6 @@ _KNOWN = frozenset((float,))
 Health: TypeAlias = "LateHealth | float"
 
 
-def is_left_out(seen: Watch, held: Held) -> bool:
-    """Whether nobody asks about the gradients of the step under way: a GPU's, of which others nearby are looked at."""
-    if held.kind != "far" or seen.busy or seen.listener is None:
-        return False
-    return not seen.listener.asks_about(seen.step)
-
-
 def look(seen: Watch, held: Held, gradients: list[Tensor]) -> tuple[Any, Health]:
     """As `judge` for a step that is not looked at in detail, in as few calls as can be.
 
@@ -90,13 +83,13 @@ def _mean_size(tensors: list[Tensor]) -> float:
 def _look_later(seen: Watch, held: Held, gradients: list[Tensor]) -> LateHealth:
     """What will tell, on a GPU: a flag, which took a third of the time on an H200, or the norms."""
     if held.flags is None:
-        return wait_for_losses(seen, [*find_norms(gradients, math.inf)])
+        return wait_for_losses(seen.step_losses, [*find_norms(gradients, math.inf)])
     if not held.fresh:  # none is used twice, so that none must be set back to 0
         with Aside():
             held.fresh += held.flags[0].new_zeros(_FLAGS).unbind()
     flag = held.fresh.pop()
     check_and_unscale_([gradient.data for gradient in gradients], flag, held.flags[1])
-    return wait_for_losses(seen, [flag], flagged=True)
+    return wait_for_losses(seen.step_losses, [flag], flagged=True)
 
 
 def find_norms(tensors: list[Tensor], order: float) -> list[Tensor]:
@@ -119,7 +112,7 @@ def judge(seen: Watch, sizes: Tensor | None, gradients: list[Tensor]) -> tuple[A
     """
     if find_late_losses(seen) or (sizes is not None and late.is_far(sizes)):
         wanted = sizes is not None and (seen.detailed or seen.listener is None)
-        return (sizes if wanted else []), wait_for_losses(seen, [] if sizes is None else [*sizes.unbind()])
+        return (sizes if wanted else []), wait_for_losses(seen.step_losses, [] if sizes is None else [*sizes.unbind()])
     found = [] if sizes is None else cast("list[float]", sizes.tolist())
     if not are_finite(found) and not seen.detailed:
         largest = largest_of(gradients)
@@ -128,11 +121,13 @@ def judge(seen: Watch, sizes: Tensor | None, gradients: list[Tensor]) -> tuple[A
     return found if seen.detailed or not fine else found[:1], 0.0 if fine and loss_is_finite(seen) else math.nan
 
 
-def wait_for_losses(seen: Watch, numbers: list[Tensor], *, flagged: bool = False, looked: bool = True) -> LateHealth:
-    """Numbers of the step under way, with its losses that are still on a device; NaN where another is not finite."""
+def wait_for_losses(
+    losses: list[ScaledLoss | float], numbers: list[Tensor], *, flagged: bool = False, looked: bool = True
+) -> LateHealth:
+    """Numbers of a step, with its losses that are still on a device; NaN where another is not finite."""
     health = LateHealth(numbers, flagged=flagged, looked=looked)
     waiting: list[Tensor] = []
-    for loss in seen.step_losses:
+    for loss in losses:
         if type(loss) is ScaledLoss and isinstance(value := loss.value, Tensor):
             waiting.append(value if not value.ndim else value.reshape(()))
             health.losses.append(loss)

@@ -73,12 +73,9 @@ class LateSteps:
             self._weights[id(optimizer)], self.kept_step = fresh, step
         self._spent += time.perf_counter() - began
 
-    def put_off(self, event: Event, health: LateHealth) -> bool:
-        """Take the numbers of a step that is not looked at, if it is not the first of several; whether it did."""
-        if health.looked or not self._unread:
-            return False
+    def put_off(self, event: Event, health: LateHealth) -> None:
+        """Take the numbers of a step that is left out."""
         self._unread.append((event, health))
-        return True
 
     def add(self, event: Event, health: LateHealth, *, detailed: bool) -> None:
         """Take the numbers of a step; they are asked for with those of other steps, or at once."""
@@ -91,9 +88,9 @@ class LateSteps:
         if event.step > self._asked_in:
             self._set_pace(began, event.step, detailed=detailed)
 
-    def asks_about(self, step: int) -> bool:
-        """Whether the gradients of a step are looked at."""
-        return not self._weights or not self._waits(step)
+    def leaves_out(self, step: int) -> bool:
+        """Whether a step that begins is not looked at: it comes between the first of several and the last."""
+        return bool(self._unread and self._weights) and self._waits(step)
 
     def _waits(self, step: int) -> bool:
         """Whether a step comes between two that are asked about."""

@@ -97,15 +97,13 @@ class StepCapture:
 
     def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
         """A root module is about to run, with gradients."""
-        self._recent.append(Forward(root, args, kwargs, event, read_autocast(root, self._usual)))
         if self._seen.detailed:
             size = sum(tensor.nbytes for tensor in tensors_in(args, kwargs))
             self._most_recent = max(1, _MOST_BYTES // max(size, 1))
-        while len(self._recent) > min(2 * self._late.num_together, self._most_recent):
-            self._recent.popleft()
-        if event.step == self._last_step:
+        last = self._last_step
+        self.hold_forward(event, root, args, kwargs, self.read_autocast(root))
+        if event.step == last:
             return
-        self._last_step = event.step
         if self._recorder is None and self._is_wanted():
             self._try(lambda: self._begin(self._recent[-1]))
 
@@ -119,16 +117,35 @@ class StepCapture:
         if self._recorder is not None and self._stepping is not None and self._stepping.step >= self._recorded_step:
             self._try(self._finish)
 
-    def asks_about(self, step: int) -> bool:
-        """Whether the gradients of a step on a GPU are looked at."""
-        return self._late.asks_about(step)
+    def leaves_out(self, step: int) -> bool:
+        """Whether nobody looks at a step that begins."""
+        if self._recorder is not None or self._healthy is not None:
+            return False
+        return self._late.leaves_out(step) and 2 * self._late.num_together <= self._most_recent
+
+    def read_autocast(self, root: nn.Module) -> Autocast:
+        """How autocast stands for a root module."""
+        return read_autocast(root, self._usual)
+
+    def hold_forward(
+        self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast
+    ) -> None:
+        """A root module runs, or ran in a step that was left out."""
+        self._recent.append(Forward(root, args, kwargs, event, autocast))
+        while len(self._recent) > min(2 * self._late.num_together, self._most_recent):
+            self._recent.popleft()
+        self._last_step = event.step
+
+    def put_off(self, event: Event, health: LateHealth) -> None:
+        """An optimizer stepped in a step that was left out."""
+        self._stepping = event
+        self._late.put_off(event, health)
+        self._count(event)
 
     def see_gradients(self, optimizer: Optimizer, event: Event, health: Health) -> None:
         """An optimizer is about to step."""
         self._stepping = event
         if isinstance(health, LateHealth):
-            if self._late.put_off(event, health):
-                return
             self._try(lambda: self._look_late(optimizer, event, health))
         elif event.data["through_scaler"]:
             return  # it has been asked, and lets the step through or not
@@ -161,15 +178,20 @@ class StepCapture:
     def see_weights(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
         event, before = self._stepping, self._before
-        if event is not None and event.step != self._applied_step:
-            self._applied_step = event.step
-            self._schedule.num_applied += 1
+        if event is not None:
+            self._count(event)
         if event is None or before is None or not before.on_cpu or self._kind == "failed":
             return
         self._before = None
         if not all_finite(_parameters(optimizer)):
             event.put("finite_after", False)
             self._fail(event, before)
+
+    def _count(self, event: Event) -> None:
+        """A step was applied; several optimizers may belong to it."""
+        if event.step != self._applied_step:
+            self._applied_step = event.step
+            self._schedule.num_applied += 1
 
     def see_attempt(self, event: Event) -> None:
         """A scaler has let a step through, or not."""
@@ -254,6 +276,7 @@ class StepCapture:
 
     def finish(self) -> None:
         """The script is over, or is about to be explained."""
+        self._try(self._seen.catch_up)
         self._try(self._late.read)
         if self._recorder is not None:
             self._try(self._finish)

@@ -21,6 +21,7 @@ from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor, find_leaves, find_scaled_gradient, mark_scaled_gradients
 from floatline.probe.health import are_weights_finite
+from floatline.probe.left_out import leave_out_forward, leave_out_step, note_left_out
 from floatline.probe.patches import Patches
 from floatline.probe.watch_light import note_light_forward, note_light_step, run_light_backward
 from floatline.probe.watch_regions import patch_autocast, patch_schedulers
@@ -42,6 +43,7 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     patch_autocast(seen, patches)
     patch_schedulers(seen, patches)
     patch_state(seen, patches)
+    seen.catch_up = lambda: note_left_out(seen)
     pending: dict[int, tuple[Event, list[Tensor], list[Tensor] | None]] = {}
 
     def before(optimizer: Optimizer, *_: Any) -> None:
@@ -50,6 +52,8 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
         if not seen.light and seen.detailed:
             pending[id(optimizer)] = _note_step(seen, optimizer)
             return
+        if seen.leaves_out and leave_out_step(seen, optimizer):
+            return
         event = note_light_step(seen, optimizer)
         if not seen.light:  # whether the weights stay finite is always asked
             pending[id(optimizer)] = event, seen.scales.find(optimizer).parameters, None
@@ -57,7 +61,7 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     def after(optimizer: Optimizer, *_: Any) -> None:
         if pending and id(optimizer) in pending:
             _finish_step(optimizer, *pending.pop(id(optimizer)))
-        elif seen.listener is not None and get_ident() == seen.thread:
+        elif seen.listener is not None and not seen.leaves_out and get_ident() == seen.thread:
             seen.listener.see_weights(optimizer)
 
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
@@ -142,7 +146,9 @@ def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: di
             seen.on_leave()
         return
     seen.note_boundary(cleared=False)
-    if seen.light:
+    if seen.leaves_out and seen.listener is not None:
+        leave_out_forward(seen, seen.listener, module, args, kwargs)
+    elif seen.light:
         note_light_forward(seen, module, args, kwargs)
     else:
         data = {"root": seen.number(module), "bad_inputs": has_bad(args, kwargs), "region": open_region(seen)}

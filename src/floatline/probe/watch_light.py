@@ -8,14 +8,12 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from floatline.probe import late
-from floatline.probe.aside import Aside
 from floatline.probe.events import Event, Watch
 from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor
-from floatline.probe.health import Health, is_left_out, judge, look, wait_for_losses
-from floatline.probe.late import ScaledLoss
+from floatline.probe.health import Health, judge, look
+from floatline.probe.left_out import leave_out_backward, read_loss
 from floatline.probe.watch_steps import describe_step, open_region, read_rates
 
 
@@ -36,10 +34,10 @@ def run_light_backward(
     """A backward pass: its loss is kept, on its device."""
     if not kwargs.get("accumulate_grad", True):
         return run(outputs, *args, **kwargs)
-    factor = find_factor((*outputs, *(args[0] if args else ()))) if seen.scales.active else 1.0
-    loss = _read_loss(outputs, factor)
-    seen.note_cheaply("backward", {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": 0})
-    seen.step_losses.append(loss)
+    if seen.leaves_out:
+        leave_out_backward(seen, outputs, create_graph=bool(args[2]))
+    else:
+        _note_backward(seen, outputs, args)
     seen.busy += 1
     try:
         return run(outputs, *args, **kwargs)
@@ -48,14 +46,11 @@ def run_light_backward(
         seen.note_backward()
 
 
-def _read_loss(outputs: Any, factor: float) -> ScaledLoss | float:
-    """What goes backward, without the loss scale: a number on a CPU, else a tensor that nobody waits for."""
-    if len(outputs) == 1 and outputs[0].numel() == 1:
-        value = outputs[0]
-        return ScaledLoss(value.detach(), factor) if late.is_far(value) else value.item() / factor
-    with Aside():
-        loss: Any = sum(output.detach().double().sum() for output in outputs)
-        return ScaledLoss(loss, factor) if late.is_far(loss) else float(loss) / factor
+def _note_backward(seen: Watch, outputs: Any, args: tuple[Any, ...]) -> None:
+    factor = find_factor((*outputs, *(args[0] if args else ()))) if seen.scales.active else 1.0
+    loss = read_loss(outputs, factor)
+    seen.note_cheaply("backward", {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": 0})
+    seen.step_losses.append(loss)
 
 
 def note_light_step(seen: Watch, optimizer: Optimizer) -> Event:
@@ -86,8 +81,6 @@ def _see_again(seen: Watch, optimizer: Optimizer) -> tuple[dict[str, Any], Healt
     """Any other step. Where it is like the one before, it has the same data: who writes to it makes a copy."""
     held = seen.scales.find(optimizer)
     setting = seen.busy > 0, open_region(seen) if seen.regions else 0, read_rates(seen, optimizer)
-    if held.described is not None and held.described[0] == setting and is_left_out(seen, held):
-        return held.described[2], wait_for_losses(seen, [], looked=False)
     groups = [group["params"] for group in optimizer.param_groups]
     gradients = [gradient for group in groups for p in group if (gradient := p.grad) is not None]
     if gradients and (seen.unscaled or not seen.busy):

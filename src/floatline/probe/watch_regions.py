@@ -59,9 +59,11 @@ def patch_schedulers(seen: Watch, patches: Patches) -> None:
                 depth -= 1
             if not depth:
                 optimizer = scheduler.optimizer
-                seen.note_cheaply(
-                    "scheduler-step", {"optimizer": seen.number(optimizer), "rates": read_rates(seen, optimizer)}
-                )
+                data = {"optimizer": seen.number(optimizer), "rates": read_rates(seen, optimizer)}
+                if seen.leaves_out:
+                    seen.left_out.append(("scheduler-step", seen.step, data))
+                else:
+                    seen.note_cheaply("scheduler-step", data)
             return result
 
         return watched
