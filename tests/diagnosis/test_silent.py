@@ -27,6 +27,7 @@ FAILURES = {
     "identities_promoted": "integer-not-exact",
     "finite_difference": "cancellation",
     "near_equal_inputs": "cancellation",
+    "offset_and_back": "cancellation",
     "capped_loss": "clamp-kills-gradient",
     "positions_before_the_forward_pass": "integer-not-exact",
     "learns_in_spite_of_a_spread_of_nothing": "cancellation",
@@ -46,6 +47,22 @@ def test_updates_that_are_lost_show_in_a_loss_that_falls_by_a_fraction_of_a_perc
     kept = tmp_path / "kept.py"
     kept.write_text(TARGETS.read_text() + "\ndef kept(steps=40): tuned_at_a_small_rate(steps, dtype=torch.float32)\n")
     assert diagnose(f"{kept}:kept").verdict == "healthy"
+
+
+def test_an_offset_that_leaves_the_digits_is_left_in_peace(tmp_path):
+    target = tmp_path / "small.py"
+    target.write_text(TARGETS.read_text() + "\ndef train(steps=20): offset_and_back(steps, offset=0.5)\n")
+    assert diagnose(str(target)).verdict == "healthy"
+
+
+def test_a_converged_loss_below_what_16_bits_tell_from_0_is_left_in_peace(tmp_path):
+    source = TARGETS.read_text()
+    target, squared = tmp_path / "converged.py", tmp_path / "squared.py"
+    target.write_text(source + "\ndef train(steps=30): cosine_of_a_converged_student(steps)\n")
+    squared.write_text(source + "\ndef train(steps=30): cosine_of_a_converged_student(steps, squared=True)\n")
+    assert diagnose(str(target)).verdict == "healthy"
+    # Squared, its value is in each gradient.
+    assert [finding.cause.id for finding in diagnose(str(squared)).findings] == ["cancellation"]
 
 
 def test_an_evaluation_before_the_forward_pass_is_no_part_of_the_step(tmp_path):

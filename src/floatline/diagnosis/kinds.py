@@ -43,6 +43,13 @@ CARRIERS = CASTS | _names(
     repeat roll flip neg abs constant_pad_nd detach select_scatter slice_scatter"""
 )
 
+# Operations whose slopes do not depend on what they are given.
+LINEAR = (
+    CASTS
+    | ADDITIONS
+    | _names("sum nansum mean neg cat stack clone contiguous index_select gather repeat detach ones_like zeros_like")
+)
+
 
 def base_name(name: str) -> str:
     """'aten.add_' is 'add'."""

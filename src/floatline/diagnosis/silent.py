@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from floatline.diagnosis.births import FORMATS, ancestors
-from floatline.diagnosis.kinds import ADDITIONS, CASTS, PRODUCTS, SCATTERED, base_name
+from floatline.diagnosis.kinds import ADDITIONS, CASTS, LINEAR, PRODUCTS, SCATTERED, base_name
 from floatline.formats import find_format
 from floatline.probe.trace import Op, Operand, Trace, Values
 
@@ -201,12 +201,17 @@ def _grows(op: Op, trace: Trace, least: float) -> bool:
 def cancelled(trace: Trace) -> list[tuple[Op, float]]:
     """Differences of near-equals: the error is as large as the result, while the operands are sound.
 
-    The difference may be taken in FP32, of numbers that came through 16 bits. Those against the targets come last:
-    training itself makes them small.
+    The difference may be taken in FP32, of numbers that came through 16 bits. One of them may be a number of the code,
+    but not where the other is made of such a difference (`ratio - 1` shows the error of what the ratio is made of), nor
+    where the result is but added up (`1 - cosine` of a model that has converged: no gradient depends on it). Those
+    against the targets come last: training itself makes them small.
     """
     found: list[tuple[Op, float]] = []
+    spoilt: set[int] = set()  # operations that are made of what was found
     for op in trace.ops:
-        if op.phase != "forward" or base_name(op.name) not in ADDITIONS or not op.outputs or len(op.inputs) < 2:
+        if any(operand.made_by in spoilt for operand in op.inputs):
+            spoilt.add(op.index)
+        if op.phase != "forward" or base_name(op.name) not in ADDITIONS or not op.outputs or not op.inputs:
             continue
         out = op.outputs[0]
         error = out.error
@@ -214,9 +219,25 @@ def cancelled(trace: Trace) -> list[tuple[Op, float]]:
             continue
         worst = max((operand.value.error or 0.0 for operand in op.inputs), default=0.0)
         smaller = (out.twin_largest or 0.0) < 0.1 * min(operand.value.largest for operand in op.inputs)
-        if error > CANCELLED and worst < CLEAN and smaller:
+        if not (error > CANCELLED and worst < CLEAN and smaller):
+            continue
+        if len(op.inputs) > 1 or not (op.index in spoilt or _is_added_up(op, trace)):
             found.append((op, error))
+            spoilt.add(op.index)
     return sorted(found, key=lambda pair: any(_is_target(operand, trace) for operand in pair[0].inputs))
+
+
+def _is_added_up(op: Op, trace: Trace) -> bool:
+    """Whether its results are only added up, or multiplied by numbers of the code, until the forward pass ends."""
+    reached = {op.index}
+    for later in trace.ops[op.index + 1 :]:
+        if later.phase != "forward" or not any(operand.made_by in reached for operand in later.inputs):
+            continue
+        scales = base_name(later.name) in ("mul", "div") and len(later.inputs) == 1
+        if not (scales or base_name(later.name) in LINEAR):
+            return False
+        reached.add(later.index)
+    return True
 
 
 def _is_target(operand: Operand, trace: Trace) -> bool:

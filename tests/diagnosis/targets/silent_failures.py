@@ -1,5 +1,6 @@
 """Training that goes wrong without inf or NaN. `HERE` marks the line to blame."""
 
+import copy
 import math
 
 import torch
@@ -247,4 +248,38 @@ def tuned_at_a_small_rate(steps=40, *, dtype=torch.bfloat16):
     for _ in range(steps):
         optimizer.zero_grad()
         F.cross_entropy(model(x).float(), y).backward()
+        optimizer.step()
+
+
+def offset_and_back(steps=20, *, offset=2000.0):
+    """Each guess is rounded to a multiple of 1 or 2, however small it is."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    inputs = torch.randn(64, 6) * 0.1
+    targets = inputs.sum(-1, keepdim=True)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            shifted = model(inputs) + offset
+            guesses = shifted - offset  # HERE
+        nn.functional.mse_loss(guesses.float(), targets).backward()
+        optimizer.step()
+
+
+def cosine_of_a_converged_student(steps=30, *, squared=False):
+    """The loss is below what 16 bits tell from 0. No gradient depends on its value, unless it is squared."""
+    torch.manual_seed(0)
+    teacher = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+    student = copy.deepcopy(teacher)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.add_(torch.randn_like(parameter) * 1e-3)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=1e-4)
+    for _ in range(steps):
+        inputs = torch.randn(32, 8)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            far = 1 - nn.functional.cosine_similarity(student(inputs), teacher(inputs).detach(), dim=-1)
+        (far.square() if squared else far).mean().backward()
         optimizer.step()
