@@ -89,7 +89,7 @@ def diagnose(
             with_data=with_data,
         )
     _print(diagnosis, output)
-    if diagnosis.findings:
+    if diagnosis.findings or diagnosis.unexplained:
         raise typer.Exit(1)
 
 
@@ -121,12 +121,7 @@ def _diagnose_command(context: typer.Context, output: OutputFormat, trace: str |
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise typer.BadParameter(f"--{name} does not reach into a script. Give the script's own options after it.")
     diagnosis = diagnose_script(context.meta[_COMMAND], trace_path=trace, keep_stdout=output is OutputFormat.json)
-    if output is OutputFormat.text and diagnosis.unexplained and not diagnosis.findings:
-        text_console().print(f"unexplained  {diagnosis.unexplained}", style="bold red", markup=False, soft_wrap=True)
-        for note in diagnosis.notes:
-            text_console().print(f"note: {note}", style="dim", markup=False, soft_wrap=True)
-    else:
-        _print(diagnosis, output)
+    _print(diagnosis, output)
     if diagnosis.status:
         raise typer.Exit(diagnosis.status)
 

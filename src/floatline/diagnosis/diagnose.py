@@ -10,6 +10,7 @@ from pathlib import Path
 from floatline.diagnosis.counterfactual import Counterfactuals
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.exceptions import find_exceptions
+from floatline.diagnosis.indices import find_wrong_indices
 from floatline.diagnosis.learning import find_what_never_learns
 from floatline.diagnosis.loop import find_loop_faults
 from floatline.diagnosis.loss_scale import ScaleVerdict, judge_scale
@@ -90,9 +91,18 @@ def diagnose(
     notes = (scale.text,) if scale is not None and not findings else ()
     if not findings and evidence.falls_behind:
         notes = (*notes, _explain_lag(given, fp32))
-    chart = rows_of_diagnosis(_traces(evidence), findings[0] if findings else None)
-    seconds = time.perf_counter() - began
-    return Diagnosis(target, name_precision(given), tuple(findings), seconds, tried, notes, scale, chart)
+    return Diagnosis(
+        target,
+        name_precision(given),
+        tuple(findings),
+        time.perf_counter() - began,
+        tried,
+        notes,
+        scale,
+        chart=rows_of_diagnosis(_traces(evidence), findings[0] if findings else None),
+        unexplained="" if findings else _explain_failure(evidence),
+        fails_in_fp32=evidence.fails_in_fp32,
+    )
 
 
 def _explain_unknown(target: str, failure: Failure, in_fp32: Failure | None) -> str:
@@ -105,6 +115,18 @@ def _explain_unknown(target: str, failure: Failure, in_fp32: Failure | None) -> 
         f"Target '{target}' raised {failure.kind}: {first_line}{place}, in step {failure.step}. {blame}. "
         "Run it alone to see the whole error."
     )
+
+
+def _explain_failure(evidence: Evidence) -> str:
+    """One line for a run that fails, where nothing that was recorded says why; '' for one that does not."""
+    given, fp32 = evidence.given, evidence.fp32
+    if not evidence.fails:
+        return ""
+    seen = f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps"
+    if given.first_bad_step is not None:
+        seen = f"loss, gradients or weights are not finite from step {given.first_bad_step} on"
+    theirs = "in FP32 all stay finite" if fp32.first_bad_step is None else f"in FP32 from step {fp32.first_bad_step} on"
+    return f"{seen}, {theirs}, and no known cause was found in the recorded step"
 
 
 def _explain_lag(given: RunRecord, fp32: RunRecord) -> str:
@@ -143,6 +165,7 @@ def _say_nothing(_text: str) -> None:
 def _find(evidence: Evidence) -> list[Finding]:
     for family in (
         lambda: find_exceptions(evidence.given, evidence.fp32),
+        lambda: find_wrong_indices(evidence),
         lambda: find_loop_faults(evidence.given, evidence.fp32),
         lambda: find_failures(evidence),
         lambda: find_silent_damage(evidence),

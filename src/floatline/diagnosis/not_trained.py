@@ -131,7 +131,7 @@ def find_bad_data(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
         ]
     if given.kind == "build":
         return []
-    first = next((e for e in given.of("forward") if e.step == broken), None)
+    first = next((e for e in judge.of("forward") if e.step == broken), None)
     if first is None or not first.data["bad_inputs"]:
         return []
     seen = f"the input of the model at step {broken} holds NaN or inf, and the step is not finite in FP32 either"

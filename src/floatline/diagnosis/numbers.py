@@ -7,7 +7,6 @@ from dataclasses import replace
 from floatline.causes import find_cause
 from floatline.diagnosis import silent
 from floatline.diagnosis.births import (
-    FORMATS,
     Birth,
     damages_loss,
     describe_birth,
@@ -18,9 +17,9 @@ from floatline.diagnosis.births import (
     keep_harmful,
 )
 from floatline.diagnosis.evidence import Evidence
+from floatline.diagnosis.indices import describe_collision
 from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
 from floatline.findings import Finding
-from floatline.formats import find_format
 from floatline.probe.trace import Op, Trace
 
 # A layer that stands still must be this far from FP32's: less is what a converged model does.
@@ -218,12 +217,7 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
     seen_in_loss = behind or evidence.starts_apart
     for op, largest in silent.colliding_casts(trace)[:1]:
         if seen_in_loss:
-            dtype = op.outputs[0].dtype
-            exact = find_format(FORMATS[dtype]).max_exact_integer
-            seen = f"numbers up to {largest:g} become {dtype}, which holds whole numbers up to {exact:g} only"
-            found = _at(op, "integer-not-exact", seen)
-            made_here = "arange" in op.name
-            findings.append(found if made_here else replace(found, fix=found.cause.remedies[1]))
+            findings.append(describe_collision(op, largest))
     for op, error in silent.cancelled(trace)[:1]:
         if seen_in_loss:
             seen = f"the difference is off by {error:.0%} of its size, its operands by less than {silent.CLEAN:.0%}"

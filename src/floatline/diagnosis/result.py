@@ -27,6 +27,8 @@ class Diagnosis:
         notes: What is worth saying and is no fault, such as a few steps skipped while the scale settled.
         scale: What is to be said about the loss scale; None where that is nothing.
         chart: What each module wrote in the step that was looked into; empty where none was.
+        unexplained: What went wrong without a finding; '' where nothing did.
+        fails_in_fp32: Whether that goes wrong in FP32, too.
     """
 
     target: str
@@ -37,6 +39,8 @@ class Diagnosis:
     notes: tuple[str, ...] = ()
     scale: ScaleVerdict | None = None
     chart: tuple[Row, ...] = ()
+    unexplained: str = ""
+    fails_in_fp32: bool = False
 
     @property
     def primary(self) -> Finding | None:
@@ -47,26 +51,31 @@ class Diagnosis:
     def verdict(self) -> Verdict:
         """Whether 16 bits are to blame, by the family of the primary cause.
 
-        A loop that misuses a scaler or autocast counts as precision: FP32 trains without them.
+        A loop that misuses a scaler or autocast counts as precision: FP32 trains without them. Where something went
+        wrong for an unknown cause, 16 bits are to blame if FP32 has none of it.
         """
-        if self.primary is None:
+        if self.primary is None and not self.unexplained:
             return "healthy"
+        if self.primary is None:
+            return "not-precision" if self.fails_in_fp32 or self.precision == "fp32" else "precision"
         return "not-precision" if self.primary.cause.family == "not-precision" else "precision"
 
     def as_json(self) -> dict[str, Any]:
-        """The fields of the command-line contract, and "scale" where there is something to say about it."""
-        scale = {} if self.scale is None else {"scale": self.scale.as_json()}
+        """The fields of the command-line contract; "scale" and "unexplained" where there is something to say."""
+        more: dict[str, Any] = {} if self.scale is None else {"scale": self.scale.as_json()}
+        if self.unexplained:
+            more["unexplained"] = self.unexplained
         return {
             "target": self.target,
             "precision": self.precision,
             "verdict": self.verdict,
             "findings": [finding.as_json() for finding in self.findings],
             "seconds": round(self.seconds, 3),
-            **scale,
+            **more,
         }
 
     def __str__(self) -> str:
         """The primary finding for people, or one line."""
         if self.primary is None:
-            return f"{self.target} in {self.precision}: healthy"
+            return f"{self.target} in {self.precision}: {self.unexplained or 'healthy'}"
         return f"{self.target} in {self.precision}: {self.verdict}\n{self.primary}"

@@ -16,7 +16,7 @@ from typing import Any
 
 import floatline
 from floatline.causes import find_cause
-from floatline.diagnosis.result import Diagnosis, Verdict
+from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.script_command import parse_command
 from floatline.errors import TargetError
 from floatline.findings import Finding
@@ -45,18 +45,9 @@ class ScriptDiagnosis(Diagnosis):
 
     Args:
         exit_code: The script's own.
-        unexplained: What went wrong without a finding; '' where nothing did.
     """
 
     exit_code: int = 0
-    unexplained: str = ""
-
-    @property
-    def verdict(self) -> Verdict:
-        """As for other targets. Where something failed for an unknown cause, 16 bits are suspected if there are any."""
-        if self.unexplained and not self.findings:
-            return "not-precision" if self.precision == "fp32" else "precision"
-        return super().verdict
 
     @property
     def status(self) -> int:

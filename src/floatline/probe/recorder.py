@@ -89,6 +89,12 @@ class Recorder(TorchDispatchMode):
                 if self._twins and weights and role in weights and tensor.is_floating_point():
                     self._twins.start_from(tensor, weights[role])
 
+    def adopt(self, model: nn.Module) -> None:
+        """Name modules, parameters and buffers by a model that was not known when the step began."""
+        self.model = model
+        self._whereabouts.name_modules(model)
+        name_start(self._storages, model, ((), ()))
+
     def name_batch(self, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
         """Give the batch its roles while the step runs, but for what the step itself has made."""
         for role, tensor in batch_tensors((inputs, targets)):

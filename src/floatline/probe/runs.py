@@ -156,6 +156,7 @@ def replay_step(
         recording = StepRecording(seen, step, record, originals, on_forward=keep)
 
         def end_after() -> None:
+            recording.note_event()
             if recording.recorder is not None and seen.step > step:
                 raise _StepReached
 

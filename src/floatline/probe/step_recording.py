@@ -16,8 +16,9 @@ from floatline.probe.watch import Watch
 class StepRecording:
     """Records a step from its forward pass on.
 
-    In a loop of the user's with one model it begins where gradients are cleared: what is computed before the forward
-    pass, such as features, belongs to the step. What an evaluation in between computes does not.
+    In a loop of the user's it begins where gradients are cleared, the first one where an optimizer is made: what is
+    computed before the forward pass, such as features, belongs to the step. What an evaluation in between computes does
+    not.
 
     Args:
         seen: The watch; its hooks of forward passes, clearing and leaving are taken.
@@ -47,7 +48,8 @@ class StepRecording:
 
     def finish(self) -> Trace | None:
         """The run is over: what was recorded; None where the step had no forward pass."""
-        self._give_up()
+        if self._record.exception is None:  # else the step ended before its forward pass
+            self._give_up()
         if self.recorder is None:
             return None
         self.recorder.__exit__(None, None, None)
@@ -58,20 +60,23 @@ class StepRecording:
         if self._seen.step != self._step or (self.recorder is not None and not self._early):
             return
         model = self._record.model if self._record.model is not None else module
-        if self.recorder is not None and self.recorder.model is not model:
-            self._give_up()
         if self.recorder is None:
             batch = (inputs, self._seen.targets)
             self.recorder = GradientRecorder(model, batch=batch, twins=True, weights=self._originals)
             self.recorder.__enter__()
         else:
+            self.recorder.adopt(model)
             self.recorder.name_batch(inputs, self._seen.targets)
         self._early = False
 
+    def note_event(self) -> None:
+        """Something happened: the first step begins where an optimizer is made."""
+        if not self._seen.step and self._seen.events[-1].kind == "optimizer-new":
+            self._begin_early()
+
     def _begin_early(self) -> None:
-        roots = list(self._seen.roots.values())
-        if self._seen.step == self._step and self.recorder is None and self._record.kind == "train" and len(roots) == 1:
-            self.recorder, self._early = GradientRecorder(roots[0], twins=True), True
+        if self._seen.step == self._step and self.recorder is None and self._record.kind == "train":
+            self.recorder, self._early = GradientRecorder(nn.Module(), twins=True), True  # its model is not known yet
             self.recorder.__enter__()
 
     def _give_up(self) -> None:

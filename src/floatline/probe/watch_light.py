@@ -14,18 +14,21 @@ from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor
 from floatline.probe.health import Health, judge, look
 from floatline.probe.left_out import leave_out_backward, read_loss
-from floatline.probe.watch_steps import describe_step, open_region, read_rates
+from floatline.probe.watch_steps import describe_step, has_bad, open_region, read_rates
 
 
 def note_light_forward(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A root module runs. Whether its inputs are finite is asked later, if at all."""
+    """A root module runs. Whether its inputs are finite is asked later, if at all, by who listens."""
     region = open_region(seen) if seen.regions else 0
+    if seen.listener is None:
+        seen.note_cheaply(
+            "forward", {"root": seen.number(module), "bad_inputs": has_bad(args, kwargs), "region": region}
+        )
+        return
     data = seen.forwards.get(id(module))
     if data is None or data["region"] != region:
         data = seen.forwards[id(module)] = {"root": seen.number(module), "bad_inputs": False, "region": region}
-    event = seen.note_cheaply("forward", data)
-    if seen.listener is not None:
-        seen.listener.begin_forward(module, args, kwargs, event)
+    seen.listener.begin_forward(module, args, kwargs, seen.note_cheaply("forward", data))
 
 
 def run_light_backward(

@@ -49,9 +49,8 @@ class Whereabouts:
 
     def __init__(self, model: nn.Module, *, on_update: Callable[[Any], None]) -> None:
         self._names: dict[int, str] = {}
-        for name, module in model.named_modules():  # pyright: ignore[reportUnknownVariableType]
-            self._names.setdefault(id(module), name)  # pyright: ignore[reportUnknownArgumentType]
-        self._parameters = {id(p): name for name, p in model.named_parameters()}
+        self._parameters: dict[int, str] = {}
+        self.name_modules(model)
         self._on_update = on_update
         self._stack: list[str] = []
         self._updates = 0
@@ -59,6 +58,12 @@ class Whereabouts:
         # By sequence number of its autograd node, the first operation that ran after the node was made.
         self._made: dict[int, tuple[int | None, Origin]] = {}
         self._hooks: list[Any] = []
+
+    def name_modules(self, model: nn.Module) -> None:
+        """Give the modules and parameters of a model the names that they have in it."""
+        for name, module in model.named_modules():  # pyright: ignore[reportUnknownVariableType]
+            self._names.setdefault(id(module), name)  # pyright: ignore[reportUnknownArgumentType]
+        self._parameters |= {id(p): name for name, p in model.named_parameters()}
 
     def __enter__(self) -> Whereabouts:
         self._hooks = [

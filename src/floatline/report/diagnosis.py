@@ -27,7 +27,10 @@ _WIDTH = 100
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """Print a diagnosis."""
-    if diagnosis.primary is None:
+    if diagnosis.primary is None and diagnosis.unexplained:
+        console.print(_line(("unexplained", "bold red"), f"  {diagnosis.unexplained}"), soft_wrap=True)
+        console.print(_line(f"{_run(diagnosis)}; {_VERDICTS[diagnosis.verdict]}"), soft_wrap=True)
+    elif diagnosis.primary is None:
         console.print(_line(("healthy", "bold green"), f"  No finding: {_run(diagnosis)}."), soft_wrap=True)
     else:
         _print_primary(diagnosis, diagnosis.primary, console)

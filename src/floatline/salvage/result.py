@@ -97,7 +97,7 @@ class Rescue:
         if self.plan is not None:
             passed = self.validation is not None and self.validation.verdict == "PASS"
             return "rescued" if passed else "not-verified"
-        return "code-change" if self.complete else "unsolved"
+        return "code-change" if self.complete and self.diagnosis.primary is not None else "unsolved"
 
     @property
     def solved(self) -> bool:
@@ -121,6 +121,8 @@ class Rescue:
     def words(self) -> str:
         """The outcome in one or two sentences."""
         primary = self.diagnosis.primary
+        if primary is None and self.diagnosis.unexplained:
+            return f"Not solved: {self.diagnosis.unexplained}."
         if primary is None:
             return "Training is healthy as it is: no plan is needed."
         if self.outcome == "not-precision":

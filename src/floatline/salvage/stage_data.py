@@ -33,6 +33,8 @@ def plain_diagnosis(diagnosis: Diagnosis) -> dict[str, Any]:
         "notes": list(diagnosis.notes),
         "scale": to_plain(diagnosis.scale),
         "chart": [{**to_plain(row), "format": row.format.name} for row in diagnosis.chart],
+        "unexplained": diagnosis.unexplained,
+        "fails_in_fp32": diagnosis.fails_in_fp32,
     }
 
 
@@ -52,6 +54,8 @@ def read_diagnosis(data: dict[str, Any]) -> Diagnosis:
             notes=tuple(map(str, data["notes"])),
             scale=None if data["scale"] is None else from_plain(ScaleVerdict, data["scale"]),
             chart=tuple(map(_read_row, data["chart"])),
+            unexplained=str(data["unexplained"]),
+            fails_in_fp32=bool(data["fails_in_fp32"]),
         )
     except (ArithmeticError, LookupError, TypeError, ValueError, CauseError, ComparisonError, FormatError) as error:
         raise _unreadable("diagnosis", error) from None
