@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.diagnosis.test_scripts import observe
 
 from floatline.diagnosis.diagnose import diagnose
 from floatline.errors import TargetError
@@ -61,3 +62,36 @@ def test_a_failure_that_nothing_explains_is_told_and_not_called_healthy():
 def test_inputs_that_are_finite_in_fp32_are_no_bad_data_where_fp32_diverges():
     found = diagnose(f"{TARGETS}:diverging_in_fp32_too")
     assert [finding.cause.id for finding in found.findings[:1]] in (["product-overflow"], ["optimization-divergence"])
+
+
+def observe_call(tmp_path, code):
+    script = tmp_path / "script.py"
+    script.write_text(f"{TARGETS.read_text(encoding='utf-8')}\n\n{code}\n", encoding="utf-8")
+    return observe(str(script))
+
+
+@pytest.mark.parametrize("first", [0, 7, 30])
+@pytest.mark.parametrize("loop", ["cleared_first", "cleared_last", "of_two_models", "scaled", "evaluated"])
+def test_a_script_is_told_of_an_overflow_before_its_forward_pass(tmp_path, loop, first):
+    found = observe_call(tmp_path, f"{loop}(50, first={first})")["findings"]
+    assert [finding["cause"] for finding in found[:1]] == ["product-overflow"]
+    assert "# HERE" in LINES[found[0]["line"] - 1]
+
+
+@pytest.mark.parametrize("loop", ["cleared_first", "cleared_last", "of_two_models", "scaled", "evaluated"])
+def test_the_same_script_without_an_overflow_is_left_in_peace(tmp_path, loop):
+    answer = observe_call(tmp_path, f"{loop}(50, first=99)")
+    assert (answer["findings"], answer["unexplained"]) == ([], "")
+    assert answer["notes"][0].startswith(("2 of 50 steps recorded", "3 of 50 steps recorded", "4 of 50"))
+
+
+@pytest.mark.parametrize("at", [7, 30, 49])
+def test_an_input_that_overflowed_once_is_not_blamed_on_the_data(tmp_path, at):
+    answer = observe_call(tmp_path, f"once(50, at={at})")
+    assert "bad-input-data" not in [finding["cause"] for finding in answer["findings"]]
+    assert answer["findings"] or f"not finite from step {at} on" in answer["unexplained"]
+
+
+def test_workers_that_are_forked_between_two_steps_load_their_data(tmp_path):
+    answer = observe_call(tmp_path, "loaded()")
+    assert (answer["findings"], answer["unexplained"], answer["num_backward"]) == ([], "", 12)

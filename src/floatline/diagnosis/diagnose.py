@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -118,14 +119,18 @@ def _explain_unknown(target: str, failure: Failure, in_fp32: Failure | None) -> 
 
 
 def _explain_failure(evidence: Evidence) -> str:
-    """One line for a run that fails, where nothing that was recorded says why; '' for one that does not."""
-    given, fp32 = evidence.given, evidence.fp32
-    if not evidence.fails:
+    """One line for a run that fails, where nothing that was recorded says why; '' for one that does not.
+
+    A step that a scaler left out is no failure by itself: it may search.
+    """
+    given, in_fp32 = evidence.given, evidence.fp32.first_bad_step
+    losses = zip(given.losses, given.loss_steps, strict=True)
+    bad = [step for loss, step in losses if not math.isfinite(loss) and step not in given.skipped]
+    bad += [step for step in (given.bad_gradient, given.bad_weight) if step is not None]
+    if not bad:
         return ""
-    seen = f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps"
-    if given.first_bad_step is not None:
-        seen = f"loss, gradients or weights are not finite from step {given.first_bad_step} on"
-    theirs = "in FP32 all stay finite" if fp32.first_bad_step is None else f"in FP32 from step {fp32.first_bad_step} on"
+    seen = f"loss, gradients or weights are not finite from step {min(bad)} on"
+    theirs = "in FP32 all stay finite" if in_fp32 is None else f"in FP32 from step {in_fp32} on"
     return f"{seen}, {theirs}, and no known cause was found in the recorded step"
 
 

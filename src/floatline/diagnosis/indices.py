@@ -39,8 +39,9 @@ def find_wrong_indices(evidence: Evidence) -> list[Finding]:
     raised = None if trace is None else trace.meta.get("exception")
     if trace is None or raised is None:
         return []
-    refused = trace.ops[raised["op"]]
-    indices = [operand for operand in refused.inputs if operand.value.dtype.startswith(("int", "uint"))]
+    number: int = raised["op"]
+    inputs = trace.ops[number].inputs
+    indices = [operand for operand in inputs if operand.value.dtype.startswith(("int", "uint"))]
     makers = {maker.index for operand in indices for maker in ancestors(operand, trace, _FAR)}
     for op, largest in colliding_casts(trace):
         if op.index in makers:

@@ -134,6 +134,7 @@ def find_bad_data(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
     first = next((e for e in judge.of("forward") if e.step == broken), None)
     if first is None or not first.data["bad_inputs"]:
         return []
-    seen = f"the input of the model at step {broken} holds NaN or inf, and the step is not finite in FP32 either"
+    seen = f"the input of the model at step {broken} holds NaN or inf"
+    seen += "" if fp32 is None else ", and the step is not finite in FP32 either"
     fix = "assert torch.isfinite(x).all()  # in the loader; repair or drop the rows"
     return [Finding(cause, seen, fix, given.entry, first.file, first.line, "input")]

@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 
 from floatline.causes import find_cause
-from floatline.diagnosis.births import Birth
+from floatline.diagnosis.births import FORMATS, Birth, ancestors
 from floatline.diagnosis.exceptions import find_exceptions
 from floatline.diagnosis.learning import find_what_never_learns
 from floatline.diagnosis.loop import find_loop_faults
@@ -23,6 +23,8 @@ from floatline.probe.trace import Trace
 FAR, GROWN = 0.5, 5.0
 # So do weights that go this far within a run, whatever the loss says.
 VERY_FAR = 30.0
+# Operations from an input of the model back to where the script may have rounded it: hardly more.
+_FAR = 8
 
 
 def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Finding]:
@@ -55,7 +57,8 @@ def _find_loop_faults(evidence: ScriptEvidence) -> list[Finding]:
     found = find_loop_faults(evidence.given, None)
     # Without FP32 no one can say that a schedule a little ahead did harm: it must be far ahead.
     ahead = find_schedule_ahead(evidence.given, evidence.fp32)
-    return [f for f in found if f.cause.id != "scheduler-vs-skipped-step" or ahead]
+    found = [f for f in found if f.cause.id != "scheduler-vs-skipped-step" or ahead]
+    return [f for f in found if f.cause.id != "bad-input-data" or not _makes_inputs_in_16_bits(evidence)]
 
 
 def _find_what_fp32_has_too(evidence: ScriptEvidence, motion: float | None) -> list[Finding]:
@@ -65,13 +68,24 @@ def _find_what_fp32_has_too(evidence: ScriptEvidence, motion: float | None) -> l
     if evidence.fails:
         trace = evidence.trace(given.step_to_trace, "fp32")
         birth = None if trace is None or not _fails(trace) else first_birth_in_fp32(trace)
-        if birth is not None:
+        if birth is not None and not (birth.cause == "bad-input-data" and _makes_inputs_in_16_bits(evidence)):
             return [_finding(birth)]
         if _diverges(losses, motion) or (trace is not None and _fails(trace) and overflows(trace)):
             return [_divergence(given, losses, motion)]
     elif _ran_away(losses, motion) and not evidence.falls_behind:
         return [_divergence(given, losses, motion)]
     return []
+
+
+def _makes_inputs_in_16_bits(evidence: ScriptEvidence) -> bool:
+    """Whether the script computes what it gives to the model in 16 bits: inf is then no fault of the data alone."""
+    for trace in (one.trace for one in evidence.captured):
+        indices: list[int] = trace.meta.get("made_inputs", [])
+        made = [trace.ops[i] for i in indices]
+        ops = [*made, *(op for maker in made for operand in maker.inputs for op in ancestors(operand, trace, _FAR))]
+        if any(out.dtype in FORMATS for op in ops for out in op.outputs):
+            return True
+    return False
 
 
 def _ran_away(losses: list[float], motion: float | None) -> bool:

@@ -100,6 +100,9 @@ class Listener(Protocol):
     def see_attempt(self, event: Event) -> None:
         """A scaler has let a step through, or not."""
 
+    def end_step(self) -> None:
+        """A step is over: what comes now belongs to the next one."""
+
 
 class Watch:
     """What is known about the loop so far. The patches of `watch_calls` and `watch_scaler` fill it.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -74,6 +75,7 @@ class Recorder(TorchDispatchMode):
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.trace = Trace()
         self.model = model
+        self._process = os.getpid()
         self._storages = Storages()
         self._measures = Measures()
         self._whereabouts = Whereabouts(model, on_update=self._name_state)
@@ -96,11 +98,18 @@ class Recorder(TorchDispatchMode):
         name_start(self._storages, model, ((), ()))
 
     def name_batch(self, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
-        """Give the batch its roles while the step runs, but for what the step itself has made."""
+        """Give the batch its roles while the step runs, but for what the step itself has made.
+
+        `trace.meta["made_inputs"]` holds the operations that made such inputs.
+        """
+        made: list[int] = []
         for role, tensor in batch_tensors((inputs, targets)):
             known = self._storages.find(tensor)
             if known is None or known.made_by is None:
                 self._storages.name(tensor, role)
+            elif role.startswith("inputs"):
+                made.append(known.made_by)
+        self.trace.meta["made_inputs"] = made
 
     def __enter__(self) -> Recorder:
         self._whereabouts.__enter__()
@@ -126,6 +135,8 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run and record one operation; torch calls this."""
         kwargs = kwargs or {}
+        if os.getpid() != self._process:
+            return func(*args, **kwargs)  # a worker that loads data was forked meanwhile
         if any(issubclass(kind, FakeTensor) for kind in types):
             return func(*args, **kwargs)  # shapes only: nothing to record
         if any(_unwraps_itself(kind) for kind in types):

@@ -1,5 +1,8 @@
 """StepCapture: records steps of a loop that runs on: healthy ones now and then, and the one that fails."""
 
+# torch shows its dispatcher to Python under private names only.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import math
@@ -92,6 +95,7 @@ class StepCapture:
         self._skips = self._relapses = self._lost = 0
         self._worked = 0.0
         self._wanted = False
+        self._early = False  # the recorder runs, and the forward pass of its step has not begun
 
     # What the watch tells.
 
@@ -104,7 +108,7 @@ class StepCapture:
         self.hold_forward(event, root, args, kwargs, self.read_autocast(root))
         if event.step == last:
             return
-        if self._recorder is None and self._is_wanted():
+        if self._early or (self._recorder is None and self._is_wanted()):
             self._try(lambda: self._begin(self._recent[-1]))
 
     def _note_event(self) -> None:
@@ -114,7 +118,10 @@ class StepCapture:
 
     def leave_step(self) -> None:
         """What comes now is no part of the step."""
-        if self._recorder is not None and self._stepping is not None and self._stepping.step >= self._recorded_step:
+        if self._early:
+            self._drop_early()
+            self._wanted, self._seen.on_clear = True, self._begin_again
+        elif self._recorder is not None and self._stepping is not None and self._stepping.step >= self._recorded_step:
             self._try(self._finish)
 
     def leaves_out(self, step: int) -> bool:
@@ -193,6 +200,11 @@ class StepCapture:
             self._applied_step = event.step
             self._schedule.num_applied += 1
 
+    def end_step(self) -> None:
+        """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
+        if self._recorder is None and self._is_wanted() and not torch._C._len_torch_dispatch_stack():
+            self._try(lambda: self._begin_early(self._seen.step + 1))
+
     def see_attempt(self, event: Event) -> None:
         """A scaler has let a step through, or not."""
         if event.data["applied"]:
@@ -256,11 +268,29 @@ class StepCapture:
         self._kind = "healthy"
         return True
 
+    def _begin_early(self, step: int) -> None:
+        self._recorder, self._early = GradientRecorder(nn.Module()), True  # its model is not known yet
+        self._recorded_step, self._wanted = step, False
+        self._recorder.__enter__()
+
+    def _begin_again(self) -> None:
+        """Gradients are cleared after an evaluation that was no part of the step."""
+        self._seen.on_clear = None
+        if self._recorder is None and self._wanted:
+            self._try(lambda: self._begin_early(self._seen.step))
+
+    def _drop_early(self) -> None:
+        recorder, self._recorder, self._early = self._recorder, None, False
+        if recorder is not None:
+            recorder.__exit__(None, None, None)
+
     def _begin(self, forward: Forward) -> None:
         if self._healthy is None and self._attempts and not all_finite(list(self._all_weights())):
+            self._drop_early()
             return  # a step that failed before has spoilt the weights: this one would show no cause
         if not has_room(forward.root):
             self.errors.append("a step was not recorded: the GPU has not enough free memory for its FP32 twins")
+            self._drop_early()
             self._healthy = None
             return
         self._clock = time.perf_counter()
@@ -268,17 +298,23 @@ class StepCapture:
             self._attempts += 1
             self._stashed = Weights.copy(list(self._all_weights()))
             self._healthy.put_back()
-        inputs = tensors_in(forward.args, forward.kwargs)
+        inputs, model = tensors_in(forward.args, forward.kwargs), self._find_model(forward.root)
         self._recorded_step = forward.event.step
-        recorder = GradientRecorder(self._find_model(forward.root), batch=(inputs, ()))
-        recorder.__enter__()
-        self._recorder, self._seen.on_event = recorder, self._note_event
+        if self._recorder is None:
+            self._recorder = GradientRecorder(model, batch=(inputs, ()))
+            self._recorder.__enter__()
+        else:
+            self._recorder.adopt(model)
+            self._recorder.name_batch(inputs, ())
+        self._early, self._seen.on_event = False, self._note_event
 
     def finish(self) -> None:
         """The script is over, or is about to be explained."""
         self._try(self._seen.catch_up)
         self._try(self._late.read)
-        if self._recorder is not None:
+        if self._early:
+            self._try(self._drop_early)
+        elif self._recorder is not None:
             self._try(self._finish)
 
     def _finish(self) -> None:
@@ -349,6 +385,7 @@ class StepCapture:
         except Exception as error:
             self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
             self._recorder = self._healthy = self._seen.on_event = None
+            self._early = False
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -63,6 +63,8 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
             _finish_step(optimizer, *pending.pop(id(optimizer)))
         elif seen.listener is not None and not seen.leaves_out and get_ident() == seen.thread:
             seen.listener.see_weights(optimizer)
+            if not seen.busy:  # else a scaler says when the step is over
+                seen.listener.end_step()
 
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     return patches, hooks

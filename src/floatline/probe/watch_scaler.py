@@ -184,6 +184,8 @@ def _watch_update(seen: Watch, update: _Call) -> _Call:
         else:
             seen.loss_scales.pop(id(scaler), None)
             data["after"] = _read_scale(seen, scaler)
+        if seen.listener is not None:
+            seen.listener.end_step()
         return result
 
     return watched

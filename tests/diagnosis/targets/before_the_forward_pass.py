@@ -92,3 +92,56 @@ def diverging_in_fp32_too(steps=20):
     for step in range(steps):
         optimizer.zero_grad()
         _step(model, optimizer, _squares(step, 0) * 1e3)
+
+
+def scaled(steps=20, *, first=0):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    for step in range(steps):
+        x = _squares(step, first)
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            y = model(x)
+        scaler.scale(y.float().square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def once(steps=20, *, at=7):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        optimizer.zero_grad()
+        _step(model, optimizer, _squares(step, step if step == at else 99))
+
+
+def evaluated(steps=20, *, first=0):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for step in range(steps):
+        with torch.no_grad():
+            model(torch.ones(1, 8))
+        optimizer.zero_grad()
+        _step(model, optimizer, _squares(step, first))
+
+
+class Rows(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.full((8,), float(index)).half().square().float()
+
+
+def loaded(steps=6):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    for _ in range(steps):
+        for x in torch.utils.data.DataLoader(Rows(), batch_size=4, num_workers=1, multiprocessing_context="fork"):
+            optimizer.zero_grad()
+            _step(model, optimizer, x)
