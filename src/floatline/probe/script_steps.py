@@ -1,10 +1,8 @@
 """StepCapture: records steps of a loop that runs on: healthy ones now and then, and the one that fails."""
 
-# torch shows its dispatcher to Python under private names only.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -17,11 +15,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.probe.events import Event, Watch
-from floatline.probe.gradient_errors import GradientRecorder
 from floatline.probe.health import Health, find_late_losses, loss_is_finite
 from floatline.probe.late import LateHealth
 from floatline.probe.script_forward import Autocast, Forward, has_room, read_autocast, replay_forward, tensors_in
 from floatline.probe.script_late import LateSteps
+from floatline.probe.script_recording import ScriptRecording
 from floatline.probe.script_schedule import Schedule
 from floatline.probe.script_weights import Weights, all_finite
 from floatline.probe.trace import Trace
@@ -78,8 +76,8 @@ class StepCapture:
         self.errors: list[str] = []
         self.before_failure: Weights | None = None
         self._seen = seen
-        self._recorder: GradientRecorder | None = None
-        self._recorded_step = self._last_step = self._applied_step = self._failed_step = -1
+        self._recording = ScriptRecording()
+        self._last_step = self._applied_step = self._failed_step = -1
         self._clock = 0.0
         self._usual: dict[int, Autocast] = {}  # of root modules, by id
         self._schedule = Schedule()
@@ -95,7 +93,6 @@ class StepCapture:
         self._skips = self._relapses = self._lost = 0
         self._worked = 0.0
         self._wanted = False
-        self._early = False  # the recorder runs, and the forward pass of its step has not begun
 
     # What the watch tells.
 
@@ -108,25 +105,25 @@ class StepCapture:
         self.hold_forward(event, root, args, kwargs, self.read_autocast(root))
         if event.step == last:
             return
-        if self._early or (self._recorder is None and self._is_wanted()):
+        if self._recording.early or (not self._recording.runs and self._is_wanted()):
             self._try(lambda: self._begin(self._recent[-1]))
 
     def _note_event(self) -> None:
         """Something happened: where it belongs to a new step, the recorded one is over."""
-        if self._recorder is not None and self._seen.step > self._recorded_step:
+        if self._recording.runs and self._seen.step > self._recording.step:
             self.leave_step()
 
     def leave_step(self) -> None:
         """What comes now is no part of the step."""
-        if self._early:
-            self._drop_early()
+        if self._recording.early:
+            self._try(self._recording.end)
             self._wanted, self._seen.on_clear = True, self._begin_again
-        elif self._recorder is not None and self._stepping is not None and self._stepping.step >= self._recorded_step:
+        elif self._recording.runs and self._stepping is not None and self._stepping.step >= self._recording.step:
             self._try(self._finish)
 
     def leaves_out(self, step: int) -> bool:
         """Whether nobody looks at a step that begins."""
-        if self._recorder is not None or self._healthy is not None:
+        if self._recording.runs or self._healthy is not None:
             return False
         return self._late.leaves_out(step) and 2 * self._late.num_together <= self._most_recent
 
@@ -202,8 +199,8 @@ class StepCapture:
 
     def end_step(self) -> None:
         """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
-        if self._recorder is None and self._is_wanted() and not torch._C._len_torch_dispatch_stack():
-            self._try(lambda: self._begin_early(self._seen.step + 1))
+        if not self._recording.runs and self._is_wanted():
+            self._begin_early(self._seen.step + 1)
 
     def see_attempt(self, event: Event) -> None:
         """A scaler has let a step through, or not."""
@@ -235,9 +232,9 @@ class StepCapture:
             healthy: The weights from before it; None: those that are there now.
             of_step: The step that has these weights; None: this one.
         """
-        if self._recorder is None or event.step >= self._recorded_step:
+        if not self._recording.runs or event.step >= self._recording.step:
             self._kind = "failed"
-        if self._recorder is not None or self._healthy is not None or self._attempts:
+        if self._recording.runs or self._healthy is not None or self._attempts:
             return
         self._note_inputs(event.step)
         found = Weights.copy(list(self._all_weights())) if healthy is None else healthy
@@ -269,28 +266,22 @@ class StepCapture:
         return True
 
     def _begin_early(self, step: int) -> None:
-        self._recorder, self._early = GradientRecorder(nn.Module()), True  # its model is not known yet
-        self._recorded_step, self._wanted = step, False
-        self._recorder.__enter__()
+        self._try(lambda: self._recording.begin_early(step))
+        self._wanted = not self._recording.runs
 
     def _begin_again(self) -> None:
         """Gradients are cleared after an evaluation that was no part of the step."""
         self._seen.on_clear = None
-        if self._recorder is None and self._wanted:
-            self._try(lambda: self._begin_early(self._seen.step))
-
-    def _drop_early(self) -> None:
-        recorder, self._recorder, self._early = self._recorder, None, False
-        if recorder is not None:
-            recorder.__exit__(None, None, None)
+        if self._wanted and not self._recording.runs:
+            self._begin_early(self._seen.step)
 
     def _begin(self, forward: Forward) -> None:
         if self._healthy is None and self._attempts and not all_finite(list(self._all_weights())):
-            self._drop_early()
+            self._recording.end()
             return  # a step that failed before has spoilt the weights: this one would show no cause
         if not has_room(forward.root):
             self.errors.append("a step was not recorded: the GPU has not enough free memory for its FP32 twins")
-            self._drop_early()
+            self._recording.end()
             self._healthy = None
             return
         self._clock = time.perf_counter()
@@ -298,31 +289,23 @@ class StepCapture:
             self._attempts += 1
             self._stashed = Weights.copy(list(self._all_weights()))
             self._healthy.put_back()
-        inputs, model = tensors_in(forward.args, forward.kwargs), self._find_model(forward.root)
-        self._recorded_step = forward.event.step
-        if self._recorder is None:
-            self._recorder = GradientRecorder(model, batch=(inputs, ()))
-            self._recorder.__enter__()
-        else:
-            self._recorder.adopt(model)
-            self._recorder.name_batch(inputs, ())
-        self._early, self._seen.on_event = False, self._note_event
+        self._recording.begin(forward, self._find_model(forward.root))
+        self._wanted, self._seen.on_event, self._seen.on_clear = False, self._note_event, None
 
     def finish(self) -> None:
         """The script is over, or is about to be explained."""
         self._try(self._seen.catch_up)
         self._try(self._late.read)
-        if self._early:
-            self._try(self._drop_early)
-        elif self._recorder is not None:
+        if self._recording.early:
+            self._try(self._recording.end)
+        elif self._recording.runs:
             self._try(self._finish)
 
     def _finish(self) -> None:
         self._late.read()
-        recorder, self._recorder, self._seen.on_event = self._recorder, None, None
-        if recorder is None:
+        trace, self._seen.on_event = self._recording.end(), None
+        if trace is None:
             return
-        recorder.__exit__(None, None, None)
         if self._stashed is not None:
             self._stashed.put_back()
             self._stashed = None
@@ -330,8 +313,7 @@ class StepCapture:
                 self._healthy = None
         seconds = time.perf_counter() - self._clock
         self.seconds += seconds
-        recorder.trace.meta["step"] = self._recorded_step
-        self.steps.append(Captured(self._recorded_step, self._kind, recorder.trace, seconds))
+        self.steps.append(Captured(self._recording.step, self._kind, trace, seconds))
 
     def replay_last_forward(self) -> bool:
         """Record the last forward pass once more, where the script ended before its step could fail.
@@ -384,8 +366,9 @@ class StepCapture:
             work()
         except Exception as error:
             self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            self._recorder = self._healthy = self._seen.on_event = None
-            self._early = False
+            with contextlib.suppress(Exception):
+                self._recording.end()
+            self._healthy = self._seen.on_event = None
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

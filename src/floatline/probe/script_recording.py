@@ -1,0 +1,60 @@
+"""ScriptRecording: the recorder of one step of a script, which may begin before the step's forward pass."""
+
+# torch shows its dispatcher to Python under private names only.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from floatline.probe.gradient_errors import GradientRecorder
+from floatline.probe.script_forward import Forward, tensors_in
+from floatline.probe.trace import Trace
+
+
+class ScriptRecording:
+    """Records one step after the other.
+
+    Attributes:
+        step: The step that is recorded, or was last; -1 before the first.
+        early: Whether the recorder runs, and the forward pass of its step has not begun.
+    """
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.early = False
+        self._recorder: GradientRecorder | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether something is recorded now."""
+        return self._recorder is not None
+
+    def begin_early(self, step: int) -> None:
+        """Record what comes before the forward pass of a step; not inside a mode of the script's own."""
+        if torch._C._len_torch_dispatch_stack():
+            return
+        self.step, self.early = step, True
+        self._recorder = GradientRecorder(nn.Module())  # its model is not known yet
+        self._recorder.__enter__()
+
+    def begin(self, forward: Forward, model: nn.Module) -> None:
+        """Record a step from its forward pass on, or go on with it."""
+        inputs = tensors_in(forward.args, forward.kwargs)
+        self.step, self.early = forward.event.step, False
+        if self._recorder is None:
+            self._recorder = GradientRecorder(model, batch=(inputs, ()))
+            self._recorder.__enter__()
+        else:
+            self._recorder.adopt(model)
+            self._recorder.name_batch(inputs, ())
+
+    def end(self) -> Trace | None:
+        """What was recorded; None where nothing was."""
+        recorder, self._recorder, self.early = self._recorder, None, False
+        if recorder is None:
+            return None
+        recorder.__exit__(None, None, None)
+        recorder.trace.meta["step"] = self.step
+        return recorder.trace
