@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from floatline.probe import late, left_out, script_late, watch_calls
+from floatline.probe import late, left_out, script_late, script_steps, watch_calls
 from floatline.probe.script_steps import StepCapture
 from floatline.probe.watch import watch
 
@@ -14,9 +14,11 @@ EACH, TOGETHER = math.inf, 0.0
 STEPS = 120
 
 
-@pytest.fixture(autouse=True)
-def _far(monkeypatch):
-    monkeypatch.setattr(late, "is_far", lambda tensor: True)
+@pytest.fixture(params=["far", "near"])
+def place(request, monkeypatch):
+    """Where the loop seems to run: on a GPU, or on a CPU."""
+    monkeypatch.setattr(late, "is_far", lambda tensor: request.param == "far")
+    return request.param
 
 
 @pytest.fixture
@@ -97,6 +99,7 @@ LOOPS = [plain, scheduled, accumulated, cleared_by_hand, saved, of_many_numbers,
 def run(loop, share, monkeypatch, *, num_optimizers=1, size=3):
     """What was noted, the forward passes that are held, and the weights in the end."""
     monkeypatch.setattr(script_late, "_SHARE", share)
+    monkeypatch.setattr(script_steps, "_NEAR", 16 if share == TOGETHER else 0)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, size), nn.Linear(size, 1))
     optimizers = [torch.optim.SGD(part.parameters(), lr=1e-3) for part in net]
@@ -118,7 +121,9 @@ def run(loop, share, monkeypatch, *, num_optimizers=1, size=3):
 
 @pytest.mark.parametrize("num_optimizers", [1, 2])
 @pytest.mark.parametrize("loop", LOOPS)
-def test_what_is_noted_is_the_same_whether_steps_are_left_out_or_not(loop, num_optimizers, monkeypatch, num_left_out):
+def test_what_is_noted_is_the_same_whether_steps_are_left_out_or_not(
+    loop, num_optimizers, monkeypatch, num_left_out, place
+):
     all_told, last, weights, capture = run(loop, EACH, monkeypatch, num_optimizers=num_optimizers)
     assert num_left_out == [0]
     told, held, same_weights, other = run(loop, TOGETHER, monkeypatch, num_optimizers=num_optimizers)
@@ -126,12 +131,12 @@ def test_what_is_noted_is_the_same_whether_steps_are_left_out_or_not(loop, num_o
     assert told == all_told
     assert weights == same_weights
     assert [one for one in held if one[0] == last[-1][0]][-1] == last[-1]
-    assert len(held) > len(last)
+    assert len(held) > len(last) or place == "near"
     assert other._schedule.num_applied == capture._schedule.num_applied == STEPS
     assert other.errors == capture.errors == []
 
 
-def test_large_inputs_are_not_held_for_steps_that_are_left_out(monkeypatch, num_left_out):
+def test_large_inputs_are_not_held_for_steps_that_are_left_out(monkeypatch, num_left_out, place):
     def large(step, net, optimizers, scheduler):
         optimizers[0].zero_grad()
         net(torch.ones(2**20, 3)[:: 2**19]).sum().backward()
@@ -139,12 +144,12 @@ def test_large_inputs_are_not_held_for_steps_that_are_left_out(monkeypatch, num_
 
     monkeypatch.setattr("floatline.probe.script_steps._MOST_BYTES", 2 * 3 * 4 * 3)
     capture = run(large, TOGETHER, monkeypatch)[3]
-    assert capture._late.num_together == 32
+    assert capture._late.num_together == (32 if place == "far" else 1)
     assert num_left_out == [0]
-    assert len(capture._recent) == 3
+    assert len(capture._recent) == (3 if place == "far" else 2)
 
 
-def test_from_the_first_call_of_a_scaler_on_nothing_is_left_out(monkeypatch, num_left_out):
+def test_from_the_first_call_of_a_scaler_on_nothing_is_left_out(monkeypatch, num_left_out, place):
     scaler = []
 
     def late_scaler(step, net, optimizers, scheduler):
@@ -167,10 +172,10 @@ def test_from_the_first_call_of_a_scaler_on_nothing_is_left_out(monkeypatch, num
 
 
 @pytest.mark.parametrize("bad", range(64, 80))
-def test_a_loss_that_is_not_finite_is_dated_by_its_step(bad, monkeypatch, num_left_out):
+def test_a_loss_that_is_not_finite_is_dated_by_its_step(bad, monkeypatch, num_left_out, place):
     failed = []
 
-    def fail(self, event):
+    def fail(self, event, *_, **__):
         failed.append(event.step)
 
     def spoilt(step, net, optimizers, scheduler):
@@ -181,7 +186,23 @@ def test_a_loss_that_is_not_finite_is_dated_by_its_step(bad, monkeypatch, num_le
             parameter.grad.zero_()  # no weight tells
         optimizers[0].step()
 
-    monkeypatch.setattr(StepCapture, "_fail_late", fail)
+    monkeypatch.setattr(StepCapture, "_fail_late" if place == "far" else "_fail", fail)
     run(spoilt, TOGETHER, monkeypatch)
     assert failed == [bad]
     assert num_left_out[0] > 0
+
+
+@pytest.mark.parametrize("bad", range(66, 84))
+def test_on_a_cpu_a_gradient_that_is_not_finite_is_found_before_the_weights_are_lost(bad, monkeypatch, num_left_out):
+    def spoilt(step, net, optimizers, scheduler):
+        plain(step, net, [], scheduler)
+        if step == bad:
+            net[0].bias.grad[0] = math.inf
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+
+    capture = run(spoilt, TOGETHER, monkeypatch)[3]
+    assert num_left_out[0] > 0
+    assert capture._failed_step == bad
+    assert capture.errors == []  # no note that older weights had to do
+    assert all(bool(copy.isfinite().all()) for copy in capture.before_failure.copies)

@@ -83,10 +83,10 @@ class Listener(Protocol):
     def hold_forward(
         self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any
     ) -> None:
-        """A root module ran in a step that was left out; how autocast stood then."""
+        """A root module ran in a step that was left out; how autocast stood then, None where it was off."""
 
-    def put_off(self, event: Event, health: LateHealth) -> None:
-        """An optimizer stepped in a step that was left out."""
+    def put_off(self, event: Event, health: LateHealth | None) -> None:
+        """An optimizer stepped in a step that was left out; None: its losses and gradients were finite."""
 
     def see_gradients(self, optimizer: Optimizer, event: Event, health: LateHealth | float) -> None:
         """An optimizer is about to step; the weights are as they were. Health is finite where gradients and loss are.

@@ -44,16 +44,24 @@ def look(seen: Watch, held: Held, gradients: list[Tensor]) -> tuple[Any, Health]
     try:
         if held.kind == "far" and seen.listener is not None:
             return [], _look_later(seen, held, gradients)
-        if held.flags is not None and held.kind == "near":
-            check_and_unscale_([gradient.data for gradient in gradients], *held.flags)
-            if not held.flags[0].item() and _are_known_and_finite(seen.step_losses):
-                return [], 0.0
-            held.flags[0].zero_()
+        if is_fine_nearby(held, gradients) and _are_known_and_finite(seen.step_losses):
+            return [], 0.0
         norms = torch.stack(find_norms(gradients, math.inf if held.kind == "far" else 2))
     except RuntimeError:  # a gradient is of another kind than before
         held.kind, held.flags = "mixed", None
         return judge(seen, largest_of(gradients), gradients)
     return judge(seen, norms, gradients)
+
+
+def is_fine_nearby(held: Held, gradients: list[Tensor]) -> bool:
+    """Whether small gradients on a CPU are finite, in one call; False where that takes more."""
+    if held.kind != "near" or held.flags is None or len(gradients) != held.num_seen:
+        return False
+    check_and_unscale_([gradient.data for gradient in gradients], *held.flags)
+    if not held.flags[0].item():
+        return True
+    held.flags[0].zero_()
+    return False
 
 
 def _find_kind(gradients: list[Tensor]) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from floatline.probe.aside import Aside
 from floatline.probe.events import Event, Watch
 from floatline.probe.health import Health, find_late_losses, loss_is_finite
 from floatline.probe.late import LateHealth
@@ -29,6 +30,8 @@ Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
 # Bytes of inputs that are held beside the last ones.
 _MOST_BYTES = 2**26
+# Steps on a CPU that are left out together: their losses and gradients are looked at, and noted later.
+_NEAR = 16
 # How often a failing step is tried again on healthy weights.
 _ATTEMPTS = 3
 # Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
@@ -78,6 +81,7 @@ class StepCapture:
         self._seen = seen
         self._recording = ScriptRecording()
         self._last_step = self._applied_step = self._failed_step = -1
+        self._near_step = -_NEAR - 1  # the last one on a CPU that was looked at, and fine
         self._clock = 0.0
         self._usual: dict[int, Autocast] = {}  # of root modules, by id
         self._schedule = Schedule()
@@ -125,25 +129,32 @@ class StepCapture:
         """Whether nobody looks at a step that begins."""
         if self._recording.runs or self._healthy is not None:
             return False
-        return self._late.leaves_out(step) and 2 * self._late.num_together <= self._most_recent
+        nearby = 0 < step - self._near_step <= _NEAR and self._most_recent >= _NEAR
+        return nearby or (self._late.leaves_out(step) and 2 * self._late.num_together <= self._most_recent)
 
     def read_autocast(self, root: nn.Module) -> Autocast:
         """How autocast stands for a root module."""
         return read_autocast(root, self._usual)
 
+    def _read_autocast_off(self, root: nn.Module) -> Autocast:
+        with Aside():  # which turns it off
+            return read_autocast(root, self._usual)
+
     def hold_forward(
-        self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast
+        self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast | None
     ) -> None:
-        """A root module runs, or ran in a step that was left out."""
-        self._recent.append(Forward(root, args, kwargs, event, autocast))
+        """A root module runs, or ran in a step that was left out; None: autocast was off."""
+        known = autocast or self._usual.get(id(root)) or self._read_autocast_off(root)
+        self._recent.append(Forward(root, args, kwargs, event, known))
         while len(self._recent) > min(2 * self._late.num_together, self._most_recent):
             self._recent.popleft()
         self._last_step = event.step
 
-    def put_off(self, event: Event, health: LateHealth) -> None:
-        """An optimizer stepped in a step that was left out."""
+    def put_off(self, event: Event, health: LateHealth | None) -> None:
+        """An optimizer stepped in a step that was left out; None: its losses and gradients were finite."""
         self._stepping = event
-        self._late.put_off(event, health)
+        if health is not None:
+            self._late.put_off(event, health)
         self._count(event)
 
     def see_gradients(self, optimizer: Optimizer, event: Event, health: Health) -> None:
@@ -157,6 +168,8 @@ class StepCapture:
             self._fail(event, None)
         elif self._seen.detailed or _is_narrow(optimizer):
             self._before = Weights.copy(_parameters(optimizer), most=True)
+        elif self._seen.scales.find(optimizer).flags is not None:
+            self._near_step = event.step
 
     def _look_late(self, optimizer: Optimizer, event: Event, health: LateHealth) -> None:
         """On a GPU, the answers about steps that were asked about are there by now; and this step's is asked for.

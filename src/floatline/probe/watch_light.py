@@ -37,9 +37,7 @@ def run_light_backward(
     """A backward pass: its loss is kept, on its device."""
     if not kwargs.get("accumulate_grad", True):
         return run(outputs, *args, **kwargs)
-    if seen.leaves_out:
-        leave_out_backward(seen, outputs, create_graph=bool(args[2]))
-    else:
+    if not (seen.leaves_out and leave_out_backward(seen, outputs, create_graph=bool(args[2]))):
         _note_backward(seen, outputs, args)
     seen.busy += 1
     try:
