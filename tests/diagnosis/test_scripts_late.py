@@ -262,4 +262,4 @@ def test_inputs_that_are_held_take_a_bounded_memory(size, held):
     for number in range(40):
         seen.detailed = number < 24
         capture.begin_forward(net, (batch,), {}, Event("forward", "", 0, "", number, {}))
-    assert len(capture._recent) == held
+    assert len(capture._held.calls) == held

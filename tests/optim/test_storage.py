@@ -32,7 +32,8 @@ def test_rounding_by_words_is_round_stochastic(dtype):
     expected = round_stochastic(x, str(dtype).removeprefix("torch."), seed=5, step=3, stream=2)
     found = storage.round_by_words(x, dtype, words)
     assert torch.equal(found.float().nan_to_num(7), expected.nan_to_num(7))
-    assert torch.equal(found.signbit(), expected.signbit())
+    numbers = ~x.isnan()  # a CPU may give NaN another sign
+    assert torch.equal(found.signbit()[numbers], expected.signbit()[numbers])
 
 
 @pytest.mark.parametrize(("dtype", "bits"), [(torch.bfloat16, 16), (torch.float16, 22)])

@@ -115,7 +115,7 @@ def run(loop, share, monkeypatch, *, num_optimizers=1, size=3):
         capture.finish()
     names = ("rates", "loss", "root", "create_graph")
     told = [(e.kind, e.step, e.line, *(e.data.get(name) for name in names)) for e in seen.events]
-    held = [(f.event.step, f.args[0].tolist(), f.autocast) for f in capture._recent]
+    held = [(f.event.step, f.args[0].tolist(), f.autocast) for f in capture._held.calls]
     return told, held, [p.tolist() for p in net.parameters()], capture
 
 
@@ -142,11 +142,11 @@ def test_large_inputs_are_not_held_for_steps_that_are_left_out(monkeypatch, num_
         net(torch.ones(2**20, 3)[:: 2**19]).sum().backward()
         optimizers[0].step()
 
-    monkeypatch.setattr("floatline.probe.script_steps._MOST_BYTES", 2 * 3 * 4 * 3)
+    monkeypatch.setattr("floatline.probe.held_forwards._MOST_BYTES", 2 * 3 * 4 * 3)
     capture = run(large, TOGETHER, monkeypatch)[3]
     assert capture._late.num_together == (32 if place == "far" else 1)
     assert num_left_out == [0]
-    assert len(capture._recent) == (3 if place == "far" else 2)
+    assert len(capture._held.calls) == (3 if place == "far" else 2)
 
 
 def test_from_the_first_call_of_a_scaler_on_nothing_is_left_out(monkeypatch, num_left_out, place):

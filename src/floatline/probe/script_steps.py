@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,22 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from floatline.probe.aside import Aside
 from floatline.probe.events import Event, Watch
 from floatline.probe.health import Health, find_late_losses, loss_is_finite
+from floatline.probe.held_forwards import HeldForwards
 from floatline.probe.late import LateHealth
-from floatline.probe.script_forward import Autocast, Forward, has_room, read_autocast, replay_forward, tensors_in
+from floatline.probe.script_forward import Autocast, Forward, has_room, replay_forward
 from floatline.probe.script_late import LateSteps
 from floatline.probe.script_recording import ScriptRecording
 from floatline.probe.script_schedule import Schedule
 from floatline.probe.script_weights import Weights, all_finite
 from floatline.probe.trace import Trace
-from floatline.probe.watch_steps import has_bad
 
 Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
-# Bytes of inputs that are held beside the last ones.
-_MOST_BYTES = 2**26
 # Steps on a CPU that are left out together: their losses and gradients are looked at, and noted later.
 _NEAR = 16
 # How often a failing step is tried again on healthy weights.
@@ -83,10 +79,8 @@ class StepCapture:
         self._last_step = self._applied_step = self._failed_step = -1
         self._near_step = -_NEAR - 1  # the last one on a CPU that was looked at, and fine
         self._clock = 0.0
-        self._usual: dict[int, Autocast] = {}  # of root modules, by id
         self._schedule = Schedule()
-        self._recent: deque[Forward] = deque()
-        self._most_recent = 1
+        self._held = HeldForwards()
         self._healthy: Weights | None = None  # those of the step that failed
         self._stashed: Weights | None = None
         self._before: Weights | None = None
@@ -103,14 +97,13 @@ class StepCapture:
     def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
         """A root module is about to run, with gradients."""
         if self._seen.detailed:
-            size = sum(tensor.nbytes for tensor in tensors_in(args, kwargs))
-            self._most_recent = max(1, _MOST_BYTES // max(size, 1))
+            self._held.weigh(args, kwargs)
         last = self._last_step
         self.hold_forward(event, root, args, kwargs, self.read_autocast(root))
         if event.step == last:
             return
         if self._recording.early or (not self._recording.runs and self._is_wanted()):
-            self._try(lambda: self._begin(self._recent[-1]))
+            self._try(lambda: self._begin(self._held.calls[-1]))
 
     def _note_event(self) -> None:
         """Something happened: where it belongs to a new step, the recorded one is over."""
@@ -129,25 +122,18 @@ class StepCapture:
         """Whether nobody looks at a step that begins."""
         if self._recording.runs or self._healthy is not None:
             return False
-        nearby = 0 < step - self._near_step <= _NEAR and self._most_recent >= _NEAR
-        return nearby or (self._late.leaves_out(step) and 2 * self._late.num_together <= self._most_recent)
+        nearby = 0 < step - self._near_step <= _NEAR and self._held.most >= _NEAR
+        return nearby or (self._late.leaves_out(step) and 2 * self._late.num_together <= self._held.most)
 
     def read_autocast(self, root: nn.Module) -> Autocast:
         """How autocast stands for a root module."""
-        return read_autocast(root, self._usual)
-
-    def _read_autocast_off(self, root: nn.Module) -> Autocast:
-        with Aside():  # which turns it off
-            return read_autocast(root, self._usual)
+        return self._held.read_autocast(root)
 
     def hold_forward(
         self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast | None
     ) -> None:
         """A root module runs, or ran in a step that was left out; None: autocast was off."""
-        known = autocast or self._usual.get(id(root)) or self._read_autocast_off(root)
-        self._recent.append(Forward(root, args, kwargs, event, known))
-        while len(self._recent) > min(2 * self._late.num_together, self._most_recent):
-            self._recent.popleft()
+        self._held.add(event, root, args, kwargs, autocast, wanted=2 * self._late.num_together)
         self._last_step = event.step
 
     def put_off(self, event: Event, health: LateHealth | None) -> None:
@@ -222,7 +208,7 @@ class StepCapture:
             if self._loss_is_lost():
                 self._fail(event, None)
             return
-        self._note_inputs(event.step)
+        self._held.note_bad_inputs(event.step)
         self._kind = "skipped"
         self._skips += 1
         self._relapses += event.data["scale"] <= self._worked
@@ -249,7 +235,7 @@ class StepCapture:
             self._kind = "failed"
         if self._recording.runs or self._healthy is not None or self._attempts:
             return
-        self._note_inputs(event.step)
+        self._held.note_bad_inputs(event.step)
         found = Weights.copy(list(self._all_weights())) if healthy is None else healthy
         if found is not None and all_finite(found.copies):
             self._healthy, self.before_failure, self._failed_step = found, found, event.step
@@ -258,11 +244,6 @@ class StepCapture:
                 self.errors.append(f"step {event.step} failed; {tried}")
         else:
             self._attempts = _ATTEMPTS  # nothing healthy is left to try it on
-
-    def _note_inputs(self, step: int) -> None:
-        for forward in self._recent:
-            if forward.event.step == step:
-                forward.event.put("bad_inputs", bool(has_bad(forward.args, forward.kwargs)))
 
     def _is_wanted(self) -> bool:
         self._kind = "healthy"
@@ -337,11 +318,11 @@ class StepCapture:
         Returns:
             Whether something that it gives is not finite.
         """
-        if not self._recent or any(captured.kind == "failed" for captured in self.steps):
+        if not self._held.calls or any(captured.kind == "failed" for captured in self.steps):
             return False
         if not self.has_untried and not all_finite(list(self._all_weights())):
             return False
-        forward = next((one for one in self._recent if one.event.step == self._failed_step), self._recent[-1])
+        forward = self._held.find(self._failed_step)
         now = Weights.copy(list(self._all_weights())) if self._healthy is not None else None
         try:
             if self._healthy is not None:
