@@ -53,6 +53,8 @@ def score_all(prefixes: tuple[str, ...], processes: int) -> list[Score]:
     """Score the cases whose names begin with one of the prefixes, several at a time."""
     cases = [case for case in all_cases() if case.name.startswith(prefixes)]
     scores = []
+    # Processes with a thread for each core would wait for each other, and a case take ten times as long.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         for score in pool.map(partial(score_case, diagnose=diagnose_quietly), cases):
             print("  ".join(row(score)), flush=True)
