@@ -6,21 +6,16 @@ import pytest
 import torch
 from tests.diagnosis.test_scripts import line_of, observe, observe_script
 
-from floatline.probe import late, script_late, script_schedule
+from floatline.probe import late
 from floatline.probe.events import Event, Watch
 from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
 from floatline.probe.script_late import LateSteps
 from floatline.probe.script_steps import StepCapture
 
-# What asking may take of a step: any share, so that each step is asked about; none, so that it is many at once.
-EACH, TOGETHER = math.inf, 0.0
 
-
-@pytest.fixture(autouse=True, params=[EACH, TOGETHER], ids=["each", "together"])
-def share(request, monkeypatch):
+@pytest.fixture(autouse=True)
+def far(monkeypatch):
     monkeypatch.setattr(late, "is_far", lambda tensor: True)
-    monkeypatch.setattr(script_late, "_SHARE", request.param)
-    return request.param
 
 
 @pytest.mark.parametrize(
@@ -76,15 +71,6 @@ def run_loop(tmp_path, **given):
 def test_a_bad_loss_of_two_optimizers_is_dated_by_its_own_step(tmp_path, bad):
     answer = run_loop(tmp_path, SCALED=False, BAD=bad, HIGH=-1.0)
     assert f"step {bad}" in str(answer["findings"] or answer["unexplained"]), answer
-
-
-def test_weights_of_another_step_than_the_failing_one_are_owned_up_to(tmp_path, monkeypatch, share):
-    monkeypatch.setattr(script_schedule, "_SHARE", 0.0)  # a step that is recorded brings all answers home
-    monkeypatch.setattr(script_schedule, "_LITTLE", 0.0)
-    answer = run_loop(tmp_path, SCALED=False, BAD=37, HIGH=-1.0)
-    said = [note for note in answer["notes"] if "the nearest that were kept" in note]
-    text = "step 37 failed; its cause was looked for with the weights of step 34, the nearest that were kept"
-    assert said == ([text] if share == TOGETHER else [])
 
 
 def test_a_step_that_fails_when_the_script_is_all_but_over_is_explained(tmp_path):
@@ -151,34 +137,31 @@ def test_a_fused_optimizer_tells_late_whether_its_step_was_applied(tmp_path):
     assert (answer["findings"], answer["unexplained"]) == ([], "")
 
 
-def test_steps_are_asked_about_together_where_they_are_short_and_each_by_itself_where_not(share):
-    failed, steps = [], LateSteps(LateNumbers(), lambda event: failed.append(event.step))
+def test_every_step_is_asked_about_and_the_one_that_failed_is_known():
+    numbers, failed = LateNumbers(), []
+    steps = LateSteps(numbers, lambda event: failed.append(event.step))
     loss = ScaledLoss(torch.tensor(6.0), 2.0)
     for number in range(64):
-        event = Event("step", "", 0, "", number, {})
         value = torch.tensor(math.nan if number == 40 else 1.0)
         losses = [loss] if number == 50 else []
-        steps.add(event, LateHealth([value, *(one.value for one in losses)], losses), detailed=False)
-    assert steps.num_together == (script_late._MOST_STEPS if share == TOGETHER else 1)
+        health = LateHealth([value, *(one.value for one in losses)], losses)
+        steps.ask(Event("step", "", 0, "", number, {}), health)
     assert failed == []
-    steps.read()
+    numbers.read()
     assert failed == [40]
     assert (loss.value, float(loss)) == (6.0, 3.0)
 
 
-def test_weights_are_copied_together_and_only_while_all_steps_before_are_known(share):
+def test_the_weights_of_all_optimizers_are_those_from_before_the_step():
     weights = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
-    optimizers, numbers = [torch.optim.SGD([weight]) for weight in weights], LateNumbers()
-    steps, kept = LateSteps(numbers, lambda event: None), []
+    optimizers = [torch.optim.SGD([weight]) for weight in weights]
+    steps = LateSteps(LateNumbers(), lambda event: None)
     for number in range(32):
-        numbers.read(before=number)
         for weight, optimizer in zip(weights, optimizers, strict=True):
             weight.data.fill_(number)
             steps.keep(optimizer, number, detailed=False)
-            steps.add(Event("step", "", 0, "", number, {}), LateHealth([torch.tensor(1.0)]), detailed=False)
-        assert [copy.tolist() for copy in steps.weights.copies] == [[steps.kept_step] * 2] * 2
-        kept.append(steps.kept_step)
-    assert kept == (list(range(32)) if share == EACH else [0, 1, 1, 3, 3, 3, 3, *[7] * 8, *[15] * 16, 31])
+        assert steps.kept_step == number
+        assert [copy.tolist() for copy in steps.weights.copies] == [[number] * 2] * 2
 
 
 ROWS = """
@@ -217,48 +200,10 @@ def test_the_same_gradient_finite_is_left_in_peace(tmp_path):
     assert (answer["findings"], answer["unexplained"]) == ([], "")
 
 
-def test_gradients_are_looked_at_in_each_step_until_there_is_a_copy_of_the_weights(share):
-    steps = LateSteps(LateNumbers(), lambda event: None)
-    weight = torch.nn.Parameter(torch.zeros(2))
-    asked = []
-    for number in range(32):
-        asked.append(not steps.leaves_out(number))
-        if number == 15:
-            steps.keep(torch.optim.SGD([weight]), number, detailed=False)
-        steps.add(Event("step", "", 0, "", number, {}), LateHealth([torch.tensor(1.0)]), detailed=False)
-    assert all(asked[:16])
-    assert sum(asked[16:]) == (16 if share == EACH else 2)  # the first of them and the last
-
-
-@pytest.mark.parametrize("end", ["with the next question", "at the end"])
-def test_weights_that_are_spoilt_by_a_step_that_was_not_looked_at_fail_the_last_one(share, end):
-    if share == EACH:
-        pytest.skip("each step is looked at")
-    failed, steps = [], LateSteps(LateNumbers(), lambda event: failed.append(event.step))
-    weight = torch.nn.Parameter(torch.zeros(2))
-    optimizer = torch.optim.SGD([weight])
-    for number in range(31 if end == "with the next question" else 20):
-        steps._late.read(before=number)
-        steps.keep(optimizer, number, detailed=False)
-        event, left_out = Event("step", "", 0, "", number, {}), steps.leaves_out(number)
-        health = LateHealth([torch.tensor(1.0)], looked=not left_out)
-        if left_out:
-            steps.put_off(event, health)
-        else:
-            steps.add(event, health, detailed=False)
-        if number == 17:
-            weight.data[1] = math.nan
-    assert failed == []
-    steps.read()
-    assert failed == ([30] if end == "with the next question" else [19])
-    assert steps.weights.copies[0].tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize(("size", "held"), [(4, 32), (2**20, 16), (2**24, 1), (2**25, 1)])
+@pytest.mark.parametrize(("size", "held"), [(4, 4), (2**23, 2), (2**24, 1), (2**25, 1)])
 def test_inputs_that_are_held_take_a_bounded_memory(size, held):
     seen = Watch(light=True)
     capture, net, batch = StepCapture(seen), torch.nn.Linear(1, 1), torch.zeros(size)
-    capture._late.num_together = 16
     for number in range(40):
         seen.detailed = number < 24
         capture.begin_forward(net, (batch,), {}, Event("forward", "", 0, "", number, {}))

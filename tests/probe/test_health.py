@@ -153,13 +153,3 @@ def test_only_the_step_that_failed_is_marked_among_those_that_are_alike():
     assert [e.step for e in steps if not all(map(math.isfinite, e.data["largest"]))] == [40]
     assert [e.data["rates"] for e in steps] == [[0.0]] * 50 + [[0.25]] * 10
     assert len({id(e.data) for e in steps[24:32]}) < 8  # those that are alike share what is known
-
-
-@pytest.mark.parametrize("flagged", [False, True])
-def test_numbers_that_are_added_stand_between_the_flag_and_the_losses(flagged):
-    one, two = torch.tensor(1.0), torch.tensor(2.0)
-    health = LateHealth([torch.tensor(0.0), one], flagged=flagged)
-    health.add([two])
-    assert [float(number) for number in health.numbers] == ([0.0, 2.0, 1.0] if flagged else [2.0, 0.0, 1.0])
-    assert health.is_fine([0.0, 2.0, 1.0])
-    assert not health.is_fine([0.0, math.nan, 1.0])

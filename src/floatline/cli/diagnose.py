@@ -57,7 +57,8 @@ def diagnose(
 
     The target is trained as it is, replayed in FP32 and BF16, and one step is traced operation by operation.
     A command after -- runs once, as it is, and is observed.
-    Exit code 1 means that something was found, 0 that training is healthy; a script that fails keeps its own.
+    Exit code 0 means that training is healthy, 1 that something is wrong, 2 that nothing can be said, such as of a
+    script that ended before its first step. A script that fails for a cause that was found keeps its own.
     """
     import sys
 
@@ -89,8 +90,8 @@ def diagnose(
             with_data=with_data,
         )
     _print(diagnosis, output)
-    if diagnosis.findings or diagnosis.unexplained:
-        raise typer.Exit(1)
+    if diagnosis.status:
+        raise typer.Exit(diagnosis.status)
 
 
 def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, output: OutputFormat) -> None:

@@ -22,15 +22,15 @@ def find_pole(op: Op, trace: Trace) -> tuple[str, str] | None:
         if value.lost and is_singular_at_zero(op):
             guard = _lost_guard(operand, trace)
             if guard is not None:
-                seen = f"{value.lost:,} operands of {name} are 0: the guard {guard:g} rounds to 0 in {value.dtype}"
+                seen = f"{value.lost:,} operands of {name} are 0: the guard {guard[0]:g} rounds to 0 in {guard[1]}"
                 return "eps-underflow", seen
             return "rounded-onto-singularity", (
-                f"{value.lost:,} operands of {name} are exactly 0 in {value.dtype} and not in FP32"
+                f"{value.lost:,} operands of {name} are exactly 0 in {_narrowest(operand, trace)} and not in FP32"
             )
         top = value.twin_largest
         if name in AT_ONE and top is not None and value.largest >= 1.0 > top:
             return "rounded-onto-singularity", (
-                f"an operand of {name} is exactly 1 in {value.dtype} and {top:.9g} in FP32"
+                f"an operand of {name} is exactly 1 in {_narrowest(operand, trace)} and {top:.9g} in FP32"
             )
     return None
 
@@ -55,8 +55,14 @@ def cancelled_before(op: Op, trace: Trace) -> tuple[Op, str] | None:
     return None
 
 
-def _lost_guard(operand: Operand, trace: Trace, depth: int = 4) -> float | None:
-    """The constant that was added to keep an operand from zero, and is zero in its format; None where there is none."""
+def _narrowest(operand: Operand, trace: Trace) -> str:
+    """The 16-bit dtype that an operand has, or had before autocast widened it."""
+    made = (out.dtype for op in ancestors(operand, trace, 4) for out in op.outputs)
+    return next((dtype for dtype in (operand.value.dtype, *made) if dtype in FORMATS), operand.value.dtype)
+
+
+def _lost_guard(operand: Operand, trace: Trace, depth: int = 4) -> tuple[float, str] | None:
+    """A constant that was added to keep an operand from zero, and the dtype in which it is zero itself; else None."""
     for op in ancestors(operand, trace, depth):
         if base_name(op.name) not in ADDITIONS | {"clamp", "clamp_min", "maximum"}:
             continue
@@ -66,9 +72,9 @@ def _lost_guard(operand: Operand, trace: Trace, depth: int = 4) -> float | None:
         zero_at = find_format(FORMATS[dtype]).zero_at
         for scalar in op.scalars:
             if 0 < abs(scalar) <= zero_at:
-                return scalar
+                return scalar, dtype
         for other in op.inputs:
             # A constant tensor that became zero in the cast, or that the sum turns into zero.
             if other.value.numel == 1 and (other.value.lost or 0 < other.value.largest <= zero_at):
-                return other.value.twin_largest
+                return other.value.twin_largest or 0.0, dtype
     return None

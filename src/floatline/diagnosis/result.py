@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # torch is not needed to hold a result
     from floatline.diagnosis.loss_scale import ScaleVerdict
     from floatline.diagnosis.step_rows import Row
 
-Verdict = Literal["precision", "not-precision", "healthy"]
+Verdict = Literal["precision", "not-precision", "healthy", "no-verdict"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Diagnosis:
         scale: What is to be said about the loss scale; None where that is nothing.
         chart: What each module wrote in the step that was looked into; empty where none was.
         unexplained: What went wrong without a finding; '' where nothing did.
-        fails_in_fp32: Whether that goes wrong in FP32, too.
+        fails_in_fp32: Whether that goes wrong in FP32, too; None where nobody saw FP32 at that point.
+        no_verdict: Why nothing can be said, such as an error before the first step; '' where something can.
     """
 
     target: str
@@ -40,7 +41,8 @@ class Diagnosis:
     scale: ScaleVerdict | None = None
     chart: tuple[Row, ...] = ()
     unexplained: str = ""
-    fails_in_fp32: bool = False
+    fails_in_fp32: bool | None = False
+    no_verdict: str = ""
 
     @property
     def primary(self) -> Finding | None:
@@ -52,19 +54,32 @@ class Diagnosis:
         """Whether 16 bits are to blame, by the family of the primary cause.
 
         A loop that misuses a scaler or autocast counts as precision: FP32 trains without them. Where something went
-        wrong for an unknown cause, 16 bits are to blame if FP32 has none of it.
+        wrong for an unknown cause, 16 bits are to blame if FP32 was seen to have none of it.
         """
-        if self.primary is None and not self.unexplained:
+        if self.primary is not None:
+            return "not-precision" if self.primary.cause.family == "not-precision" else "precision"
+        if self.no_verdict:
+            return "no-verdict"
+        if not self.unexplained:
             return "healthy"
-        if self.primary is None:
-            return "not-precision" if self.fails_in_fp32 or self.precision == "fp32" else "precision"
-        return "not-precision" if self.primary.cause.family == "not-precision" else "precision"
+        if self.fails_in_fp32 or self.precision == "fp32":
+            return "not-precision"
+        return "precision" if self.fails_in_fp32 is False else "no-verdict"
+
+    @property
+    def status(self) -> int:
+        """The exit code of the command: 0 healthy, 1 where something is wrong, 2 where nothing can be said."""
+        if self.verdict == "no-verdict":
+            return 2
+        return int(self.verdict != "healthy")
 
     def as_json(self) -> dict[str, Any]:
         """The fields of the command-line contract; "scale" and "unexplained" where there is something to say."""
         more: dict[str, Any] = {} if self.scale is None else {"scale": self.scale.as_json()}
         if self.unexplained:
             more["unexplained"] = self.unexplained
+        if self.verdict == "no-verdict":
+            more["no_verdict"] = self.no_verdict or self.unexplained
         return {
             "target": self.target,
             "precision": self.precision,
@@ -77,5 +92,5 @@ class Diagnosis:
     def __str__(self) -> str:
         """The primary finding for people, or one line."""
         if self.primary is None:
-            return f"{self.target} in {self.precision}: {self.unexplained or 'healthy'}"
+            return f"{self.target} in {self.precision}: {self.no_verdict or self.unexplained or 'healthy'}"
         return f"{self.target} in {self.precision}: {self.verdict}\n{self.primary}"

@@ -51,8 +51,8 @@ class ScriptDiagnosis(Diagnosis):
 
     @property
     def status(self) -> int:
-        """The exit code of the command: the script's own, or 1 where it ended well and something is wrong."""
-        return self.exit_code or int(bool(self.findings or self.unexplained))
+        """The exit code of the command: 2 without a verdict; else the script's own, or 1 where something is wrong."""
+        return 2 if self.verdict == "no-verdict" else self.exit_code or super().status
 
     def as_json(self) -> dict[str, Any]:
         """The fields of the command-line contract, and what only a script has."""
@@ -92,22 +92,44 @@ def diagnose_script(
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
     if not seen:
-        ended = f"it ended with exit code {code} before floatline could sum it up"
-        return ScriptDiagnosis(text, "", (), seconds, notes=(ended,), exit_code=code, unexplained=ended)
+        ended = f"the script {_say_end(code)} before floatline could sum it up"
+        return ScriptDiagnosis(text, "", (), seconds, exit_code=code, no_verdict=ended)
     if not seen["num_backward"] and not seen["findings"] and not code:
         raise TargetError(f"No backward pass was seen in '{text}'. Give the command that trains.")
-    notes = [*seen["notes"]]
-    if seen["exception"] and not seen["findings"]:
-        notes.append(f"the script ended with {seen['exception'].splitlines()[0]}")
     return ScriptDiagnosis(
         text,
         seen["precision"],
         tuple(_read_finding(entry) for entry in seen["findings"]),
         seconds,
-        notes=tuple(notes),
+        notes=tuple(seen["notes"]),
         exit_code=code,
         unexplained=seen["unexplained"],
+        fails_in_fp32=seen["fails_in_fp32"],
+        no_verdict="" if seen["unexplained"] else _explain_end(seen, code) or seen["unseen"],
     )
+
+
+def _explain_end(seen: dict[str, Any], code: int) -> str:
+    """Why a script that did not come to its end has no verdict, its own words first; '' for one that did."""
+    if not code:
+        return ""
+    steps = seen["num_steps"]
+    after = (
+        f"after {steps:,} steps"
+        if steps > 1
+        else f"in step {seen['num_backward']}"
+        if steps
+        else "before its first step"
+    )
+    words = seen["exception"].strip().splitlines() or [seen["last_line"]]
+    said = f"{words[0]}: " if words[0] else ""
+    return f"{said}the script {_say_end(code)} {after}"
+
+
+def _say_end(code: int) -> str:
+    """What a shell's exit code says of how a process ended."""
+    names = {number.value: number.name for number in signal.Signals}
+    return f"was ended by {names[code - 128]}" if code - 128 in names else f"ended with exit code {code}"
 
 
 def _read_finding(entry: dict[str, Any]) -> Finding:

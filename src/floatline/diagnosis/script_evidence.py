@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from floatline.diagnosis.evidence import Evidence
+from floatline.diagnosis.poles import FORMATS
 from floatline.diagnosis.silent import STUCK_SHARE, stuck_updates
 from floatline.probe.operations import Op, Operand, Values
 from floatline.probe.records import RunRecord
@@ -86,6 +87,19 @@ def stand_in_for_fp32(given: RunRecord) -> RunRecord:
     )
 
 
+def fails_in_fp32(evidence: ScriptEvidence) -> bool | None:
+    """Whether the FP32 twin of the recorded failing step is not finite, too; None where none was recorded."""
+    trace = evidence.trace(evidence.given.step_to_trace, "fp32") if evidence.fails and evidence.failed else None
+    return None if trace is None else step_fails(trace)
+
+
+def step_fails(trace: Trace) -> bool:
+    """Whether the loss or the gradients of a recorded step are not finite."""
+    made = [op for op in trace.ops if op.phase == "forward" and op.outputs]
+    ends = [*(operand.value for operand in trace.gradients.values()), *(made[-1].outputs if made else ())]
+    return any(value.nonfinite for value in ends)
+
+
 def make_target(text: str) -> Target:
     """A target that nothing can run again."""
     return Target(text, None, None, Path())
@@ -117,8 +131,10 @@ def view_in_fp32(trace: Trace) -> Trace:
     """The step as its FP32 twins had it, as far as they tell.
 
     Numerics:
-        What only 16 bits blew up or lost is finite and not zero again. Where the twin is not finite either, the counts
+        What only 16 bits blew up or lost is finite and not zero again, also in the FP32 tensors that were made of it:
+        autocast computes logarithms and sums of 16-bit numbers in FP32. Where the twin is not finite either, the counts
         of inf and NaN are those of the step. Data from outside that is not finite counts as an input of the loss.
+        Checked by tests/diagnosis/test_scripts_under_cuda_lists.py.
     """
     ops = [
         replace(op, inputs=[_widen(operand) for operand in op.inputs], outputs=[_as_twin(v) for v in op.outputs])
@@ -134,12 +150,12 @@ def _widen(operand: Operand) -> Operand:
 
 
 def _as_twin(value: Values) -> Values:
-    if not value.dtype.startswith(("float16", "bfloat16")):
+    if value.twin_nonfinite is None:
         return value
     fine = not value.twin_nonfinite
     return replace(
         value,
-        dtype="float32",
+        dtype="float32" if value.dtype in FORMATS else value.dtype,
         zeros=value.zeros - (value.lost or 0),
         pos_inf=0 if fine else value.pos_inf,
         neg_inf=0 if fine else value.neg_inf,

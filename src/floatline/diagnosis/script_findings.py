@@ -14,10 +14,9 @@ from floatline.diagnosis.loop import find_loop_faults
 from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
 from floatline.diagnosis.numbers import find_failures, find_silent_damage
 from floatline.diagnosis.resuming import find_schedule_ahead
-from floatline.diagnosis.script_evidence import ScriptEvidence
+from floatline.diagnosis.script_evidence import ScriptEvidence, step_fails
 from floatline.findings import Finding
 from floatline.probe.records import RunRecord
-from floatline.probe.trace import Trace
 
 # A run diverges where its weights go this far, against their size, and the loss grows by a factor on the way.
 FAR, GROWN = 0.5, 5.0
@@ -67,10 +66,10 @@ def _find_what_fp32_has_too(evidence: ScriptEvidence, motion: float | None) -> l
     losses = [loss for loss in evidence.fp32.losses if math.isfinite(loss)]
     if evidence.fails:
         trace = evidence.trace(given.step_to_trace, "fp32")
-        birth = None if trace is None or not _fails(trace) else first_birth_in_fp32(trace)
+        birth = None if trace is None or not step_fails(trace) else first_birth_in_fp32(trace)
         if birth is not None and not (birth.cause == "bad-input-data" and _makes_inputs_in_16_bits(evidence)):
             return [_finding(birth)]
-        if _diverges(losses, motion) or (trace is not None and _fails(trace) and overflows(trace)):
+        if _diverges(losses, motion) or (trace is not None and step_fails(trace) and overflows(trace)):
             return [_divergence(given, losses, motion)]
     elif _ran_away(losses, motion) and not evidence.falls_behind:
         return [_divergence(given, losses, motion)]
@@ -100,13 +99,6 @@ def _diverges(losses: list[float], motion: float | None) -> bool:
     if motion is None:
         return is_diverging(losses)
     return motion > VERY_FAR or (motion > FAR and (is_diverging(losses) or _has_grown(losses, GROWN)))
-
-
-def _fails(trace: Trace) -> bool:
-    """Whether the twin of a step is not finite in the loss or the gradients."""
-    made = [op for op in trace.ops if op.phase == "forward" and op.outputs]
-    ends = [*(operand.value for operand in trace.gradients.values()), *(made[-1].outputs if made else ())]
-    return any(value.nonfinite for value in ends)
 
 
 def _has_grown(losses: list[float], factor: float) -> bool:

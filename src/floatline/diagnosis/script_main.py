@@ -11,9 +11,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from floatline.diagnosis.script_evidence import ScriptEvidence, make_target, stand_in_for_fp32
+from floatline.diagnosis.script_evidence import ScriptEvidence, fails_in_fp32, make_target, stand_in_for_fp32
 from floatline.diagnosis.script_findings import find_in_script
+from floatline.probe.records import RunRecord
 from floatline.probe.script_run import ScriptRun, ScriptWatch
+from floatline.probe.script_schedule import BUDGET, FIRST
 
 
 def main(report: str, trace: str, words: list[str]) -> None:
@@ -68,20 +70,41 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "precision": given.precision,
         "findings": [finding.as_json() for finding in findings],
         "notes": _notes(run),
-        "unexplained": "" if findings else _say_unexplained(evidence),
+        "unexplained": "" if findings else _say_unexplained(evidence, compiled=run.compiled),
+        "unseen": _say_unseen(run),
+        "fails_in_fp32": fails_in_fp32(evidence),
         "exception": "" if given.exception is None else f"{given.exception.kind}: {given.exception.message}",
+        "last_line": run.last_line,
         "num_backward": len(given.losses),
+        "num_steps": _num_steps(given),
         "exit_code": run.exit_code,
     }
 
 
-def _say_unexplained(evidence: ScriptEvidence) -> str:
+def _num_steps(given: RunRecord) -> int:
+    """Steps in which something went backward."""
+    return len(set(given.loss_steps))
+
+
+def _say_unseen(run: ScriptRun) -> str:
+    """Why a run that looks healthy has no verdict: no step of it was looked into; '' where one was."""
+    if run.capture.steps:
+        return ""
+    num = _num_steps(run.record)
+    if run.capture.errors:
+        return f"none of the {num:,} steps could be looked into: {run.capture.errors[0]}"
+    return f"none of the {num:,} steps was looked into, which is done after {FIRST} applied steps for the first time"
+
+
+def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str:
     given = evidence.given
     if given.first_bad_step is not None:
         text = f"loss, gradients or weights were not finite from step {given.first_bad_step} on"
         tried = sum(one.kind == "failed" for one in evidence.captured)
         if not evidence.captured:
-            return f"{text}, and the script ended before such a step was recorded: let it run for 20 steps or more"
+            return f"{text}, and none of the {_num_steps(given):,} steps could be recorded"
+        if compiled and not tried:
+            return f"{text}, in compiled code; the same step was finite when it ran eagerly, so look at torch.compile"
         return f"{text}, and {'its recorded step does' if tried else 'the steps recorded afterwards do'} not tell why"
     if evidence.keeps_skipping:
         return f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps, for an unknown cause"
@@ -90,13 +113,21 @@ def _say_unexplained(evidence: ScriptEvidence) -> str:
 
 def _notes(run: ScriptRun) -> list[str]:
     capture, given = run.capture, run.record
+    if not given.losses and not capture.steps:
+        return list(dict.fromkeys(capture.errors))
     steps = ", ".join(str(one.step) for one in capture.steps)
-    num_steps = len(set(given.loss_steps)) or given.num_steps
+    num_steps = _num_steps(given) or given.num_steps
     recorded = f"{len(capture.steps)} of {num_steps} steps recorded" + (f" (step {steps})" if steps else "")
     notes = [
         f"{recorded}, {capture.seconds:.1f} s of {given.seconds:.1f} s; the script ran once, and not in FP32",
         *dict.fromkeys(capture.errors),
     ]
+    if run.compiled:
+        notes.append("the script compiles its model: recorded steps ran eagerly, the others were seen from outside")
+    if capture.ended_at is not None:
+        notes.append(
+            f"recording took {BUDGET:g} s by step {capture.ended_at}: healthy steps after it were not looked into"
+        )
     if given.skipped and len(given.skipped) < len(given.of("scaler-step")):
         notes.append(f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps")
     return notes

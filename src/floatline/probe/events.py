@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.probe.aside import Aside
-from floatline.probe.frames import NOWHERE, Spot, find_caller
+from floatline.probe.frames import Spot, find_caller
 from floatline.probe.gradient_scales import GradientScales
 from floatline.probe.late import LateHealth, LateNumbers, ScaledLoss
+from floatline.probe.tracing import is_tracing
 
 # Above this many weights, a copy for each step costs more than it tells.
 _MOST_WEIGHTS = 2**24
@@ -73,21 +74,6 @@ class Listener(Protocol):
     def leave_step(self) -> None:
         """What comes now is no part of the step, but an evaluation."""
 
-    def leaves_out(self, step: int) -> bool:
-        """Whether nobody looks at a step that begins: its calls are told later, its losses tell whether it failed."""
-        ...
-
-    def read_autocast(self, root: nn.Module) -> Any:
-        """How autocast stands for a root module whose call is told later."""
-
-    def hold_forward(
-        self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Any
-    ) -> None:
-        """A root module ran in a step that was left out; how autocast stood then, None where it was off."""
-
-    def put_off(self, event: Event, health: LateHealth | None) -> None:
-        """An optimizer stepped in a step that was left out; None: its losses and gradients were finite."""
-
     def see_gradients(self, optimizer: Optimizer, event: Event, health: LateHealth | float) -> None:
         """An optimizer is about to step; the weights are as they were. Health is finite where gradients and loss are.
 
@@ -102,6 +88,9 @@ class Listener(Protocol):
 
     def end_step(self) -> None:
         """A step is over: what comes now belongs to the next one."""
+
+    def leave_mode(self, mode: object) -> None:
+        """The loop is about to leave a dispatch mode of its own."""
 
 
 class Watch:
@@ -123,9 +112,6 @@ class Watch:
         light: Whether the loop must not be slowed down.
         detailed: Whether all calls of the step under way are looked at.
         listener: Told of the steps of a light watch; None where nobody asks.
-        leaves_out: Whether nobody looks at the step under way.
-        left_out: Calls of such steps: what is called, the step, and what is needed to note it.
-        catch_up: Notes them.
         late: Numbers that are on their way from a GPU.
         locate: Finds the user's line.
         thread: The thread that is watched.
@@ -140,10 +126,8 @@ class Watch:
         self.light = light
         self.detailed = True
         self.inside = False  # a root module is running
+        self.compiled = False  # the loop compiles something
         self.listener: Listener | None = None
-        self.leaves_out = False
-        self.left_out: list[tuple[str, int, Any]] = []
-        self.catch_up: Callable[[], None] = lambda: None
         self.locate: Callable[[], Spot] = find_caller
         self.late = LateNumbers()
         self.step_losses: list[ScaledLoss | float] = []  # of the step under way, for a light watch
@@ -177,13 +161,11 @@ class Watch:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether this thread is not the one that is watched."""
-        return threading.get_ident() != self.thread
+        """Whether this call is none of the loop's: on another thread, or while torch traces a program."""
+        return threading.get_ident() != self.thread or is_tracing()
 
     def note(self, kind: str, data: dict[str, Any], spot: Spot | None = None) -> Event:
         """Add an event at the user's line, or at a spot found before."""
-        if self.left_out:
-            self.look_again()
         spot = spot or self.locate()
         event = Event(kind, spot.file, spot.line, spot.function, self.step, data)
         self.events.append(event)
@@ -198,24 +180,12 @@ class Watch:
             event = self.note(kind, data)
             self._spots[key] = Spot(event.file, event.line, event.function)
             return event
-        if self.left_out:
-            self.look_again()
-        event = self.note_left_out(kind, self.step, data)
+        spot = self._spots[key]
+        event = Event(kind, spot.file, spot.line, spot.function, self.step, data)
+        self.events.append(event)
         if self.on_event is not None:
             self.on_event()
         return event
-
-    def note_left_out(self, kind: str, step: int, data: dict[str, Any]) -> Event:
-        """Add an event of a step, at the line of the last such call."""
-        spot = self._spots.get((kind, data.get("optimizer")), NOWHERE)
-        event = Event(kind, spot.file, spot.line, spot.function, step, data)
-        self.events.append(event)
-        return event
-
-    def look_again(self) -> None:
-        """From here on, the step under way is not left out."""
-        self.leaves_out = False
-        self.catch_up()
 
     def number(self, thing: object) -> int:
         """A number for a scaler, optimizer or module; the thing is kept, so that no other takes its id."""
@@ -251,10 +221,6 @@ class Watch:
         self.detailed = detailed
         if self.light and len(self.events) > 3 * _MOST_EVENTS:
             del self.events[_MOST_EVENTS : len(self.events) - _MOST_EVENTS]
-        listener = None if detailed or self.scales.active else self.listener
-        self.leaves_out = listener is not None and listener.leaves_out(self.step)
-        if self.left_out and not self.leaves_out:
-            self.catch_up()
 
     def note_backward(self) -> None:
         """A backward pass has run in this step."""
@@ -273,7 +239,6 @@ class Watch:
 
     def settle(self) -> None:
         """Read the values that are still on a device."""
-        self.catch_up()
         self.late.read()
         for event in self.events:
             for name, value in event.data.items():

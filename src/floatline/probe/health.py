@@ -44,7 +44,7 @@ def look(seen: Watch, held: Held, gradients: list[Tensor]) -> tuple[Any, Health]
     try:
         if held.kind == "far" and seen.listener is not None:
             return [], _look_later(seen, held, gradients)
-        if is_fine_nearby(held, gradients) and _are_known_and_finite(seen.step_losses):
+        if _is_fine_nearby(held, gradients) and _are_known_and_finite(seen.step_losses):
             return [], 0.0
         norms = torch.stack(find_norms(gradients, math.inf if held.kind == "far" else 2))
     except RuntimeError:  # a gradient is of another kind than before
@@ -53,7 +53,7 @@ def look(seen: Watch, held: Held, gradients: list[Tensor]) -> tuple[Any, Health]
     return judge(seen, norms, gradients)
 
 
-def is_fine_nearby(held: Held, gradients: list[Tensor]) -> bool:
+def _is_fine_nearby(held: Held, gradients: list[Tensor]) -> bool:
     """Whether small gradients on a CPU are finite, in one call; False where that takes more."""
     if held.kind != "near" or held.flags is None or len(gradients) != held.num_seen:
         return False
@@ -129,11 +129,9 @@ def judge(seen: Watch, sizes: Tensor | None, gradients: list[Tensor]) -> tuple[A
     return found if seen.detailed or not fine else found[:1], 0.0 if fine and loss_is_finite(seen) else math.nan
 
 
-def wait_for_losses(
-    losses: list[ScaledLoss | float], numbers: list[Tensor], *, flagged: bool = False, looked: bool = True
-) -> LateHealth:
+def wait_for_losses(losses: list[ScaledLoss | float], numbers: list[Tensor], *, flagged: bool = False) -> LateHealth:
     """Numbers of a step, with its losses that are still on a device; NaN where another is not finite."""
-    health = LateHealth(numbers, flagged=flagged, looked=looked)
+    health = LateHealth(numbers, flagged=flagged)
     waiting: list[Tensor] = []
     for loss in losses:
         if type(loss) is ScaledLoss and isinstance(value := loss.value, Tensor):

@@ -7,13 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from floatline.probe.aside import Aside
 from floatline.probe.events import Event
 from floatline.probe.script_forward import Autocast, Forward, read_autocast, tensors_in
 from floatline.probe.watch_steps import has_bad
 
 # Bytes of inputs that are held beside the last ones.
 _MOST_BYTES = 2**26
+# Calls that are held: on a GPU a step is known a step later, and a step may have several.
+_MOST_CALLS = 4
 
 
 class HeldForwards:
@@ -21,46 +22,22 @@ class HeldForwards:
 
     Attributes:
         calls: The last is the newest.
-        most: How many of the size that was last weighed there is memory for.
     """
 
     def __init__(self) -> None:
         self.calls: deque[Forward] = deque()
-        self.most = 1
+        self._most = 1
         self._usual: dict[int, Autocast] = {}  # of root modules, by id
 
     def weigh(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """See how much memory the inputs of a call take."""
         size = sum(tensor.nbytes for tensor in tensors_in(args, kwargs))
-        self.most = max(1, _MOST_BYTES // max(size, 1))
+        self._most = max(1, _MOST_BYTES // max(size, 1))
 
-    def read_autocast(self, root: nn.Module) -> Autocast:
-        """How autocast stands for a root module."""
-        return read_autocast(root, self._usual)
-
-    def add(
-        self,
-        event: Event,
-        root: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        autocast: Autocast | None,
-        *,
-        wanted: int,
-    ) -> None:
-        """Hold a call.
-
-        Args:
-            event: What was noted of it.
-            root: The module.
-            args: Its arguments.
-            kwargs: Those with a name.
-            autocast: How it stood; None: it was off.
-            wanted: Calls that shall be held, if there is memory for them.
-        """
-        known = autocast or self._usual.get(id(root)) or self._read_autocast_off(root)
-        self.calls.append(Forward(root, args, kwargs, event, known))
-        while len(self.calls) > min(wanted, self.most):
+    def add(self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Hold a call of a root module: what was noted of it, and its arguments."""
+        self.calls.append(Forward(root, args, kwargs, event, read_autocast(root, self._usual)))
+        while len(self.calls) > min(_MOST_CALLS, self._most):
             self.calls.popleft()
 
     def note_bad_inputs(self, step: int) -> None:
@@ -72,7 +49,3 @@ class HeldForwards:
     def find(self, step: int) -> Forward:
         """The first call in a step, or the last call of all where none is held from there."""
         return next((one for one in self.calls if one.event.step == step), self.calls[-1])
-
-    def _read_autocast_off(self, root: nn.Module) -> Autocast:
-        with Aside():  # which turns it off
-            return read_autocast(root, self._usual)

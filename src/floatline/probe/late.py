@@ -62,17 +62,11 @@ class LateHealth:
         numbers: Finite where gradients and losses are, the losses last.
         losses: Those losses.
         flagged: Whether the first is a flag instead: 0 where all gradients are finite.
-        looked: Whether the gradients were looked at: else the losses tell alone.
     """
 
     numbers: list[Tensor]
     losses: list[ScaledLoss] = field(default_factory=list[ScaledLoss])
     flagged: bool = False
-    looked: bool = True
-
-    def add(self, numbers: list[Tensor]) -> None:
-        """More numbers that must be finite."""
-        self.numbers[self.flagged : self.flagged] = numbers
 
     def is_fine(self, found: list[float]) -> bool:
         """Whether the step was finite, by what the numbers turned out to be."""

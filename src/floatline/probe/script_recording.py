@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 
+from floatline.probe.compiled import Eagerly, is_inside_compiled
 from floatline.probe.gradient_errors import GradientRecorder
 from floatline.probe.script_forward import Forward, tensors_in
 from floatline.probe.trace import Trace
@@ -25,6 +28,7 @@ class ScriptRecording:
         self.step = -1
         self.early = False
         self._recorder: GradientRecorder | None = None
+        self._eagerly = contextlib.ExitStack()
 
     @property
     def runs(self) -> bool:
@@ -32,29 +36,40 @@ class ScriptRecording:
         return self._recorder is not None
 
     def begin_early(self, step: int) -> None:
-        """Record what comes before the forward pass of a step; not inside a mode of the script's own."""
-        if torch._C._len_torch_dispatch_stack():
+        """Record what comes before the forward pass of a step."""
+        if is_inside_compiled():
             return
         self.step, self.early = step, True
-        self._recorder = GradientRecorder(nn.Module())  # its model is not known yet
-        self._recorder.__enter__()
+        self._enter(GradientRecorder(nn.Module()))  # its model is not known yet
 
     def begin(self, forward: Forward, model: nn.Module) -> None:
         """Record a step from its forward pass on, or go on with it."""
         inputs = tensors_in(forward.args, forward.kwargs)
         self.step, self.early = forward.event.step, False
         if self._recorder is None:
-            self._recorder = GradientRecorder(model, batch=(inputs, ()))
-            self._recorder.__enter__()
+            self._enter(GradientRecorder(model, batch=(inputs, ())))
         else:
             self._recorder.adopt(model)
             self._recorder.name_batch(inputs, ())
+
+    def _enter(self, recorder: GradientRecorder) -> None:
+        self._eagerly.enter_context(Eagerly())
+        recorder.__enter__()
+        self._recorder = recorder
+
+    def hides(self, mode: object) -> bool:
+        """Whether the recorder lies above a dispatch mode, which would then leave the recorder instead of itself."""
+        if self._recorder is None or mode is self._recorder:
+            return False
+        depth = torch._C._len_torch_dispatch_stack()
+        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self._recorder
 
     def end(self) -> Trace | None:
         """What was recorded; None where nothing was."""
         recorder, self._recorder, self.early = self._recorder, None, False
         if recorder is None:
             return None
-        recorder.__exit__(None, None, None)
+        with self._eagerly:
+            recorder.__exit__(None, None, None)
         recorder.trace.meta["step"] = self.step
         return recorder.trace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import runpy
 import sys
@@ -29,12 +30,16 @@ class ScriptRun:
         capture: The steps that were recorded.
         exit_code: What the script ends with.
         motion: How far the weights went from their start, against their size; None where it is not known.
+        compiled: Whether the script compiles something.
+        last_line: The last line that the script wrote to stderr.
     """
 
     record: RunRecord
     capture: StepCapture
     exit_code: int
     motion: float | None = None
+    compiled: bool = False
+    last_line: str = ""
 
 
 class ScriptWatch:
@@ -50,11 +55,12 @@ class ScriptWatch:
         self._capture: StepCapture | None = None
         self._error: BaseException | None = None
         self._began = time.perf_counter()
+        self._last_line = LastLine()
         self.exit_code = 0
 
     def run(self) -> None:
         """Run the script. What it raises is printed as Python would, and kept."""
-        with watch(light=True) as seen:
+        with watch(light=True) as seen, self._last_line:
             self._seen = seen
             self._capture = capture = StepCapture(seen)
             seen.listener, seen.locate = capture, find_script_line
@@ -95,7 +101,34 @@ class ScriptWatch:
                     record.bad_loss = record.num_steps - 1
             except Exception as error:
                 capture.errors.append(f"the last forward pass could not be run again: {type(error).__name__}")
-        return ScriptRun(record, capture, self.exit_code, _measure_motion(seen, capture))
+        motion = _measure_motion(seen, capture)
+        return ScriptRun(record, capture, self.exit_code, motion, seen.compiled, self._last_line.text)
+
+
+class LastLine:
+    """Keeps the last line that is written to stderr, such as argparse's, while it is entered.
+
+    Attributes:
+        text: That line.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def __enter__(self) -> None:
+        self._stream = sys.stderr
+        write = self._stream.write
+
+        def keep(text: str) -> int:
+            self.text = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), self.text)
+            return write(text)
+
+        with contextlib.suppress(AttributeError):  # a stream that lets nobody listen
+            self._stream.write = keep  # type: ignore[method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(AttributeError):
+            del self._stream.write
 
 
 def _ends_forward(record: RunRecord) -> bool:

@@ -1,44 +1,40 @@
-"""Schedule: when a healthy step of a script is recorded."""
+"""Schedule: which healthy steps of a script are recorded."""
 
 from __future__ import annotations
 
-import time
-
-# Applied steps after which the first is recorded, and from which on the second; then at each doubling.
-_FIRST, _SECOND = 2, 9
-# What all of them but the first may take: this share of the time so far, or so many seconds.
-_SHARE, _LITTLE = 0.03, 0.1
+# Applied steps after which the first and the second are recorded; then whenever there are four times as many.
+FIRST, _SECOND, _FACTOR = 2, 9, 4
+# Seconds after which no further healthy step is recorded.
+BUDGET = 60.0
 
 
 class Schedule:
-    """Says when to record: after 2 applied steps, after 9, then at each doubling, while it takes little time.
+    """Says when to record: after 2 applied steps, after 9, then whenever there are four times as many.
 
-    All but the first are recorded only while recording takes under 3 % of the time so far, or under 0.1 seconds in all;
-    else they wait for a later step.
+    What is recorded depends on the number of applied steps alone. A budget of time only ends recording, and then
+    `ended_at` says so.
 
     Attributes:
         num_applied: Optimizer steps that were applied so far.
         due: How many it takes before a step is recorded.
+        ended_at: The number of applied steps at which the budget was spent; None while it is not.
     """
 
     def __init__(self) -> None:
         self.num_applied = 0
-        self.due = _FIRST
-        self._began = time.perf_counter()
+        self.due = FIRST
+        self.ended_at: int | None = None
 
-    def is_due(self, *, spent: float, last: float) -> bool:
+    def is_due(self, *, spent: float) -> bool:
         """Whether the step that begins is recorded.
 
         Args:
             spent: Seconds that recording took so far.
-            last: Seconds that the last recorded step took.
         """
-        if self.num_applied < self.due:
+        if self.num_applied < self.due or self.ended_at is not None:
             return False
-        if self.due == _FIRST:
-            self.due = _SECOND
-            return True
-        if spent + last > max(_LITTLE, _SHARE * (time.perf_counter() - self._began)):
+        if spent > BUDGET:
+            self.ended_at = self.num_applied
             return False
-        self.due = 2 * max(self.num_applied, _SECOND)
+        self.due = _SECOND if self.num_applied < _SECOND else _FACTOR * self.due
         return True

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from floatline.probe.compiled import unwrap
 from floatline.probe.events import Event, Watch
 from floatline.probe.health import Health, find_late_losses, loss_is_finite
 from floatline.probe.held_forwards import HeldForwards
 from floatline.probe.late import LateHealth
-from floatline.probe.script_forward import Autocast, Forward, has_room, replay_forward
+from floatline.probe.script_forward import Forward, has_room, replay_forward
 from floatline.probe.script_late import LateSteps
 from floatline.probe.script_recording import ScriptRecording
 from floatline.probe.script_schedule import Schedule
@@ -26,8 +27,6 @@ from floatline.probe.trace import Trace
 
 Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
-# Steps on a CPU that are left out together: their losses and gradients are looked at, and noted later.
-_NEAR = 16
 # How often a failing step is tried again on healthy weights.
 _ATTEMPTS = 3
 # Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
@@ -77,7 +76,6 @@ class StepCapture:
         self._seen = seen
         self._recording = ScriptRecording()
         self._last_step = self._applied_step = self._failed_step = -1
-        self._near_step = -_NEAR - 1  # the last one on a CPU that was looked at, and fine
         self._clock = 0.0
         self._schedule = Schedule()
         self._held = HeldForwards()
@@ -98,8 +96,8 @@ class StepCapture:
         """A root module is about to run, with gradients."""
         if self._seen.detailed:
             self._held.weigh(args, kwargs)
-        last = self._last_step
-        self.hold_forward(event, root, args, kwargs, self.read_autocast(root))
+        self._held.add(event, root, args, kwargs)
+        last, self._last_step = self._last_step, event.step
         if event.step == last:
             return
         if self._recording.early or (not self._recording.runs and self._is_wanted()):
@@ -118,31 +116,6 @@ class StepCapture:
         elif self._recording.runs and self._stepping is not None and self._stepping.step >= self._recording.step:
             self._try(self._finish)
 
-    def leaves_out(self, step: int) -> bool:
-        """Whether nobody looks at a step that begins."""
-        if self._recording.runs or self._healthy is not None:
-            return False
-        nearby = 0 < step - self._near_step <= _NEAR and self._held.most >= _NEAR
-        return nearby or (self._late.leaves_out(step) and 2 * self._late.num_together <= self._held.most)
-
-    def read_autocast(self, root: nn.Module) -> Autocast:
-        """How autocast stands for a root module."""
-        return self._held.read_autocast(root)
-
-    def hold_forward(
-        self, event: Event, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: Autocast | None
-    ) -> None:
-        """A root module runs, or ran in a step that was left out; None: autocast was off."""
-        self._held.add(event, root, args, kwargs, autocast, wanted=2 * self._late.num_together)
-        self._last_step = event.step
-
-    def put_off(self, event: Event, health: LateHealth | None) -> None:
-        """An optimizer stepped in a step that was left out; None: its losses and gradients were finite."""
-        self._stepping = event
-        if health is not None:
-            self._late.put_off(event, health)
-        self._count(event)
-
     def see_gradients(self, optimizer: Optimizer, event: Event, health: Health) -> None:
         """An optimizer is about to step."""
         self._stepping = event
@@ -154,8 +127,6 @@ class StepCapture:
             self._fail(event, None)
         elif self._seen.detailed or _is_narrow(optimizer):
             self._before = Weights.copy(_parameters(optimizer), most=True)
-        elif self._seen.scales.find(optimizer).flags is not None:
-            self._near_step = event.step
 
     def _look_late(self, optimizer: Optimizer, event: Event, health: LateHealth) -> None:
         """On a GPU, the answers about steps that were asked about are there by now; and this step's is asked for.
@@ -168,7 +139,7 @@ class StepCapture:
             return  # it leaves the step out by itself, if it must
         if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
             self._late.keep(optimizer, event.step, detailed=detailed)
-        self._late.add(event, health, detailed=detailed)
+        self._late.ask(event, health)
 
     def _fail_late(self, event: Event) -> None:
         if not len(event.data["largest"]):
@@ -200,6 +171,11 @@ class StepCapture:
         """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
         if not self._recording.runs and self._is_wanted():
             self._begin_early(self._seen.step + 1)
+
+    def leave_mode(self, mode: object) -> None:
+        """The script leaves a dispatch mode, inside of which a step is recorded: that ends here."""
+        if self._recording.hides(mode):
+            self._try(self._recording.end if self._recording.early else self._finish)
 
     def see_attempt(self, event: Event) -> None:
         """A scaler has let a step through, or not."""
@@ -252,10 +228,9 @@ class StepCapture:
         if not self._wanted and self._schedule.num_applied < self._schedule.due:
             return False
         wanted, self._wanted = self._wanted, False
-        last = self.steps[-1].seconds if self.steps else 0.0
-        if not wanted and not self._schedule.is_due(spent=self.seconds, last=last):
+        if not wanted and not self._schedule.is_due(spent=self.seconds):
             return False
-        self._late.read()  # if the step before failed, this one is recorded on the weights from before it
+        self._seen.late.read()  # if the step before failed, this one is recorded on the weights from before it
         self._kind = "healthy"
         return True
 
@@ -288,15 +263,14 @@ class StepCapture:
 
     def finish(self) -> None:
         """The script is over, or is about to be explained."""
-        self._try(self._seen.catch_up)
-        self._try(self._late.read)
+        self._try(self._seen.late.read)
         if self._recording.early:
             self._try(self._recording.end)
         elif self._recording.runs:
             self._try(self._finish)
 
     def _finish(self) -> None:
-        self._late.read()
+        self._seen.late.read()
         trace, self._seen.on_event = self._recording.end(), None
         if trace is None:
             return
@@ -336,6 +310,11 @@ class StepCapture:
         return trace is not None
 
     @property
+    def ended_at(self) -> int | None:
+        """The applied step at which the time for recording was spent; None where it was not."""
+        return self._schedule.ended_at
+
+    @property
     def has_untried(self) -> bool:
         """Whether a step failed, and the script ended before another was tried on the weights from before it."""
         if self._lost and not self.steps:
@@ -345,7 +324,7 @@ class StepCapture:
     def _find_model(self, root: nn.Module) -> nn.Module:
         """The largest module that was called by itself and that the root is a part of."""
         owners = [m for m in self._seen.roots.values() if any(part is root for part in m.modules())]
-        return max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root)
+        return unwrap(max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root))
 
     def _all_weights(self) -> Iterator[Tensor]:
         """Parameters and buffers; not those that count, such as the batches that a norm has seen."""

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from floatline.probe.compiled import unwrap
 from floatline.probe.events import Made, Watch
 from floatline.probe.records import BadTensor, OptimizerRecord, RunRecord, Untrained
 
@@ -80,7 +81,7 @@ def _find_model(record: RunRecord, seen: Watch) -> nn.Module | None:
 
 def _name_parameters(record: RunRecord, seen: Watch) -> dict[int, str]:
     """Names by id; the model's own first, then those of modules that were called alone."""
-    models = ([] if record.model is None else [record.model]) + list(seen.roots.values())
+    models = [unwrap(model) for model in (record.model, *seen.roots.values()) if model is not None]
     names: dict[int, str] = {}
     for model in models:
         for name, tensor in model.named_parameters():

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Generator
 
 from floatline.probe.aside import Aside
+from floatline.probe.compiled import CompilerWatch
 from floatline.probe.events import Event, Watch
 from floatline.probe.watch_calls import patch_calls
 from floatline.probe.watch_scaler import patch_scaler
@@ -35,9 +36,11 @@ def watch(*, light: bool = False) -> Generator[Watch]:
     seen = Watch(light=light)
     patches, hooks = patch_calls(seen)
     scaler_patches = patch_scaler(seen)
+    compiler = CompilerWatch(seen, (patches, scaler_patches))
     try:
         yield seen
     finally:
+        compiler.undo()
         scaler_patches.undo()
         patches.undo()
         for hook in hooks:

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from threading import get_ident
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from floatline.probe.aside import Aside
@@ -21,8 +22,8 @@ from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor, find_leaves, find_scaled_gradient, mark_scaled_gradients
 from floatline.probe.health import are_weights_finite
-from floatline.probe.left_out import leave_out_forward, leave_out_step, note_left_out
 from floatline.probe.patches import Patches
+from floatline.probe.warning_lines import patch_warnings
 from floatline.probe.watch_light import note_light_forward, note_light_step, run_light_backward
 from floatline.probe.watch_regions import patch_autocast, patch_schedulers
 from floatline.probe.watch_state import patch_state
@@ -40,19 +41,18 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     patches.wrap(Optimizer, "__init__", lambda make: _watch_making(seen, make))
     patches.wrap(Optimizer, "zero_grad", lambda clear: _watch_clearing(seen, clear))
     patches.wrap(nn.Module, "zero_grad", lambda clear: _watch_clearing(seen, clear))
+    patches.wrap(TorchDispatchMode, "__exit__", lambda leave: _watch_mode(seen, leave))
     patch_autocast(seen, patches)
     patch_schedulers(seen, patches)
     patch_state(seen, patches)
-    seen.catch_up = lambda: note_left_out(seen)
+    patch_warnings(patches)
     pending: dict[int, tuple[Event, list[Tensor], list[Tensor] | None]] = {}
 
     def before(optimizer: Optimizer, *_: Any) -> None:
-        if get_ident() != seen.thread:
+        if seen.elsewhere:
             return
         if not seen.light and seen.detailed:
             pending[id(optimizer)] = _note_step(seen, optimizer)
-            return
-        if seen.leaves_out and leave_out_step(seen, optimizer):
             return
         event = note_light_step(seen, optimizer)
         if not seen.light:  # whether the weights stay finite is always asked
@@ -61,13 +61,22 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     def after(optimizer: Optimizer, *_: Any) -> None:
         if pending and id(optimizer) in pending:
             _finish_step(optimizer, *pending.pop(id(optimizer)))
-        elif seen.listener is not None and not seen.leaves_out and get_ident() == seen.thread:
+        elif seen.listener is not None and not seen.elsewhere:
             seen.listener.see_weights(optimizer)
             if not seen.busy:  # else a scaler says when the step is over
                 seen.listener.end_step()
 
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     return patches, hooks
+
+
+def _watch_mode(seen: Watch, leave: _Call) -> _Call:
+    def watched(mode: TorchDispatchMode, *error: Any) -> Any:
+        if seen.listener is not None and threading.get_ident() == seen.thread:
+            seen.listener.leave_mode(mode)
+        return leave(mode, *error)
+
+    return watched
 
 
 def _watch_module(seen: Watch, call: _Call) -> _Call:
@@ -95,7 +104,7 @@ def _watch_root(seen: Watch, call: _Call) -> _Call:
     plain = call is getattr(nn.Module, "_wrapped_call_impl", None)
 
     def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if seen.inside or seen.busy or get_ident() != seen.thread:
+        if seen.inside or seen.busy or seen.elsewhere:
             if seen.detailed:
                 seen.called.add(id(module))
             if plain and module._compiled_call_impl is None:  # what `call` would do: one call less
@@ -148,9 +157,7 @@ def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: di
             seen.on_leave()
         return
     seen.note_boundary(cleared=False)
-    if seen.leaves_out and seen.listener is not None:
-        leave_out_forward(seen, seen.listener, module, args, kwargs)
-    elif seen.light:
+    if seen.light:
         note_light_forward(seen, module, args, kwargs)
     else:
         data = {"root": seen.number(module), "bad_inputs": has_bad(args, kwargs), "region": open_region(seen)}
@@ -161,7 +168,7 @@ def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: di
 
 def _watch_engine(seen: Watch, run: _Call) -> _Call:
     def watched(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if seen.busy or get_ident() != seen.thread:
+        if seen.busy or seen.elsewhere:
             return run(outputs, *args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", True)
         if accumulates:
@@ -219,6 +226,8 @@ def _watch_making(seen: Watch, make: _Call) -> _Call:
 
 def _watch_clearing(seen: Watch, clear: _Call) -> _Call:
     def watched(owner: Optimizer | nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if seen.elsewhere:
+            return clear(owner, *args, **kwargs)
         seen.note_boundary(cleared=True)
         result = clear(owner, *args, **kwargs)
         if seen.on_clear is not None:

@@ -8,12 +8,14 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from floatline.probe import late
+from floatline.probe.aside import Aside
 from floatline.probe.events import Event, Watch
 from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
 from floatline.probe.graphs import find_factor
 from floatline.probe.health import Health, judge, look
-from floatline.probe.left_out import leave_out_backward, read_loss
+from floatline.probe.late import ScaledLoss
 from floatline.probe.watch_steps import describe_step, has_bad, open_region, read_rates
 
 
@@ -37,8 +39,7 @@ def run_light_backward(
     """A backward pass: its loss is kept, on its device."""
     if not kwargs.get("accumulate_grad", True):
         return run(outputs, *args, **kwargs)
-    if not (seen.leaves_out and leave_out_backward(seen, outputs, create_graph=bool(args[2]))):
-        _note_backward(seen, outputs, args)
+    _note_backward(seen, outputs, args)
     seen.busy += 1
     try:
         return run(outputs, *args, **kwargs)
@@ -52,6 +53,16 @@ def _note_backward(seen: Watch, outputs: Any, args: tuple[Any, ...]) -> None:
     loss = read_loss(outputs, factor)
     seen.note_cheaply("backward", {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": 0})
     seen.step_losses.append(loss)
+
+
+def read_loss(outputs: Any, factor: float) -> ScaledLoss | float:
+    """What goes backward, without the loss scale: a number on a CPU, else a tensor that nobody waits for."""
+    if len(outputs) == 1 and outputs[0].numel() == 1:
+        value = outputs[0]
+        return ScaledLoss(value.detach(), factor) if late.is_far(value) else value.item() / factor
+    with Aside():
+        loss: Any = sum(output.detach().double().sum() for output in outputs)
+        return ScaledLoss(loss, factor) if late.is_far(loss) else float(loss) / factor
 
 
 def note_light_step(seen: Watch, optimizer: Optimizer) -> Event:

@@ -60,10 +60,7 @@ def patch_schedulers(seen: Watch, patches: Patches) -> None:
             if not depth:
                 optimizer = scheduler.optimizer
                 data = {"optimizer": seen.number(optimizer), "rates": read_rates(seen, optimizer)}
-                if seen.leaves_out:
-                    seen.left_out.append(("scheduler-step", seen.step, data))
-                else:
-                    seen.note_cheaply("scheduler-step", data)
+                seen.note_cheaply("scheduler-step", data)
             return result
 
         return watched

@@ -79,7 +79,6 @@ def _watch_scale(seen: Watch, patches: Patches, scale: _Call) -> _Call:
             return scale(scaler, outputs)
         if not seen.scales.active:
             seen.scales.active = True
-            seen.look_again()
             _patch_gradients(seen, patches)
         value = _read_scale(seen, scaler)
         if seen.detailed:

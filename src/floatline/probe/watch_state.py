@@ -13,6 +13,7 @@ from floatline.probe.aside import Aside
 from floatline.probe.events import Watch
 from floatline.probe.patches import Patches
 from floatline.probe.script_frames import find_script_line
+from floatline.probe.tracing import holds_numbers
 
 _Call = Callable[..., Any]
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -42,14 +43,18 @@ def patch_state(seen: Watch, patches: Patches) -> None:
 
 def fingerprint(state: Any) -> float:
     """One number for the weights in a module's state dict: equal weights give equal numbers."""
-    tensors = [value for value in state.values() if isinstance(value, Tensor) and value.is_floating_point()]
+    tensors = [
+        value
+        for value in state.values()
+        if isinstance(value, Tensor) and value.is_floating_point() and holds_numbers(value)
+    ]
     with Aside():
         return sum(float(tensor.detach().double().abs().sum()) for tensor in tensors)
 
 
 def _watch_saving(seen: Watch, save: _Call, kind: str) -> _Call:
     def watched(owner: Any, *args: Any, **kwargs: Any) -> Any:
-        if seen.busy or args or "destination" in kwargs:  # a submodule's part of a state dict
+        if seen.busy or args or "destination" in kwargs or seen.elsewhere:  # a submodule's part of a state dict
             return save(owner, *args, **kwargs)
         seen.busy += 1
         try:
@@ -67,6 +72,8 @@ def _watch_saving(seen: Watch, save: _Call, kind: str) -> _Call:
 
 def _watch_loading(seen: Watch, load: _Call, kind: str) -> _Call:
     def watched(owner: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        if seen.elsewhere:
+            return load(owner, state, *args, **kwargs)
         data: dict[str, Any] = {"owner": kind, "number": seen.number(owner)}
         if kind == "module":
             data["fingerprint"] = fingerprint(state)

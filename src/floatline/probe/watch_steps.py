@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from floatline.probe.aside import Aside
 from floatline.probe.events import Made, Watch
 from floatline.probe.gradient_scales import Held
+from floatline.probe.tracing import holds_numbers
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _NUMBERS = frozenset((float,))
@@ -24,7 +25,8 @@ def has_bad(*trees: Any) -> Tensor | bool:
     Numerics:
         On a CPU a finite sum leaves no doubt, and any other may have overflowed: then each element is looked at.
     """
-    tensors = [t for t in tree_leaves(trees) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
+    leaves = [leaf for leaf in tree_leaves(trees) if isinstance(leaf, Tensor)]
+    tensors = [tensor for tensor in leaves if tensor.is_floating_point() and tensor.numel() and holds_numbers(tensor)]
     with Aside():
         if all(t.is_cpu and t.layout is torch.strided and math.isfinite(t.sum().item()) for t in tensors):
             return False

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _VERDICTS = {
     "precision": "a precision problem",
     "not-precision": "not a precision problem",
+    "no-verdict": "whether precision is to blame is not known",
 }
 # The finding is read first and at once.
 _MOST_TRIED = 2  # lines
@@ -27,7 +28,10 @@ _WIDTH = 100
 
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """Print a diagnosis."""
-    if diagnosis.primary is None and diagnosis.unexplained:
+    if diagnosis.primary is None and diagnosis.no_verdict:
+        console.print(_line(("no verdict", "bold yellow"), f"  {diagnosis.no_verdict}"), soft_wrap=True)
+        console.print(_line(_run(diagnosis)), soft_wrap=True)
+    elif diagnosis.primary is None and diagnosis.unexplained:
         console.print(_line(("unexplained", "bold red"), f"  {diagnosis.unexplained}"), soft_wrap=True)
         console.print(_line(f"{_run(diagnosis)}; {_VERDICTS[diagnosis.verdict]}"), soft_wrap=True)
     elif diagnosis.primary is None:
@@ -98,7 +102,8 @@ def _wrap(words: str, console: Console) -> list[str]:
 
 
 def _run(diagnosis: Diagnosis) -> str:
-    return f"{diagnosis.target} in {diagnosis.precision}, {diagnosis.seconds:.1f} s"
+    precision = f" in {diagnosis.precision}" if diagnosis.precision else ""
+    return f"{diagnosis.target}{precision}, {diagnosis.seconds:.1f} s"
 
 
 def _place(finding: Finding) -> str:
