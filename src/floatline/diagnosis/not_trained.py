@@ -34,7 +34,7 @@ def _find_idle(given: RunRecord) -> list[Finding]:
             name,
             event.file if event else optimizer.file,
             event.line if event else optimizer.line,
-            f"{optimizer.name}.step",
+            optimizer.call,
         )
     ]
 

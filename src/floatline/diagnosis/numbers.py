@@ -123,7 +123,7 @@ def _divergence(evidence: Evidence) -> Finding:
         module="optimizer",
         file=made.file if made else "",
         line=made.line if made else 0,
-        op=f"{made.name}.step" if made else "",
+        op=made.call if made else "",
     )
 
 
@@ -137,7 +137,7 @@ def _state_underflow(evidence: Evidence, updates: list[Birth]) -> Finding:
         seen=f"finite gradients, and weights that are not finite after the step: {listed}; in FP32 they stay finite",
         fix=next(iter(cause.remedies), ""),
         module="optimizer.step",
-        op=f"{made.name}.step" if made else "",
+        op=made.call if made else "",
     )
 
 
@@ -157,7 +157,7 @@ def _dead_state(evidence: Evidence, share: float) -> Finding:
         "own gradient alone, and the weights run away; in FP32 they do not",
         fix=next(iter(cause.remedies), ""),
         module="optimizer.step",
-        op=f"{made.name}.step" if made else "",
+        op=made.call if made else "",
     )
 
 
@@ -262,5 +262,5 @@ def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
         seen=f"bit-identical after a step that moves them in FP32: {', '.join(parts)}",
         fix=next(iter(cause.remedies), ""),
         module="optimizer.step",
-        op=f"{made.name}.step" if made else "",
+        op=made.call if made else "",
     )

@@ -101,7 +101,9 @@ def _find_direct_step(given: RunRecord) -> list[Finding]:
             op=f"{wrong[0].data['name']}.step",
             seen=f"{len(wrong)} calls of optimizer.step() used gradients that were still multiplied by {scale:g}: "
             f"the learning rate was {scale:g} times what it says",
-            fix="scaler.step(optimizer); scaler.update()  # in the place of optimizer.step()",
+            fix="scaler.step(optimizer); scaler.update()  # instead of optimizer.step()"
+            if given.of("scaler-new")
+            else f"divide the gradients by the loss scale {scale:g} before optimizer.step()",
         )
     ]
 

@@ -126,5 +126,5 @@ def _divergence(given: RunRecord, losses: list[float], motion: float | None) -> 
         "optimizer",
         made.file if made else "",
         made.line if made else 0,
-        f"{made.name}.step" if made else "",
+        made.call if made else "",
     )

@@ -93,6 +93,25 @@ class Listener(Protocol):
         """The loop is about to leave a dispatch mode of its own."""
 
 
+class Updates(Protocol):
+    """Who sees the steps that no optimizer of torch makes."""
+
+    scales_itself: bool
+
+    def after_backward(self) -> None:
+        """Gradients are there."""
+
+    def settle(self, *, cleared: bool) -> bool:
+        """A pass begins, or gradients are cleared, and no optimizer stepped; whether the loop made or left out one."""
+        ...
+
+    def note_optimizer_step(self) -> None:
+        """An optimizer of torch steps."""
+
+    def begin_step(self, *, stepped: bool) -> None:
+        """A step begins; whether an optimizer or a scaler was called in the last one."""
+
+
 class Watch:
     """What is known about the loop so far. The patches of `watch_calls` and `watch_scaler` fill it.
 
@@ -113,6 +132,8 @@ class Watch:
         detailed: Whether all calls of the step under way are looked at.
         listener: Told of the steps of a light watch; None where nobody asks.
         late: Numbers that are on their way from a GPU.
+        updates: Sees steps that no optimizer makes; None where nobody asks.
+        masters: Tensors of optimizers that are copies of weights, by id, with those weights.
         locate: Finds the user's line.
         thread: The thread that is watched.
 
@@ -128,6 +149,9 @@ class Watch:
         self.inside = False  # a root module is running
         self.compiled = False  # the loop compiles something
         self.listener: Listener | None = None
+        self.updates: Updates | None = None
+        self.scale_by_hand = 1.0  # that the last loss was multiplied by, without a scaler
+        self.masters: dict[int, list[Tensor]] = {}
         self.locate: Callable[[], Spot] = find_caller
         self.late = LateNumbers()
         self.step_losses: list[ScaledLoss | float] = []  # of the step under way, for a light watch
@@ -206,7 +230,11 @@ class Watch:
 
     def note_boundary(self, *, cleared: bool) -> None:
         """Count a step where a new one begins."""
+        if self.updates is not None and self._saw_backward and not self._saw_step:
+            self._saw_step = self.updates.settle(cleared=cleared)
         if self._saw_step or (cleared and self._saw_backward):
+            if self.updates is not None:
+                self.updates.begin_step(stepped=self._saw_step)
             self.step += 1
             self._saw_step = self._saw_backward = False
             self._begin_step()
@@ -225,10 +253,14 @@ class Watch:
     def note_backward(self) -> None:
         """A backward pass has run in this step."""
         self._saw_backward = True
+        if self.updates is not None:
+            self.updates.after_backward()
 
     def note_attempt(self) -> None:
         """An optimizer step was tried in this step, and may have been skipped."""
         self._saw_step = True
+        if self.updates is not None:
+            self.updates.note_optimizer_step()
 
     def copy_weights(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
         """A copy to compare with; None where it would be too large."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,9 @@ _TAG = "floatline_scale"
 _GRADIENT_TAG = "floatline_scaled_gradient"
 # A scaled loss is divided by the number of micro-batches, or summed with others; hardly more.
 _NEAR = 64
+_PRODUCTS = frozenset(("MulBackward0", "DivBackward0"))
+# No weight of a loss is meant by a larger number.
+_LEAST_SCALE = 7.9
 
 
 def mark_scaled(tensor: Tensor, scale: float) -> None:
@@ -35,6 +38,23 @@ def find_factor(tensors: Iterable[Any]) -> float:
             return node.metadata[_TAG]
         if number == _NEAR:
             break
+    return 1.0
+
+
+def find_factor_by_hand(outputs: Sequence[Any]) -> float:
+    """The number that a loss was multiplied by last, as in `(loss * 2**16).backward()`; 1 where there is none."""
+    node: Any = outputs[0].grad_fn if len(outputs) == 1 and isinstance(outputs[0], Tensor) else None
+    for _ in range(3):  # a division by the number of micro-batches may come after it
+        if node is None or node.name() not in _PRODUCTS:
+            return 1.0
+        other = getattr(node, "_saved_other", None)
+        if isinstance(other, Tensor) and other.is_cpu and other.numel() == 1 and not other.requires_grad:
+            with Aside():
+                number = float(other)
+            factor = 1 / number if number and node.name().startswith("Div") else number
+            if factor > _LEAST_SCALE:
+                return factor
+        node = next((following for following, _ in node.next_functions if following is not None), None)
     return 1.0
 
 

@@ -26,6 +26,7 @@ class OptimizerRecord:
         num_steps: How often it stepped, skipped steps left out.
         num_idle: How often it was stepped, or was to be, without a single gradient.
         dead: Whether none of its parameters that no model holds ever got a gradient, and there are some.
+        by_hand: Whether it stands for lines of the loop that update weights without an optimizer.
     """
 
     number: int
@@ -36,6 +37,12 @@ class OptimizerRecord:
     num_steps: int
     num_idle: int
     dead: bool
+    by_hand: bool = False
+
+    @property
+    def call(self) -> str:
+        """What updates the weights."""
+        return "an update by hand" if self.by_hand else f"{self.name}.step"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,11 @@ from torch import nn
 from floatline.probe.compiled import Eagerly, is_inside_compiled
 from floatline.probe.gradient_errors import GradientRecorder
 from floatline.probe.script_forward import Forward, tensors_in
-from floatline.probe.trace import Trace
+from floatline.probe.trace import Op, Trace
+
+_SUMS = frozenset(
+    f"aten.{name}_" for name in ("add", "sub", "addcdiv", "addcmul", "lerp", "_foreach_add", "_foreach_sub")
+)
 
 
 class ScriptRecording:
@@ -72,4 +76,15 @@ class ScriptRecording:
         with self._eagerly:
             recorder.__exit__(None, None, None)
         recorder.trace.meta["step"] = self.step
+        for op in find_updates_by_hand(recorder.trace):
+            op.phase = "update"
         return recorder.trace
+
+
+def find_updates_by_hand(trace: Trace) -> list[Op]:
+    """Sums in place that change a weight outside of an optimizer."""
+    return [
+        op
+        for op in trace.ops
+        if op.phase == "outside" and op.name in _SUMS and op.inputs and op.inputs[0].role.startswith("param:")
+    ]

@@ -8,12 +8,12 @@ import runpy
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
 from floatline.probe.failures import describe_failure
-from floatline.probe.records import RunRecord
+from floatline.probe.records import OptimizerRecord, RunRecord
 from floatline.probe.script_frames import find_script_line
 from floatline.probe.script_precision import name_precision
 from floatline.probe.script_steps import StepCapture
@@ -92,6 +92,7 @@ class ScriptWatch:
         seen.settle()
         fill_record(record, seen)
         record.precision = name_precision(record)
+        record.optimizers = [_place(made, capture) for made in record.optimizers]
         record.seconds = time.perf_counter() - self._began
         in_model = record.exception is not None and record.exception.in_module
         stopped = record.first_bad_step is None and not in_model and (self.exit_code or _ends_forward(record))
@@ -103,6 +104,15 @@ class ScriptWatch:
                 capture.errors.append(f"the last forward pass could not be run again: {type(error).__name__}")
         motion = _measure_motion(seen, capture)
         return ScriptRun(record, capture, self.exit_code, motion, seen.compiled, self._last_line.text)
+
+
+def _place(made: OptimizerRecord, capture: StepCapture) -> OptimizerRecord:
+    """An optimizer; where it stands for lines of the script, at the first of these that a recorded step shows."""
+    if not made.by_hand:
+        return made
+    ops = (op for one in capture.steps for op in one.trace.ops if op.phase == "update" and op.file)
+    first = next(ops, None)
+    return made if first is None else replace(made, file=first.file, line=first.line)
 
 
 class LastLine:

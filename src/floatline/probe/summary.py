@@ -11,6 +11,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from floatline.probe.compiled import unwrap
 from floatline.probe.events import Made, Watch
+from floatline.probe.own_updates import Updates
 from floatline.probe.records import BadTensor, OptimizerRecord, RunRecord, Untrained
 
 
@@ -34,7 +35,8 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
     record.events = seen.events
     record.num_steps = seen.step + 1
     backward = record.of("backward")
-    record.losses = [event.data["loss"] for event in backward]
+    scaled = bool(seen.masters) or (seen.updates is not None and seen.updates.scales_itself)
+    record.losses = [event.data["loss"] / (event.data.get("by_hand", 1.0) if scaled else 1.0) for event in backward]
     record.loss_steps = [event.step for event in backward]
     if not backward:
         # The training may have run in other processes; then what the function says about it is all there is.
@@ -86,6 +88,9 @@ def _name_parameters(record: RunRecord, seen: Watch) -> dict[int, str]:
     for model in models:
         for name, tensor in model.named_parameters():
             names.setdefault(id(tensor), name)
+    for key, parts in seen.masters.items():
+        whole = f"FP32 copy of {len(parts)} parameters"
+        names.setdefault(key, names.get(id(parts[0]), "") if len(parts) == 1 else whole)
     return names
 
 
@@ -114,9 +119,19 @@ def _sum_up(record: RunRecord, made: Made, seen: Watch, names: dict[int, str]) -
     idle += [e for e in record.of("scaler-step") if e.data["optimizer"] == made.number and not e.data["num_gradients"]]
     strangers = [p for p in made.parameters if id(p) not in names]
     dead = bool(strangers) and not any(id(parameter) in seen.leaves for parameter in strangers)
+    by_hand = isinstance(made.optimizer, Updates)
+    dead = dead and not by_hand
     own = tuple(names.get(id(parameter), "") for parameter in made.parameters)
     return OptimizerRecord(
-        made.number, made.name, made.spot.file, made.spot.line, own, len(steps), len(idle), dead and bool(seen.roots)
+        made.number,
+        made.name,
+        made.spot.file,
+        made.spot.line,
+        own,
+        len(steps),
+        len(idle),
+        dead and bool(seen.roots),
+        by_hand,
     )
 
 
@@ -125,6 +140,7 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
     if not seen.optimizers:
         return
     held = {id(parameter) for made in seen.optimizers.values() for parameter in made.parameters}
+    held |= {id(part) for parts in seen.masters.values() for part in parts}
     hidden = {id(t): name for model in seen.roots.values() for name, t in _hidden_tensors(model)}
     for key, leaf in seen.leaves.items():
         moved = key in seen.start and not bool((seen.start[key].to(leaf.device) == leaf.detach()).all())

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from floatline.probe.aside import Aside
 from floatline.probe.compiled import CompilerWatch
 from floatline.probe.events import Event, Watch
+from floatline.probe.own_updates import OwnUpdates
 from floatline.probe.watch_calls import patch_calls
 from floatline.probe.watch_scaler import patch_scaler
 
@@ -36,6 +37,7 @@ def watch(*, light: bool = False) -> Generator[Watch]:
     seen = Watch(light=light)
     patches, hooks = patch_calls(seen)
     scaler_patches = patch_scaler(seen)
+    seen.updates = OwnUpdates(seen)
     compiler = CompilerWatch(seen, (patches, scaler_patches))
     try:
         yield seen

@@ -20,8 +20,15 @@ from floatline.probe.aside import Aside
 from floatline.probe.events import Event, Watch
 from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
-from floatline.probe.graphs import find_factor, find_leaves, find_scaled_gradient, mark_scaled_gradients
+from floatline.probe.graphs import (
+    find_factor,
+    find_factor_by_hand,
+    find_leaves,
+    find_scaled_gradient,
+    mark_scaled_gradients,
+)
 from floatline.probe.health import are_weights_finite
+from floatline.probe.master_copies import find_masters
 from floatline.probe.patches import Patches
 from floatline.probe.warning_lines import patch_warnings
 from floatline.probe.watch_light import note_light_forward, note_light_step, run_light_backward
@@ -150,6 +157,8 @@ def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: di
         parameters = list(module.parameters())
         copies: list[Tensor] = seen.copy_weights(parameters) or []
         seen.start |= {id(p): copy for p, copy in zip(parameters, copies, strict=False)}
+    if seen.detailed and seen.num_stepped:
+        find_masters(seen)
     if not torch.is_grad_enabled():
         if seen.listener is not None:
             seen.listener.leave_step()
@@ -179,6 +188,9 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
         with Aside():
             loss = torch.stack([output.detach().double().sum().cpu() for output in outputs]).sum() / factor
         data = {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": open_region(seen)}
+        seen.scale_by_hand = 1.0 if seen.scales.active else find_factor_by_hand(outputs)
+        if seen.scale_by_hand != 1.0:
+            data["by_hand"] = seen.scale_by_hand
         event = seen.note("backward" if accumulates else "grad", data)
         if seen.light and accumulates:
             seen.step_losses.append(float(loss))

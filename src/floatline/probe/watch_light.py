@@ -13,7 +13,7 @@ from floatline.probe.aside import Aside
 from floatline.probe.events import Event, Watch
 from floatline.probe.frames import NOWHERE
 from floatline.probe.gradient_scales import largest_of
-from floatline.probe.graphs import find_factor
+from floatline.probe.graphs import find_factor, find_factor_by_hand
 from floatline.probe.health import Health, judge, look
 from floatline.probe.late import ScaledLoss
 from floatline.probe.watch_steps import describe_step, has_bad, open_region, read_rates
@@ -51,7 +51,11 @@ def run_light_backward(
 def _note_backward(seen: Watch, outputs: Any, args: tuple[Any, ...]) -> None:
     factor = find_factor((*outputs, *(args[0] if args else ()))) if seen.scales.active else 1.0
     loss = read_loss(outputs, factor)
-    seen.note_cheaply("backward", {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": 0})
+    data: dict[str, Any] = {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": 0}
+    seen.scale_by_hand = 1.0 if seen.scales.active else find_factor_by_hand(outputs)
+    if seen.scale_by_hand != 1.0:
+        data["by_hand"] = seen.scale_by_hand
+    seen.note_cheaply("backward", data)
     seen.step_losses.append(loss)
 
 

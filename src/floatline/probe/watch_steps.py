@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from floatline.probe.aside import Aside
 from floatline.probe.events import Made, Watch
-from floatline.probe.gradient_scales import Held
+from floatline.probe.gradient_scales import Held, largest_of
 from floatline.probe.tracing import holds_numbers
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -60,7 +60,7 @@ def describe_step(
         "name": made.name,
         "through_scaler": seen.busy > 0,
         "scales_itself": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
-        "factors": list(held.factors),
+        "factors": list(held.factors) or _find_scale_left(seen, held),
         "shrunk": held.shrunk,
         "num_parameters": counts[0],
         "num_without_gradient": counts[0] - counts[1],
@@ -71,6 +71,26 @@ def describe_step(
         "finite_after": True,
         "dead_moments": 0.0,
     }
+
+
+def _find_scale_left(seen: Watch, held: Held) -> list[float]:
+    """What of a scale by hand is left in the gradients of master copies when their optimizer steps; [] for nothing.
+
+    Numerics:
+        The ratio of the largest magnitudes of the copies' gradients and of the weights', times the scale. Gradients
+        that were clipped as well are smaller: where not the whole scale is left, nothing is claimed.
+    """
+    scale = seen.scale_by_hand
+    masters = [p for p in held.parameters if p.grad is not None and id(p) in seen.masters] if seen.masters else []
+    weights = [w for p in masters for w in seen.masters[id(p)] if w.grad is not None]
+    if not weights or scale == 1.0:
+        return []
+    tops = [largest_of([p.grad for p in group if p.grad is not None]) for group in (masters, weights)]
+    if tops[0] is None or tops[1] is None:
+        return []
+    with Aside():
+        left = scale * float(tops[0].max()) / max(float(tops[1].max()), 1e-30)
+    return [left] if math.isfinite(left) and left > 0.98 * scale else []
 
 
 def read_rates(seen: Watch, optimizer: Optimizer) -> list[float]:

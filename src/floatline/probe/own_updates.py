@@ -1,0 +1,179 @@
+"""OwnUpdates: steps that a loop makes without an optimizer of torch, and steps that it leaves out by itself."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from floatline.probe.aside import Aside
+from floatline.probe.gradient_scales import largest_of
+from floatline.probe.health import judge
+from floatline.probe.late import LateHealth
+from floatline.probe.watch_steps import describe_step
+
+if TYPE_CHECKING:
+    from floatline.probe.events import Event, Watch
+
+# Weights of which a copy is compared, to see what is written through `.data`, which no version counts.
+_MOST_COMPARED = 2**20
+
+
+class Updates(Optimizer):
+    """Stands for the lines by which a loop changes its weights: it is never stepped."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        super().__init__(parameters, {"lr": 0.0})
+
+
+class OwnUpdates:
+    """A step is where weights change. Where no optimizer does it, the loop does: found by what it leaves behind.
+
+    After a backward pass the versions of the weights that no optimizer has stepped are kept, and in detailed steps a
+    copy of one of them. Where they differ when the next pass begins, the loop has updated them. Where gradients that
+    are not finite are cleared, or come again, and no weight has changed, the loop has left out the step by itself, as a
+    scaler does.
+
+    Attributes:
+        scales_itself: Whether the loop leaves out steps by itself.
+
+    Args:
+        seen: The watch.
+    """
+
+    def __init__(self, seen: Watch) -> None:
+        self.scales_itself = False
+        self._seen = seen
+        self._by_hand: Updates | None = None  # the loop updates its weights by itself
+        self._alone = True  # the last step had no update by an optimizer
+        self._marks: list[tuple[Tensor, int, int, int]] = []  # a weight, its version, its gradient and that's version
+        self._copy: tuple[Tensor, Tensor] | None = None
+        self._event: Event | None = None
+        self._finite = True
+
+    def after_backward(self) -> None:
+        """Gradients are there."""
+        seen = self._seen
+        self._copy, self._event, self._finite, self._marks = None, None, True, []
+        if not self._alone:
+            return
+        tensors = [*seen.leaves.values()] if self._by_hand is None else self._by_hand.param_groups[0]["params"]
+        self._marks = [(p, p._version, id(p.grad), p.grad._version) for p in tensors if p.grad is not None]
+        if not self._marks:
+            return
+        loose = self._find_loose()
+        if seen.detailed and loose:
+            smallest = min(loose, key=Tensor.numel)
+            with Aside():
+                self._copy = (smallest, smallest.detach().clone()) if smallest.numel() <= _MOST_COMPARED else None
+        if self._by_hand is not None:
+            self._note_step(self._by_hand)
+        else:
+            largest = largest_of([p.grad for p, *_ in self._marks if p.grad is not None])
+            with Aside():
+                self._finite = largest is None or bool(largest.isfinite().all())
+
+    def settle(self, *, cleared: bool) -> bool:
+        """A pass begins, or gradients are cleared, and no optimizer has stepped since the last backward pass.
+
+        Returns:
+            Whether a step was made or left out.
+        """
+        marks, self._marks = self._marks, []
+        if not marks:
+            return False
+        if self._has_changed(marks):
+            if self._by_hand is None:
+                self._by_hand = self._make_updates(self._find_loose())
+                self._note_step(self._by_hand)
+            self._finish()
+            return True
+        gone = cleared or any(p.grad is None or (id(p.grad), p.grad._version) != (i, v) for p, _, i, v in marks)
+        if self._by_hand is not None and gone:
+            self._finish()
+            return True
+        if gone and not self._finite:
+            self._note_attempt(applied=False)
+            return True
+        if not gone:
+            self._marks = marks  # gradients are summed up
+        return False
+
+    def note_optimizer_step(self) -> None:
+        """An optimizer of torch steps."""
+        self._marks, self._alone = [], False
+        if self.scales_itself:
+            self._note_attempt(applied=True)
+
+    def begin_step(self, *, stepped: bool) -> None:
+        """A step begins; whether an optimizer or a scaler was called in the last one."""
+        self._alone = not stepped or self._by_hand is not None or self.scales_itself
+
+    def _find_loose(self) -> list[Tensor]:
+        """Weights with gradients that no optimizer holds."""
+        seen = self._seen
+        others = [made for made in seen.optimizers.values() if made.optimizer is not self._by_hand]
+        held = {id(p) for made in others for p in made.parameters} if seen.num_stepped else set[int]()
+        return [p for p, *_ in self._marks if id(p) not in held]
+
+    def _has_changed(self, marks: list[tuple[Tensor, int, int, int]]) -> bool:
+        self._marks = marks
+        loose = {id(p) for p in self._find_loose()}
+        if any(p._version != version for p, version, *_ in marks if id(p) in loose):
+            return True
+        if self._copy is None:
+            return False
+        weight, copy = self._copy
+        with Aside():
+            return weight.shape != copy.shape or not bool(torch.equal(weight.detach(), copy))
+
+    def _make_updates(self, parameters: list[Tensor]) -> Updates:
+        self._seen.busy += 1
+        try:
+            made = Updates(parameters)
+        finally:
+            self._seen.busy -= 1
+        return made
+
+    def _note_step(self, updates: Updates) -> None:
+        """What a light step of an optimizer tells: gradients are looked at before the weights change."""
+        seen = self._seen
+        made = seen.add_optimizer(updates, seen.locate())
+        held = seen.scales.find(updates)
+        gradients = held.gradients
+        values, health = judge(seen, largest_of(gradients), gradients)
+        data = describe_step(seen, updates, made, held, (len(held.parameters), len(gradients)), values)
+        self._event = seen.note_cheaply("step", data | {"name": "an update by hand"})
+        if seen.listener is not None:
+            seen.listener.see_gradients(updates, self._event, health)
+        if not isinstance(health, LateHealth):
+            self._finite = math.isfinite(health)
+
+    def _finish(self) -> None:
+        """The weights have been updated."""
+        seen = self._seen
+        seen.num_stepped += 1
+        if seen.listener is not None and self._by_hand is not None and self._event is not None:
+            seen.listener.see_weights(self._by_hand)
+            seen.listener.end_step()
+
+    def _note_attempt(self, *, applied: bool) -> None:
+        """As a scaler's: a step was made or left out."""
+        seen, self.scales_itself = self._seen, True
+        data: dict[str, Any] = {
+            "scaler": -1,
+            "optimizer": -1,
+            "scale": seen.scale_by_hand,
+            "num_gradients": 1,
+            "halves": [],
+            "applied": applied,
+        }
+        event = seen.note("scaler-step", data)
+        if seen.listener is not None:
+            seen.listener.see_attempt(event)
+            seen.listener.end_step()
