@@ -38,7 +38,7 @@ def test_a_failure_of_a_script_for_a_gpu_is_named_at_its_line():
 
 @without_gpu
 def test_it_is_said_once_at_the_start_and_once_in_the_answer():
-    result, answer = answer_of("--as", "cuda", "--", "written_for_cuda.py", "--mended")
+    result, answer = answer_of("--as", "cuda", "--", "written_for_cuda.py", "--fixed")
     assert (result.returncode, answer["verdict"], answer["precision"]) == (0, "healthy", "fp16-mixed"), result.stderr
     assert [note.startswith(NOTE) for note in answer["notes"]].count(True) == 1
     assert result.stderr.startswith(f"floatline: {NOTE}")

@@ -1,4 +1,4 @@
-"""A loop as one writes it for a GPU: the device is fixed; the squares leave FP16's range, or not with --mended."""
+"""A loop as one writes it for a GPU: the device is fixed; the squares leave FP16's range, or not with --fixed."""
 
 import sys
 from contextlib import nullcontext
@@ -21,7 +21,7 @@ class Energy(nn.Module):
         super().__init__()
         self.body = nn.Linear(16, 32)
         self.head = nn.Linear(32, 1)
-        self.gain = 1.0 if "--mended" in sys.argv else 300.0
+        self.gain = 1.0 if "--fixed" in sys.argv else 300.0
 
     def forward(self, x):
         """The head's score of the squared features."""
