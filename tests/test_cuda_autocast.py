@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 from collections.abc import Callable
@@ -168,6 +169,39 @@ def test_the_lists_hold_in_all_threads_until_the_last_one_leaves():
     thread.join()
     assert seen == [torch.float32, torch.float32]
     assert dtype_of(torch.exp) == HALF
+
+
+def exp_dtype() -> torch.dtype:
+    with torch.autocast("cpu", dtype=HALF):
+        return torch.ones(2, dtype=HALF).exp().dtype
+
+
+def test_entered_by_hand_they_hold_until_left_though_nobody_keeps_them():
+    cuda_autocast_lists().__enter__()
+    try:
+        gc.collect()
+        assert exp_dtype() is torch.float32
+    finally:
+        cuda_autocast_lists().__exit__(None, None, None)
+    assert exp_dtype() is HALF
+
+
+def test_left_without_being_entered_is_an_error_and_changes_nothing():
+    with pytest.raises(RuntimeError, match="more often than it was entered"):
+        cuda_autocast_lists().__exit__(None, None, None)
+    with cuda_autocast_lists():
+        assert exp_dtype() is torch.float32
+    assert exp_dtype() is HALF
+
+
+def test_as_a_decorator_they_hold_for_each_call():
+    @cuda_autocast_lists()
+    def asked(depth: int) -> list[torch.dtype]:
+        return [exp_dtype(), *(asked(depth - 1) if depth else [])]
+
+    assert exp_dtype() is HALF
+    assert asked(1) == asked(1) == [torch.float32] * 2
+    assert exp_dtype() is HALF
 
 
 def test_nothing_changes_where_autocast_is_off():

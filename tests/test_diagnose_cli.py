@@ -104,7 +104,7 @@ def test_wrong_use_is_one_line_and_exits_with_2(words, said):
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import no_such_module_qqq\n", "importing it failed: ModuleNotFoundError"),
+        ("import no_such_module_qqq\ndef build(): ...\n", "importing it failed: ModuleNotFoundError"),
         ("x = 1\n", "neither build() nor train()"),
         ("def build():\n    raise ValueError('no data')\n", "build() failed: ValueError: no data"),
     ],

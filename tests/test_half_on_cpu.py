@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing._internal.two_tensor import TwoTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.checkpoint import checkpoint
 
 from floatline.formats import find_format
@@ -540,3 +541,20 @@ def test_an_error_inside_ends_the_mode():
     with Kernels() as kernels:
         a @ a
     assert kernels.seen == {"aten.mm torch.float16": 1}
+
+
+def num_computed(modes: list[TorchDispatchMode]) -> int:
+    before = sum(sum(mode.computed.values()) for mode in modes if isinstance(mode, HalfOnCPU))
+    torch.ones(2, 2, dtype=torch.float16) @ torch.ones(2, 2, dtype=torch.float16)
+    return sum(sum(mode.computed.values()) for mode in modes if isinstance(mode, HalfOnCPU)) - before
+
+
+def test_entered_by_hand_it_holds_until_left_though_nobody_keeps_it():
+    HalfOnCPU().__enter__()
+    gc.collect()
+    modes = _get_current_dispatch_mode_stack()
+    try:
+        assert num_computed(modes) == 1
+    finally:
+        modes[-1].__exit__(None, None, None)
+    assert num_computed(modes) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import textwrap
 from pathlib import Path
@@ -166,25 +167,106 @@ def test_a_folder_or_another_file_is_no_target(tmp_path: Path):
     ("code", "said"),
     [
         (
-            "import no_such_library_xyz\n",
+            "import no_such_library_xyz\ndef build(): ...\n",
             "importing it failed: ModuleNotFoundError: No module named 'no_such_library_xyz' at target.py:1",
         ),
-        ("x = 1 / 0\n", "importing it failed: ZeroDivisionError: division by zero at target.py:1"),
-        ("def build(:\n", "importing it failed: SyntaxError"),
-        ("import sys\nsys.exit(3)\n", "importing it failed: SystemExit: 3 at target.py:2"),
+        ("x = 1 / 0\ndef build(): ...\n", "importing it failed: ZeroDivisionError: division by zero at target.py:1"),
+        ("x = 1\ndef build(:\n", "is not Python: SyntaxError: invalid syntax at target.py:2. Fix that line."),
+        ("def build():\n    return '\0'\n", "is not Python: SyntaxError"),
+        ("import sys\nsys.exit(3)\ndef build(): ...\n", "importing it failed: SystemExit: 3 at target.py:2"),
         ("def build():\n    raise ValueError('two\\nlines')\n", "build() failed: ValueError: two at target.py:2"),
         ("def build(path, other):\n    pass\n", "build needs path, other. It may take a seed"),
         ("def build():\n    return 1, 2\n", "returned a tuple of 2. It must return a Workload or the tuple (model,"),
         ("def build():\n    return None\n", "returned a NoneType"),
-        ("build = 3\n", "neither build() nor train()"),
+        ("build = 3\n", "neither build() nor train(), so it was not run."),
+        ("build = abs(3)\n", "neither build() nor train()."),
     ],
 )
 def test_a_target_that_fails_says_so_in_one_line(tmp_path: Path, code: str, said: str):
     assert said in refusal(write(tmp_path, code))
 
 
+# What is a target, or may be one: `touch` before it shows that it was imported.
+MAYBE_TARGETS = [
+    "def train(steps=1): ...",
+    "async def build(): ...",
+    "class build: ...",
+    "build = make()",
+    "build: object = make()",
+    "first = build = make()",
+    "build, other = make(), 1",
+    "(build := make())",
+    "from shutil import copy as build",
+    "from shutil import *",
+    "if True:\n    def build(): ...",
+    "try:\n    from nowhere_qqq import build\nexcept ImportError:\n    build = make()",
+    "with open(__file__):\n    def build(): ...",
+    "for _ in range(1):\n    def build(): ...",
+    "if __name__ == '__main__':\n    print(1)\nelse:\n    def build(): ...",
+    "def build(): ...\nif __name__ == '__main__':\n    build()",
+    "def __getattr__(name):\n    return make",
+    "def put():\n    global build\n    build = make()",
+]
+# A plain script, whatever it calls its data.
+NO_TARGETS = [
+    "",
+    "def rebuild(): ...",
+    "train = True",
+    "train: str = 'data'",
+    "train, test = [1, 2], [3]",
+    "build = [make() for _ in range(2)]",
+    "for train, test in ((1, 2),):\n    pass",
+    "def main():\n    train = make()",
+    "class Trainer:\n    def train(self): ...",
+    "print(lambda: (build := 1))",
+    "if __name__ == '__main__':\n    train = make()",
+    "import train.data as data_qqq",
+]
+PLAIN = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\ndef make(): return make\n"
+
+
+@pytest.mark.parametrize("code", MAYBE_TARGETS)
+def test_what_may_be_a_target_is_imported(tmp_path: Path, code: str):
+    with contextlib.suppress(TargetError):
+        load_target(write(tmp_path, PLAIN + code, "maybe_qqq.py"))
+    assert (tmp_path / "maybe_qqq.ran").exists()
+
+
+@pytest.mark.parametrize("code", NO_TARGETS)
+def test_a_plain_script_is_not_run_and_the_command_for_it_is_named(tmp_path: Path, code: str):
+    path = write(tmp_path, PLAIN + code, "a script_qqq.py")
+    said = refusal(path)
+    assert "has neither build() nor train(), so it was not run." in said
+    assert said.endswith(f"floatline diagnose -- python '{path}'")
+    assert not (tmp_path / "a script_qqq.ran").exists()
+
+
+def test_a_function_that_is_not_there_is_told_without_running_the_file(tmp_path: Path):
+    path = write(tmp_path, PLAIN + "def build(): ...\n", "named_qqq.py")
+    assert "there is no function 'fixed'" in refusal(f"{path}:fixed")
+    assert not (tmp_path / "named_qqq.ran").exists()
+    refusal(f"{path}:build")
+    assert (tmp_path / "named_qqq.ran").exists()
+
+
+def test_a_plain_module_is_not_imported_nor_the_package_it_lies_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    package = tmp_path / "package_qqq" / "part"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        write(folder, PLAIN, "__init__.py")
+    write(package, PLAIN, "plain.py")
+    write(package, PLAIN + BUILD.format(signature=""), "target.py")
+    monkeypatch.chdir(tmp_path)
+    said = refusal("package_qqq.part.plain")
+    assert said.endswith("floatline diagnose -- python -m package_qqq.part.plain")
+    assert "neither build() nor train(), so it was not run." in refusal("package_qqq.part")
+    assert [path.name for path in tmp_path.rglob("*.ran")] == []
+    assert load_target("package_qqq.part.target").build().precision == "fp16-mixed"
+    assert sorted(path.name for path in tmp_path.rglob("*.ran")) == ["__init__.ran", "__init__.ran", "target.ran"]
+
+
 def test_a_failed_import_leaves_no_module_behind(tmp_path: Path):
-    refusal(write(tmp_path, "1 / 0\n", "leftover_qqq.py"))
+    refusal(write(tmp_path, "1 / 0\ndef build(): ...\n", "leftover_qqq.py"))
     assert not any("leftover_qqq" in name for name in sys.modules)
 
 

@@ -187,6 +187,10 @@ PRIVATES: tuple[Private, ...] = (
         "FP32 twins are computed without TF32; the public switches warn, or refuse a mix",
     ),
     Private(
+        ("torch.utils._device.DeviceContext",),
+        '`with torch.device("cuda")` of a script that runs on the CPU by `diagnose --as cuda`',
+    ),
+    Private(
         ("torch.optim.lr_scheduler.SequentialLR()._schedulers",),
         "schedules inside a schedule",
         fallback="only the outer one is looked at",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator
+from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from floatline.diagnosis.result import Diagnosis
 
 _COMMAND = "floatline.command"
+
+
+class AsDevice(str, Enum):
+    """What a script is run as on."""
+
+    cuda = "cuda"
 
 
 class TargetOrCommand(TyperCommand):
@@ -52,6 +59,10 @@ def diagnose(
         list[str] | None,
         typer.Option("--would-fit", metavar="FORMAT", help="Instead: what of an FP32 or BF16 run does not fit FORMAT."),
     ] = None,
+    as_device: Annotated[
+        AsDevice | None,
+        typer.Option("--as", help="Run a script that is written for a GPU on a CPU, as a GPU would. Only with --."),
+    ] = None,
 ) -> None:
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.
 
@@ -71,8 +82,13 @@ def diagnose(
     if _COMMAND in context.meta and bundle is not None:
         raise typer.BadParameter("--bundle holds a step of a target, and a script is none. Give it a build() file.")
     if _COMMAND in context.meta:
-        _diagnose_command(context, output, trace)
+        _diagnose_command(context, output, trace, as_device)
         return
+    if as_device is not None:
+        raise typer.BadParameter(
+            f"--as {as_device.value} is for a script: give its command after --. A target's FP16 is computed as a GPU "
+            "does already."
+        )
     if formats:
         _foresee(target, tuple(formats), steps, seed, output)
         return
@@ -114,14 +130,21 @@ def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, outpu
         raise typer.Exit(1)
 
 
-def _diagnose_command(context: typer.Context, output: OutputFormat, trace: str | None) -> None:
+def _diagnose_command(
+    context: typer.Context, output: OutputFormat, trace: str | None, as_device: AsDevice | None
+) -> None:
     """Observe the script that a command runs."""
     from floatline.diagnosis.script import diagnose_script
 
     for name in ("steps", "seed"):
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise typer.BadParameter(f"--{name} does not reach into a script. Give the script's own options after it.")
-    diagnosis = diagnose_script(context.meta[_COMMAND], trace_path=trace, keep_stdout=output is OutputFormat.json)
+    diagnosis = diagnose_script(
+        context.meta[_COMMAND],
+        trace_path=trace,
+        keep_stdout=output is OutputFormat.json,
+        as_device="cuda" if as_device is AsDevice.cuda else None,
+    )
     _print(diagnosis, output)
     if diagnosis.status:
         raise typer.Exit(diagnosis.status)

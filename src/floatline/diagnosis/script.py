@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import floatline
 from floatline.causes import find_cause
@@ -27,7 +27,7 @@ _START = """
 import sys
 if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
     del sys.path[0]
-report, trace, home, *words = sys.argv[1:]
+report, trace, home, device, *words = sys.argv[1:]
 if home not in sys.path:
     sys.path.append(home)
 try:
@@ -35,7 +35,7 @@ try:
 except ImportError as error:
     open(report, "w").write('{"missing": "%s"}' % (error.name or "floatline"))
     sys.exit(2)
-main(report, trace, words)
+main(report, trace, words, device)
 """
 
 
@@ -61,7 +61,11 @@ class ScriptDiagnosis(Diagnosis):
 
 
 def diagnose_script(
-    words: Sequence[str], *, trace_path: str | None = None, keep_stdout: bool = False
+    words: Sequence[str],
+    *,
+    trace_path: str | None = None,
+    keep_stdout: bool = False,
+    as_device: Literal["cuda"] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command and name what its training suffers from.
 
@@ -71,6 +75,7 @@ def diagnose_script(
         words: The command: 'python', 'train.py' and so on.
         trace_path: Where to keep the trace of the step that was looked into.
         keep_stdout: Whether what the script prints goes to stderr.
+        as_device: 'cuda' runs a script that is written for a GPU on the CPU, as a GPU would, where there is none.
 
     Raises:
         TargetError: The command runs no Python code, or the script trains nothing.
@@ -82,7 +87,8 @@ def diagnose_script(
         report = Path(folder) / "report.json"
         home = str(Path(floatline.__file__).parents[1])
         trace = str(Path(trace_path).absolute()) if trace_path else ""
-        start = [command.python, *command.options, "-c", _START, str(report), trace, home, *command.words]
+        given = [str(report), trace, home, as_device or ""]
+        start = [command.python, *command.options, "-c", _START, *given, *command.words]
         code = _run(start, keep_stdout=keep_stdout)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     seconds = time.perf_counter() - began

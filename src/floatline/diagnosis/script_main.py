@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,19 +14,28 @@ from typing import Any
 
 from floatline.diagnosis.script_evidence import ScriptEvidence, fails_in_fp32, make_target, stand_in_for_fp32
 from floatline.diagnosis.script_findings import find_in_script
+from floatline.probe.cuda_on_cpu import as_cuda
 from floatline.probe.records import RunRecord
 from floatline.probe.script_run import ScriptRun, ScriptWatch
 from floatline.probe.script_schedule import BUDGET, FIRST
 
 
-def main(report: str, trace: str, words: list[str]) -> None:
+def main(report: str, trace: str, words: list[str], device: str = "") -> None:
     """Run a script to its end, and write the report; the process ends as the script would have.
 
     Args:
         report: Where the JSON goes.
         trace: Where to keep the trace of the step that was looked into; '' keeps none.
         words: The script's file, or `-m` and a module, and its arguments.
+        device: 'cuda' stands in for a GPU where there is none; '' does not.
     """
+    with as_cuda() if device else contextlib.nullcontext("") as note:
+        if note:
+            sys.stderr.write(f"floatline: {note}\n")
+        _run(report, trace, words, note)
+
+
+def _run(report: str, trace: str, words: list[str], note: str) -> None:
     watched = ScriptWatch(words)
     process = os.getpid()
 
@@ -34,7 +44,7 @@ def main(report: str, trace: str, words: list[str]) -> None:
         del frame
         if os.getpid() == process:
             watched.exit_code = 128 + number
-            write_report(watched, report, trace, ended_by=signal.Signals(number).name)
+            write_report(watched, report, trace, ended_by=signal.Signals(number).name, note=note)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -42,16 +52,17 @@ def main(report: str, trace: str, words: list[str]) -> None:
     watched.run()
     if os.getpid() != process:
         os._exit(watched.exit_code)  # a fork of the script that came back here
-    write_report(watched, report, trace)
+    write_report(watched, report, trace, note=note)
     sys.exit(watched.exit_code)
 
 
-def write_report(watched: ScriptWatch, report: str, trace: str, *, ended_by: str = "") -> None:
-    """Explain what was seen so far, and write it down."""
+def write_report(watched: ScriptWatch, report: str, trace: str, *, ended_by: str = "", note: str = "") -> None:
+    """Explain what was seen so far, and write it down; the note stands after what was seen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         content = explain(watched.sum_up(), trace)
     content["ended_by"] = ended_by
+    content["notes"] += [note] if note else []
     path = Path(report)
     path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
     path.with_suffix(".new").replace(path)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Generator, Iterable
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ContextDecorator, ExitStack
 from typing import Any, Literal
 
 import torch
@@ -69,8 +69,7 @@ _WITH_DTYPE = {
 }
 
 
-@contextmanager
-def cuda_autocast_lists() -> Generator[None, None, None]:
+class cuda_autocast_lists(ContextDecorator):  # noqa: N801 - used as contextlib's are, in `with` and as a decorator
     """Let `torch.autocast("cpu")` treat every operation as CUDA's autocast does.
 
     CPU autocast keeps exp, pow, sum, softmax and many more in 16 bits where CUDA takes float32, runs
@@ -86,6 +85,10 @@ def cuda_autocast_lists() -> Generator[None, None, None]:
     before other threads work under CPU autocast; the last one out restores torch. The fast path of
     nn.MultiheadAttention and nn.TransformerEncoder is off meanwhile, as it is under CUDA's autocast.
 
+    Entered by hand, at the top of a file, it holds until it is left, or to the end of the process::
+
+        cuda_autocast_lists().__enter__()
+
     Numerics:
         Which operations are listed is asked of the installed torch. The dtypes returned, and the calls
         that raise, agree with an H200 over tests/autocast_table.py, but for the half-precision FFT, which
@@ -93,10 +96,11 @@ def cuda_autocast_lists() -> Generator[None, None, None]:
         einsum, mv, addmv, addr and recurrent layers: there a weight used twice is cast twice, and its
         gradients are added in float32. Checked by tests/test_cuda_autocast.py.
     """
-    _registration.add_user()
-    try:
-        yield
-    finally:
+
+    def __enter__(self) -> None:
+        _registration.add_user()
+
+    def __exit__(self, *_: object) -> None:
         _registration.remove_user()
 
 
@@ -116,6 +120,8 @@ class _Registration:
 
     def remove_user(self) -> None:
         with self._lock:
+            if self._num_users == 0:
+                raise RuntimeError("cuda_autocast_lists was left more often than it was entered. Enter it first.")
             self._num_users -= 1
             if self._num_users == 0:
                 self._undo.close()

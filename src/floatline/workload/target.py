@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import shlex
 import sys
 import traceback
 import zlib
@@ -17,6 +18,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from floatline.errors import TargetError
+from floatline.workload.reading import find_source, may_define
 from floatline.workload.reference import find_reference, reference_names
 from floatline.workload.workload import FIELDS, Workload, describe, is_row
 
@@ -79,9 +81,9 @@ def load_target(
     place, name = _split_name(text)
     looks_like_file = place.endswith(".py") or "/" in place or "\\" in place or Path(place).is_file()
     if looks_like_file:
-        module, folder = _load_file(Path(place), text), Path(place).resolve().parent
+        module, folder = _load_file(Path(place), name, text), Path(place).resolve().parent
     else:
-        module, folder = _load_module(place, text), Path.cwd()
+        module, folder = _load_module(place, name, text), Path.cwd()
     return _find_functions(module, name, text, folder)
 
 
@@ -91,7 +93,7 @@ def _split_name(text: str) -> tuple[str, str]:
     return (place, name) if place and name.isidentifier() else (text, "")
 
 
-def _load_file(path: Path, text: str) -> ModuleType:
+def _load_file(path: Path, wanted: str, text: str) -> ModuleType:
     if path.is_dir():
         raise TargetError(f"Target '{text}' is a folder. {_KINDS}")
     if not path.is_file():
@@ -99,6 +101,7 @@ def _load_file(path: Path, text: str) -> ModuleType:
     if path.suffix != ".py":
         raise TargetError(f"Target '{text}' is not a Python file. {_KINDS}")
     full = path.resolve()
+    _check_source(full, wanted, text)
     name = _module_name(full)
     spec = importlib.util.spec_from_file_location(name, full)
     if spec is None or spec.loader is None:
@@ -134,9 +137,13 @@ def _is_free(full: Path) -> bool:
     return spec is None or spec.origin == str(full)
 
 
-def _load_module(place: str, text: str) -> ModuleType:
+def _load_module(place: str, wanted: str, text: str) -> ModuleType:
     if not all(part.isidentifier() for part in place.split(".")):
         raise TargetError(f"Target '{text}' is not a file or a module. {_KINDS}")
+    with _on_path(Path.cwd()):
+        source = find_source(place)
+    if source is not None:
+        _check_source(source, wanted, text)
     with _on_path(Path.cwd()), _blame(text, "importing it failed"):
         try:
             return importlib.import_module(place)
@@ -147,20 +154,40 @@ def _load_module(place: str, text: str) -> ModuleType:
             raise
 
 
+def _check_source(path: Path, wanted: str, text: str) -> None:
+    """Refuse what is no target before it is imported: importing a script runs it."""
+    try:
+        if not may_define(path.read_bytes(), [wanted] if wanted else ["build", "train"]):
+            raise TargetError(_say_missing(wanted, text, ", so it was not run"))
+    except SyntaxError as error:
+        raise TargetError(
+            f"Target '{text}' is not Python: {type(error).__name__}: {error.msg} at {path.name}:{error.lineno or 1}. "
+            "Fix that line."
+        ) from None
+    except OSError as error:
+        raise TargetError(f"Target '{text}' cannot be read: {error.strerror}. {_KINDS}") from None
+
+
+def _say_missing(wanted: str, text: str, done: str = "") -> str:
+    if wanted:
+        return f"Target '{text}': there is no function '{wanted}'. Name one that builds a workload."
+    script = shlex.quote(text) if text.endswith(".py") else f"-m {text}"
+    return (
+        f"Target '{text}' has neither build() nor train(){done}. Add build(), which returns ({', '.join(FIELDS)}). "
+        f"A script needs no change: floatline diagnose -- python {script}"
+    )
+
+
 def _find_functions(module: ModuleType, name: str, text: str, folder: Path) -> Target:
     if name:
         found = getattr(module, name, None)
         if not callable(found):
-            raise TargetError(f"Target '{text}': there is no function '{name}'. Name one that builds a workload.")
+            raise TargetError(_say_missing(name, text))
         trains = name == "train" or _takes_steps(found)
         return Target(text, None, found, folder) if trains else Target(text, found, None, folder)
     build, train = getattr(module, "build", None), getattr(module, "train", None)
     if not callable(build) and not callable(train):
-        script = f" A script needs no change: floatline diagnose -- python {text}" if text.endswith(".py") else ""
-        raise TargetError(
-            f"Target '{text}' has neither build() nor train(). Add build(), which returns ({', '.join(FIELDS)})."
-            + script
-        )
+        raise TargetError(_say_missing("", text))
     return Target(text, build if callable(build) else None, train if callable(train) else None, folder)
 
 
