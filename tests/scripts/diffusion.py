@@ -1,4 +1,4 @@
-"""Denoising diffusion on small images. The model runs in half, the optimizer holds one flat FP32 copy of its weights."""
+"""Denoising diffusion on small images: the model in half, one flat FP32 copy of its weights for the optimizer."""
 
 import argparse
 import copy
