@@ -77,7 +77,8 @@ _GPT = (
             ),
             (
                 "        att = F.softmax(att, dim=-1)\n",
-                '        att = att.masked_fill(pad[:, None, None, :], float("-inf"))\n        att = F.softmax(att, dim=-1)\n',
+                '        att = att.masked_fill(pad[:, None, None, :], float("-inf"))\n'
+                "        att = F.softmax(att, dim=-1)\n",
             ),
         ),
         ("fully-masked-softmax",),
@@ -116,32 +117,17 @@ _GPT = (
 _GAN = (
     Planted(
         "gan",
-        "log_of_sigmoid",
+        "log_of_one_minus_probability",
         (
             (
                 "            errG = criterion(logits, torch.ones_like(logits))\n",
-                "            errG = -torch.log(torch.sigmoid(logits)).mean()\n",
+                "            prob_fake = torch.sigmoid(-logits)\n            errG = -torch.log(1 - prob_fake).mean()\n",
             ),
         ),
         ("rounded-onto-singularity",),
-        ("errG = -torch.log(torch.sigmoid(logits)).mean()",),
+        ("errG = -torch.log(1 - prob_fake).mean()", "prob_fake = torch.sigmoid(-logits)"),
         loud=True,
         arguments=("--lr-d", "1e-2", "--r1-gamma", "0"),
-        why="The critic wins: sigmoid of a logit below -17.4 is zero in FP16, and its log -inf.",
-    ),
-    Planted(
-        "gan",
-        "saturating_loss",
-        (
-            (
-                "            errG = criterion(logits, torch.ones_like(logits))\n",
-                "            errG = torch.log(1 - torch.sigmoid(-logits)).mul(-1).mean()\n",
-            ),
-        ),
-        ("rounded-onto-singularity",),
-        ("errG = torch.log(1 - torch.sigmoid(-logits)).mul(-1).mean()",),
-        loud=True,
-        arguments=("--lr-d", "5e-3", "--r1-gamma", "0"),
         why="The probability of a fake rounds to exactly 1 in FP16 above a logit of 8.3, and log(1 - 1) is -inf.",
     ),
     Planted(
@@ -173,7 +159,7 @@ _GAN = (
         ("logits = netD(fake.detach())", "scaler.step(optimizerG)"),
         loud=True,
         verdict="not-precision",
-        why="The generator gets no gradient; the scaler finds none to check and raises, FP32 trains nothing in silence.",
+        why="The generator gets no gradient: the scaler finds none to check and raises; FP32 says nothing.",
     ),
 )
 
@@ -188,7 +174,7 @@ _VAE = (
         ("rounded-onto-singularity",),
         ('BCE = F.binary_cross_entropy(logits, x, reduction="sum")',),
         loud=True,
-        why="Autocast refuses binary_cross_entropy: 16-bit probabilities round onto 0 and 1, where its log is singular.",
+        why="Autocast refuses binary_cross_entropy: 16-bit probabilities round onto 0 and 1.",
     ),
     Planted(
         "vae",
@@ -335,13 +321,14 @@ _DETECTOR = (
             ("inside = (off < 0.4).all(-1)", "inside = (off < 0.12).all(-1)"),
             (
                 "                loss_box = iou_loss(dist[positive], where[positive], target[positive]).mean()\n",
+                "                cells = zip(dist, where, target, positive)\n"
                 "                loss_box = torch.stack(\n"
-                "                    [iou_loss(d[p], c[p], t[p]).mean() for d, c, t, p in zip(dist, where, target, positive)]\n"
+                "                    [iou_loss(d[p], c[p], t[p]).mean() for d, c, t, p in cells]\n"
                 "                ).mean()\n",
             ),
         ),
         ("empty-reduction",),
-        ("[iou_loss(d[p], c[p], t[p]).mean() for d, c, t, p in zip(dist, where, target, positive)]",),
+        ("[iou_loss(d[p], c[p], t[p]).mean() for d, c, t, p in cells]",),
         loud=True,
         verdict="not-precision",
         why="No cell matches in some pictures, and the mean over nothing is NaN in every precision.",
@@ -360,7 +347,8 @@ _DETECTOR = (
         "focal_loss_of_probabilities",
         (
             (
-                '    ce = F.binary_cross_entropy_with_logits(logits, target, reduction="none")\n    p = torch.sigmoid(logits)\n',
+                '    ce = F.binary_cross_entropy_with_logits(logits, target, reduction="none")\n'
+                "    p = torch.sigmoid(logits)\n",
                 "    p = torch.sigmoid(logits)\n    ce = -(target * torch.log(p) + (1 - target) * torch.log(1 - p))\n",
             ),
             (
@@ -594,7 +582,8 @@ _LIGHTNING = (
             ("        self.losses = []\n", "        self.losses = []\n        self.automatic_optimization = False\n"),
             (
                 '        self.log("train_loss", loss)\n',
-                "        opt = self.optimizers()\n        opt.zero_grad()\n        loss.backward()\n        opt.step()\n"
+                "        opt = self.optimizers()\n        opt.zero_grad()\n"
+                "        loss.backward()\n        opt.step()\n"
                 '        self.log("train_loss", loss)\n',
             ),
         ),
@@ -902,7 +891,7 @@ _VICREG = (
         ("scheduler-vs-skipped-step",),
         ("scheduler.step()",),
         loud=True,
-        why="Most of the 20 steps of the schedule are skipped while the scale is sought; then the learning rate is zero.",
+        why="Most of the schedule's 20 steps are skipped while the scale is sought; then the learning rate is zero.",
     ),
 )
 
@@ -972,7 +961,7 @@ _BY_HAND = (
         ("eps-underflow",),
         ("return torch.sqrt((diff * diff).mean(-1) + 1e-8)",),
         loud=True,
-        why="On the diagonal the mean is zero, and in FP16 the guard is zero as well: the root has no finite derivative.",
+        why="On the diagonal the mean is zero, and in FP16 the guard is as well: no finite derivative.",
     ),
     Planted(
         "by_hand",
