@@ -6,9 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.scripts.planted import FOLDER, PLANTED, SCRIPTS, Planted, make_script
 
 from floatline.causes import find_cause
-from tests.scripts.planted import FOLDER, PLANTED, SCRIPTS, Planted, make_script
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.script}-{planted.name}")
