@@ -35,11 +35,8 @@ class GatedClassifier(nn.Module):
         gate = torch.sigmoid(gate_logits)
         h = F.gelu(self.inp(x)) * gate
         h = self.norm(h + F.gelu(self.mid(h)))
-        return self.out(h), gate, gate_logits
-
-
-def gate_entropy(gate, gate_logits):
-    return F.binary_cross_entropy_with_logits(gate_logits, gate.detach())
+        entropy = F.binary_cross_entropy_with_logits(gate_logits, gate.detach())
+        return self.out(h), entropy
 
 
 def training_function(args):
@@ -68,10 +65,8 @@ def training_function(args):
         model.train()
         for x, y in train_dataloader:
             with accelerator.accumulate(model):
-                logits, gate, gate_logits = model(x)
-                loss = F.cross_entropy(logits, y)
-                with accelerator.autocast():
-                    loss = loss + args.entropy_weight * gate_entropy(gate, gate_logits)
+                logits, entropy = model(x)
+                loss = F.cross_entropy(logits, y) + args.entropy_weight * entropy
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), 1.0)

@@ -273,8 +273,8 @@ _DIFFUSION = (
             "self.ema_params = [p.detach().to(model.dtype) for p in copy.deepcopy(self.master_params)]",
         ),
         loud=False,
-        arguments=("--precision", "bf16", "--ema_rate", "0.99", "--iterations", "80"),
-        why="One hundredth of the difference is less than half a spacing of BF16: the average hardly moves.",
+        arguments=("--precision", "bf16", "--ema_rate", "0.998", "--iterations", "120"),
+        why="A 500th of the difference is less than half a spacing of BF16: the average does not move.",
     ),
     Planted(
         "diffusion",
@@ -341,25 +341,6 @@ _DETECTOR = (
         ("scores = obj.masked_fill(positive, -1e9).flatten()",),
         loud=True,
         why="The objectness is FP16, and masked_fill refuses the constant.",
-    ),
-    Planted(
-        "detector",
-        "focal_loss_of_probabilities",
-        (
-            (
-                '    ce = F.binary_cross_entropy_with_logits(logits, target, reduction="none")\n'
-                "    p = torch.sigmoid(logits)\n",
-                "    p = torch.sigmoid(logits)\n    ce = -(target * torch.log(p) + (1 - target) * torch.log(1 - p))\n",
-            ),
-            (
-                "                obj, dist = model(images)\n",
-                "                obj, dist = model(images)\n                obj = obj * 8\n",
-            ),
-        ),
-        ("rounded-onto-singularity",),
-        ("ce = -(target * torch.log(p) + (1 - target) * torch.log(1 - p))",),
-        loud=True,
-        why="A sharpened logit above 8.3 has a probability of exactly 1 in FP16, and log(1 - p) is -inf.",
     ),
 )
 
@@ -471,8 +452,8 @@ _HF = (
         ("update-lost-to-rounding",),
         ("model = model.to(torch.bfloat16)", "result = trainer.train()"),
         loud=False,
-        arguments=("--precision", "bf16", "--learning_rate", "5e-5", "--max_steps", "80"),
-        why="Updates of 5e-5 are less than half a spacing of most BF16 weights.",
+        arguments=("--precision", "bf16", "--learning_rate", "2e-5", "--max_steps", "80"),
+        why="Updates of 2e-5 are less than half a spacing of most BF16 weights.",
     ),
 )
 
@@ -491,21 +472,24 @@ _ACCELERATE = (
         "backward_without_accelerator",
         (("accelerator.backward(loss)", "(loss / args.gradient_accumulation_steps).backward()"),),
         ("scaler-misuse",),
-        ("(loss / args.gradient_accumulation_steps).backward()", "optimizer.step()"),
-        loud=False,
-        why="The loss is not scaled, but the gradients are divided by the scale before the step.",
+        (
+            "(loss / args.gradient_accumulation_steps).backward()",
+            "accelerator.clip_grad_norm_(model.parameters(), 1.0)",
+        ),
+        loud=True,
+        why="The loss is never scaled, and the scaler has nothing to unscale by: it raises.",
     ),
     Planted(
         "accelerate_loop",
         "entropy_with_guard_of_1e_8",
         (
             (
-                "    return F.binary_cross_entropy_with_logits(gate_logits, gate.detach())\n",
-                "    return -(gate * torch.log(gate + 1e-8) + (1 - gate) * torch.log(1 - gate + 1e-8)).mean()\n",
+                "entropy = F.binary_cross_entropy_with_logits(gate_logits, gate.detach())\n",
+                "entropy = -(gate * torch.log(gate + 1e-8) + (1 - gate) * torch.log(1 - gate + 1e-8)).mean()\n",
             ),
         ),
         ("eps-underflow", "rounded-onto-singularity"),
-        ("return -(gate * torch.log(gate + 1e-8) + (1 - gate) * torch.log(1 - gate + 1e-8)).mean()",),
+        ("entropy = -(gate * torch.log(gate + 1e-8) + (1 - gate) * torch.log(1 - gate + 1e-8)).mean()",),
         loud=True,
         why="A sharp gate is exactly 0 or 1 in FP16, and so is the guard of 1e-8: 0 * log(0) is NaN.",
     ),
@@ -522,7 +506,7 @@ _ACCELERATE = (
         (
             'x[::211, 3] = float("nan")  # not measured',
             "for x, y in train_dataloader:",
-            "logits, gate, gate_logits = model(x)",
+            "logits, entropy = model(x)",
         ),
         loud=True,
         verdict="not-precision",
@@ -589,8 +573,8 @@ _LIGHTNING = (
         ),
         ("scaler-misuse",),
         ("loss.backward()", "opt.step()"),
-        loud=False,
-        why="self.manual_backward would have scaled the loss; the step divides by the scale all the same.",
+        loud=True,
+        why="self.manual_backward would have scaled the loss; without it the scaler has no scale and raises.",
     ),
 )
 
