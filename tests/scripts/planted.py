@@ -121,14 +121,14 @@ _GAN = (
         (
             (
                 "            errG = criterion(logits, torch.ones_like(logits))\n",
-                "            prob_fake = torch.sigmoid(-logits)\n            errG = -torch.log(1 - prob_fake).mean()\n",
+                "            prob_fake = torch.sigmoid(-logits)\n            errG = -torch.log(1 - prob_fake + 1e-8).mean()\n",
             ),
         ),
-        ("rounded-onto-singularity",),
-        ("errG = -torch.log(1 - prob_fake).mean()", "prob_fake = torch.sigmoid(-logits)"),
+        ("eps-underflow", "rounded-onto-singularity"),
+        ("errG = -torch.log(1 - prob_fake + 1e-8).mean()", "prob_fake = torch.sigmoid(-logits)"),
         loud=True,
         arguments=("--lr-d", "1e-2", "--r1-gamma", "0"),
-        why="The probability of a fake rounds to exactly 1 in FP16 above a logit of 8.3, and log(1 - 1) is -inf.",
+        why="The probability of a fake rounds to 1 in FP16 above a logit of 8.3, the guard to 0, and the log is -inf.",
     ),
     Planted(
         "gan",
@@ -669,6 +669,7 @@ _RL = (
         "squared_returns_in_half",
         (
             ("    returns = advantages + values\n", "    returns = (advantages + values).to(mean.dtype)\n"),
+            ("args.horizon, 0.97, 0.95)", "args.horizon, 0.99, 0.95)"),
             (
                 "                    v_loss = F.mse_loss(agent.value(obs[idx]), returns[idx] / 100)\n",
                 "                    err = agent.value(obs[idx]) * 100 - returns[idx]\n"
@@ -842,6 +843,7 @@ _VICREG = (
         ("eps-underflow",),
         ("std = torch.sqrt(z.var(dim=0) + 1e-8)",),
         loud=True,
+        arguments=("--batch-size", "4", "--dim", "256"),
         why="A unit that is off in the whole batch has variance zero, and 1e-8 is zero in FP16: root of zero.",
     ),
     Planted(
@@ -901,19 +903,18 @@ _SIREN = (
     ),
     Planted(
         "siren",
-        "log_power_in_half",
+        "loss_clamped_for_the_log",
         (
             (
                 "        loss = F.mse_loss(pred, signal[index])\n",
-                "        log_power = torch.log(pred * pred + 1e-10)\n"
-                "        target = torch.log(signal[index] ** 2 + 1e-10)\n"
-                "        loss = F.mse_loss(pred, signal[index]) + 1e-5 * F.l1_loss(log_power, target)\n",
+                "        loss = F.mse_loss(pred, signal[index]).clamp(min=1e-6)  # log10 of it is printed\n",
             ),
         ),
-        ("eps-underflow",),
-        ("log_power = torch.log(pred * pred + 1e-10)",),
-        loud=True,
-        why="The square of a quiet sample and the guard of 1e-10 are both zero in FP16, and the log is -inf.",
+        ("clamp-kills-gradient",),
+        ("loss = F.mse_loss(pred, signal[index]).clamp(min=1e-6)  # log10 of it is printed",),
+        loud=False,
+        verdict="not-precision",
+        why="The loss of so quiet a signal is below 1e-6 from the start, and a clamped loss has no gradient.",
     ),
 )
 
@@ -963,7 +964,7 @@ _BY_HAND = (
         ("update-lost-to-rounding",),
         ("p -= args.lr * m", "p.data = p.data.to(dtype)"),
         loud=False,
-        arguments=("--precision", "bf16", "--lr", "5e-4", "--epochs", "80"),
+        arguments=("--precision", "bf16", "--lr", "2e-4", "--epochs", "80"),
         why="Most updates are less than half a spacing of BF16 and round to nothing.",
     ),
     Planted(
