@@ -71,7 +71,6 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--dim", type=int, default=48)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")
     args = parser.parse_args()
@@ -81,7 +80,7 @@ def main():
         device, dtype=torch.bfloat16 if args.precision == "bf16" else torch.float16, enabled=args.precision != "fp32"
     )
     pictures = make_pictures(256).to(device)
-    model = Encoder(dim=args.dim).to(device)
+    model = Encoder().to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     scaler = torch.amp.GradScaler(device, enabled=args.precision == "fp16")
     for step in range(args.steps):
