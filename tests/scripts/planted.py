@@ -425,7 +425,7 @@ _HF = (
         ("optimizer-state-underflow",),
         ("model = model.half()", "result = trainer.train()"),
         loud=True,
-        why="The second moments and the eps of AdamW are zero in FP16: the first step writes NaN into the weights.",
+        why="Most second moments of AdamW are zero in FP16: weights jump from 1 to 60 in the first step, later to NaN.",
     ),
     Planted(
         "hf_trainer",
