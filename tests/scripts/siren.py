@@ -10,7 +10,7 @@ import torch.nn.functional as F
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--samples", type=int, default=4096)
-parser.add_argument("--batch", type=int, default=1024)
+parser.add_argument("--batch", type=int, default=2048)
 parser.add_argument("--lr", type=float, default=3e-3)
 parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")
 args = parser.parse_args()
@@ -28,13 +28,13 @@ def recording(n):
         + 0.6 * torch.sin(2 * math.pi * 96 * t + 1)
         + 0.4 * torch.sin(2 * math.pi * 200 * t)
     )
-    return 0.02 * wave * torch.exp(-t)
+    return 5e-4 * wave * torch.exp(-t)
 
 
 class FourierNet(nn.Module):
-    def __init__(self, n, bands=8, width=96):
+    def __init__(self, n, bands=8, width=96, loudness=0.01):
         super().__init__()
-        self.n = n
+        self.n, self.loudness = n, loudness
         self.register_buffer("freqs", torch.tensor([8.0, 16, 32, 40, 64, 96, 128, 200][:bands]))
         self.net = nn.Sequential(
             nn.Linear(2 * bands, width), nn.SiLU(), nn.Linear(width, width), nn.SiLU(), nn.Linear(width, 1)
@@ -46,7 +46,7 @@ class FourierNet(nn.Module):
         return torch.cat([phase.sin(), phase.cos()], -1)
 
     def forward(self, index):
-        return self.net(self.encode(index)).squeeze(-1)
+        return self.loudness * self.net(self.encode(index)).squeeze(-1)
 
 
 signal = recording(args.samples).to(device)

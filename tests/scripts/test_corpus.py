@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.scripts.planted import FOLDER, PLANTED, SCRIPTS, Planted, make_script
+from tests.scripts.planted import FOLDER, HEALTHY, PLANTED, SCRIPTS, Planted, make_script
 
 from floatline.causes import find_cause
 
@@ -48,3 +48,11 @@ def test_names_are_unique() -> None:
 
 def test_most_failures_are_loud() -> None:
     assert sum(not planted.loud for planted in PLANTED) * 4 <= len(PLANTED)
+
+
+def test_healthy_scripts_learn_in_every_precision() -> None:
+    assert set(HEALTHY) == set(SCRIPTS)
+    for script, runs in HEALTHY.items():
+        assert len(runs) == 3, script
+        for first, last in runs:
+            assert last < 0.8 * first, script
