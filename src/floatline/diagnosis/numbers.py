@@ -92,7 +92,7 @@ def _distinct(births: list[Birth]) -> list[Birth]:
 def _place_in_loop(finding: Finding, birth: Birth, evidence: Evidence) -> Finding:
     """A loss that the user's loop multiplied by itself overflows where it goes backward: that line is to blame."""
     calls = [event for event in evidence.given.of("backward") if event.file]
-    by_hand = evidence.given.kind == "train" and not evidence.given.of("scaler-step") and calls
+    by_hand = evidence.given.kind == "train" and not evidence.given.of("scaler-new") and calls
     if birth.cause != "gradient-overflow" or not by_hand:
         return finding
     return replace(finding, module="", file=calls[0].file, line=calls[0].line, op="backward")

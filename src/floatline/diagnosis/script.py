@@ -97,6 +97,21 @@ def diagnose_script(
             f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
+    return read_report(text, seen, code, seconds)
+
+
+def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> ScriptDiagnosis:
+    """What the process of a script wrote down, as a diagnosis.
+
+    Args:
+        text: The command, as the user wrote it.
+        seen: The report; {} where the process ended before it was written.
+        code: The exit code of the process, as a shell would have it.
+        seconds: How long it took.
+
+    Raises:
+        TargetError: The script trains nothing.
+    """
     if not seen:
         ended = f"the script {_say_end(code)} before floatline could sum it up"
         return ScriptDiagnosis(text, "", (), seconds, exit_code=code, no_verdict=ended)
@@ -120,13 +135,7 @@ def _explain_end(seen: dict[str, Any], code: int) -> str:
     if not code:
         return ""
     steps = seen["num_steps"]
-    after = (
-        f"after {steps:,} steps"
-        if steps > 1
-        else f"in step {seen['num_backward']}"
-        if steps
-        else "before its first step"
-    )
+    after = f"after {steps:,} step{'s' if steps > 1 else ''}" if steps else "before its first step"
     words = seen["exception"].strip().splitlines() or [seen["last_line"]]
     said = f"{words[0]}: " if words[0] else ""
     return f"{said}the script {_say_end(code)} {after}"

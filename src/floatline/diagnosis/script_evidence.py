@@ -90,7 +90,7 @@ def stand_in_for_fp32(given: RunRecord) -> RunRecord:
 def fails_in_fp32(evidence: ScriptEvidence) -> bool | None:
     """Whether the FP32 twin of the recorded failing step is not finite, too; None where none was recorded."""
     trace = evidence.trace(evidence.given.step_to_trace, "fp32") if evidence.fails and evidence.failed else None
-    return None if trace is None else step_fails(trace)
+    return None if trace is None or starts_spoilt(trace) else step_fails(trace)
 
 
 def step_fails(trace: Trace) -> bool:
@@ -98,6 +98,12 @@ def step_fails(trace: Trace) -> bool:
     made = [op for op in trace.ops if op.phase == "forward" and op.outputs]
     ends = [*(operand.value for operand in trace.gradients.values()), *(made[-1].outputs if made else ())]
     return any(value.nonfinite for value in ends)
+
+
+def starts_spoilt(trace: Trace) -> bool:
+    """Whether a weight was NaN or +inf before the step began."""
+    operands = (operand for op in trace.ops for operand in op.inputs if operand.made_by is None)
+    return any(o.role.startswith("param:") and (o.value.nan or o.value.pos_inf) for o in operands)
 
 
 def make_target(text: str) -> Target:

@@ -98,8 +98,8 @@ class Updates(Protocol):
 
     scales_itself: bool
 
-    def after_backward(self) -> None:
-        """Gradients are there."""
+    def after_backward(self, gradients: dict[int, Tensor | None] | None) -> None:
+        """Gradients are there; None: in the weights' own `grad`."""
 
     def settle(self, *, cleared: bool) -> bool:
         """A pass begins, or gradients are cleared, and no optimizer stepped; whether the loop made or left out one."""
@@ -250,11 +250,11 @@ class Watch:
         if self.light and len(self.events) > 3 * _MOST_EVENTS:
             del self.events[_MOST_EVENTS : len(self.events) - _MOST_EVENTS]
 
-    def note_backward(self) -> None:
-        """A backward pass has run in this step."""
+    def note_backward(self, gradients: dict[int, Tensor | None] | None = None) -> None:
+        """A backward pass has run in this step; what torch.autograd.grad gave, by the ids of the weights."""
         self._saw_backward = True
         if self.updates is not None:
-            self.updates.after_backward()
+            self.updates.after_backward(gradients)
 
     def note_attempt(self) -> None:
         """An optimizer step was tried in this step, and may have been skipped."""

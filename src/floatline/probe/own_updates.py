@@ -54,19 +54,32 @@ class OwnUpdates:
         self._marks: list[tuple[Tensor, int, int, int]] = []  # a weight, its version, its gradient and that's version
         self._copy: tuple[Tensor, Tensor] | None = None
         self._event: Event | None = None
+        self._given: dict[int, Tensor | None] | None = None
         self._finite = True
 
-    def after_backward(self) -> None:
-        """Gradients are there."""
+    def after_backward(self, gradients: dict[int, Tensor | None] | None) -> None:
+        """Gradients are there.
+
+        Args:
+            gradients: By the ids of weights, where torch.autograd.grad gave them; None: in the weights' own `grad`.
+        """
         seen = self._seen
+        self._given = gradients
         self._copy, self._event, self._finite, self._marks = None, None, True, []
         if not self._alone:
             return
-        tensors = [*seen.leaves.values()] if self._by_hand is None else self._by_hand.param_groups[0]["params"]
-        self._marks = [(p, p._version, id(p.grad), p.grad._version) for p in tensors if p.grad is not None]
+        if gradients is not None:
+            self._marks = [(p, p._version, 0, 0) for key, p in seen.leaves.items() if gradients.get(key) is not None]
+        else:
+            tensors = [*seen.leaves.values()] if self._by_hand is None else self._by_hand.param_groups[0]["params"]
+            self._marks = [(p, p._version, id(p.grad), p.grad._version) for p in tensors if p.grad is not None]
         if not self._marks:
             return
         loose = self._find_loose()
+        if self._by_hand is None and not seen.optimizers:
+            self._by_hand = self._make_updates(loose)  # who else could update them
+        elif self._by_hand is not None and gradients is not None:
+            self._by_hand.param_groups[0]["params"] = loose  # a functional optimizer makes new ones
         if seen.detailed and loose:
             smallest = min(loose, key=Tensor.numel)
             with Aside():
@@ -74,7 +87,7 @@ class OwnUpdates:
         if self._by_hand is not None:
             self._note_step(self._by_hand)
         else:
-            largest = largest_of([p.grad for p, *_ in self._marks if p.grad is not None])
+            largest = largest_of(self._gradients())
             with Aside():
                 self._finite = largest is None or bool(largest.isfinite().all())
 
@@ -121,6 +134,12 @@ class OwnUpdates:
         held = {id(p) for made in others for p in made.parameters} if seen.num_stepped else set[int]()
         return [p for p, *_ in self._marks if id(p) not in held]
 
+    def _gradients(self) -> list[Tensor]:
+        """What the last backward pass gave to the weights."""
+        known = self._given
+        found = [p.grad if known is None else known.get(id(p)) for p, *_ in self._marks]
+        return [gradient for gradient in found if gradient is not None]
+
     def _has_changed(self, marks: list[tuple[Tensor, int, int, int]]) -> bool:
         self._marks = marks
         loose = {id(p) for p in self._find_loose()}
@@ -145,10 +164,10 @@ class OwnUpdates:
         seen = self._seen
         made = seen.add_optimizer(updates, seen.locate())
         held = seen.scales.find(updates)
-        gradients = held.gradients
+        gradients = self._gradients()
         values, health = judge(seen, largest_of(gradients), gradients)
         data = describe_step(seen, updates, made, held, (len(held.parameters), len(gradients)), values)
-        self._event = seen.note_cheaply("step", data | {"name": "an update by hand"})
+        self._event = seen.note_cheaply("step", data | {"name": "an update by hand", "region": 0})
         if seen.listener is not None:
             seen.listener.see_gradients(updates, self._event, health)
         if not isinstance(health, LateHealth):

@@ -56,6 +56,11 @@ class ScriptRecording:
             self._recorder.adopt(model)
             self._recorder.name_batch(inputs, ())
 
+    def begin_without_module(self, step: int, weights: nn.Module) -> None:
+        """Record a step of a loop that calls no module."""
+        self.step = step
+        self._enter(GradientRecorder(weights))
+
     def _enter(self, recorder: GradientRecorder) -> None:
         self._eagerly.enter_context(Eagerly())
         recorder.__enter__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ from floatline.probe.events import Event, Watch
 from floatline.probe.health import Health, find_late_losses, loss_is_finite
 from floatline.probe.held_forwards import HeldForwards
 from floatline.probe.late import LateHealth
-from floatline.probe.script_forward import Forward, has_room, replay_forward
+from floatline.probe.loose_weights import LooseWeights
+from floatline.probe.script_forward import has_room, replay_forward
 from floatline.probe.script_late import LateSteps
 from floatline.probe.script_recording import ScriptRecording
 from floatline.probe.script_schedule import Schedule
@@ -101,7 +102,7 @@ class StepCapture:
         if event.step == last:
             return
         if self._recording.early or (not self._recording.runs and self._is_wanted()):
-            self._try(lambda: self._begin(self._held.calls[-1]))
+            self._try(self._begin_with_forward)
 
     def _note_event(self) -> None:
         """Something happened: where it belongs to a new step, the recorded one is over."""
@@ -169,8 +170,12 @@ class StepCapture:
 
     def end_step(self) -> None:
         """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
-        if not self._recording.runs and self._is_wanted():
+        if self._recording.runs or not self._is_wanted():
+            return
+        if self._seen.roots or not self._seen.leaves:
             self._begin_early(self._seen.step + 1)
+        else:  # no module is called: the whole step is recorded from here on
+            self._try(self._begin_without_module)
 
     def leave_mode(self, mode: object) -> None:
         """The script leaves a dispatch mode, inside of which a step is recorded: that ends here."""
@@ -244,11 +249,20 @@ class StepCapture:
         if self._wanted and not self._recording.runs:
             self._begin_early(self._seen.step)
 
-    def _begin(self, forward: Forward) -> None:
+    def _begin_with_forward(self) -> None:
+        forward = self._held.calls[-1]
+        model = self._find_model(forward.root)
+        self._begin(forward.root, lambda: self._recording.begin(forward, model))
+
+    def _begin_without_module(self) -> None:
+        model, step = LooseWeights([*self._seen.leaves.values()]), self._seen.step + 1
+        self._begin(model, lambda: self._recording.begin_without_module(step, model))
+
+    def _begin(self, root: nn.Module, start: Callable[[], None]) -> None:
         if self._healthy is None and self._attempts and not all_finite(list(self._all_weights())):
             self._recording.end()
             return  # a step that failed before has spoilt the weights: this one would show no cause
-        if not has_room(forward.root):
+        if not has_room(root):
             self.errors.append("a step was not recorded: the GPU has not enough free memory for its FP32 twins")
             self._recording.end()
             self._healthy = None
@@ -258,7 +272,7 @@ class StepCapture:
             self._attempts += 1
             self._stashed = Weights.copy(list(self._all_weights()))
             self._healthy.put_back()
-        self._recording.begin(forward, self._find_model(forward.root))
+        start()
         self._wanted, self._seen.on_event, self._seen.on_clear = False, self._note_event, None
 
     def finish(self) -> None:
@@ -331,6 +345,7 @@ class StepCapture:
         owners = self._seen.roots.values()
         tensors = [tensor for owner in owners for tensor in (*owner.parameters(), *owner.buffers())]
         tensors += [p for made in self._seen.optimizers.values() for p in made.parameters]
+        tensors += [] if owners else self._seen.leaves.values()
         yield from {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}.values()
 
     def _try(self, work: Any) -> None:

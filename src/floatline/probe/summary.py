@@ -44,7 +44,10 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
         record.loss_steps = list(range(len(record.losses)))
     record.skipped = [event.step for event in record.of("scaler-step") if not event.data["applied"]]
     record.scales = [event.data["after"] for event in record.of("update")]
-    record.bad_loss = next((event.step for event in backward if not math.isfinite(event.data["loss"])), None)
+    # A penalty on scaled gradients overflows by the scale alone: such a step that is left out is a search for one.
+    searched = set(record.skipped) if seen.penalties else set[int]()
+    lost = (e.step for e in backward if not math.isfinite(e.data["loss"]) and e.step not in searched)
+    record.bad_loss = next(lost, None)
     steps = record.of("step")
     tried = {event.step for event in record.of("step", "scaler-step")}
     # An optimizer that takes the scaler's flag leaves such a step out by itself.
@@ -120,7 +123,8 @@ def _sum_up(record: RunRecord, made: Made, seen: Watch, names: dict[int, str]) -
     strangers = [p for p in made.parameters if id(p) not in names]
     dead = bool(strangers) and not any(id(parameter) in seen.leaves for parameter in strangers)
     by_hand = isinstance(made.optimizer, Updates)
-    dead = dead and not by_hand
+    tried = bool(steps) or any(e.data["optimizer"] == made.number for e in record.of("scaler-step"))
+    dead = dead and tried and not by_hand  # one that never stepped proves nothing
     own = tuple(names.get(id(parameter), "") for parameter in made.parameters)
     return OptimizerRecord(
         made.number,

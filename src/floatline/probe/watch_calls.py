@@ -29,6 +29,7 @@ from floatline.probe.graphs import (
 )
 from floatline.probe.health import are_weights_finite
 from floatline.probe.master_copies import find_masters
+from floatline.probe.own_updates import Updates
 from floatline.probe.patches import Patches
 from floatline.probe.warning_lines import patch_warnings
 from floatline.probe.watch_light import note_light_forward, note_light_step, run_light_backward
@@ -180,10 +181,11 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
         if seen.busy or seen.elsewhere:
             return run(outputs, *args, **kwargs)
         accumulates = kwargs.get("accumulate_grad", True)
-        if accumulates:
+        trained = [] if accumulates else _find_trained(seen, args)
+        if accumulates or trained:
             seen.note_boundary(cleared=False)
         if not seen.detailed:
-            return run_light_backward(seen, run, outputs, args, kwargs)
+            return run_light_backward(seen, run, outputs, args, kwargs, trained)
         factor = find_factor((*outputs, *(args[0] if args else ())))
         with Aside():
             loss = torch.stack([output.detach().double().sum().cpu() for output in outputs]).sum() / factor
@@ -191,8 +193,8 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
         seen.scale_by_hand = 1.0 if seen.scales.active else find_factor_by_hand(outputs)
         if seen.scale_by_hand != 1.0:
             data["by_hand"] = seen.scale_by_hand
-        event = seen.note("backward" if accumulates else "grad", data)
-        if seen.light and accumulates:
+        event = seen.note("backward" if accumulates or trained else "grad", data)
+        if seen.light and (accumulates or trained):
             seen.step_losses.append(float(loss))
         if accumulates and seen.penalties:
             event.data["penalty"] = find_scaled_gradient(outputs)
@@ -206,6 +208,8 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
             seen.busy -= 1
             if accumulates:
                 _note_gradients(seen, event, factor)
+        if trained:
+            seen.note_backward(dict(zip(map(id, trained), result, strict=True)))
         if event.data["create_graph"] and factor != 1.0:
             seen.penalties = True
             made = [leaf.grad for leaf in seen.leaves.values()] if accumulates else result
@@ -213,6 +217,23 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
         return result
 
     return watched
+
+
+def _find_trained(seen: Watch, args: tuple[Any, ...]) -> list[Tensor]:
+    """The weights of a loop that trains by torch.autograd.grad; [] where that is no step.
+
+    Gradients that another loss is made of have a graph of their own, and those of inputs are no weights' gradients.
+    """
+    inputs = [leaf for leaf in args[3] if isinstance(leaf, Tensor)] if len(args) > 3 and not args[2] else []
+    if seen.optimizers and not all(isinstance(made.optimizer, Updates) for made in seen.optimizers.values()):
+        return []
+    weights = {id(p) for root in seen.roots.values() for p in root.parameters()} | set(seen.leaves)
+    leaves = [leaf for leaf in inputs if leaf.is_leaf and leaf.requires_grad]
+    known = [leaf for leaf in leaves if id(leaf) in weights]
+    # Weights that a functional optimizer makes new in each step are known by their number alone.
+    found = leaves if known or len(leaves) > 1 else []
+    seen.leaves |= {id(leaf): leaf for leaf in found}
+    return found
 
 
 def _note_gradients(seen: Watch, event: Event, factor: float) -> None:

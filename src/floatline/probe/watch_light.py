@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.probe import late
@@ -34,18 +34,25 @@ def note_light_forward(seen: Watch, module: nn.Module, args: tuple[Any, ...], kw
 
 
 def run_light_backward(
-    seen: Watch, run: Callable[..., Any], outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    seen: Watch,
+    run: Callable[..., Any],
+    outputs: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    trained: list[Tensor],
 ) -> Any:
-    """A backward pass: its loss is kept, on its device."""
-    if not kwargs.get("accumulate_grad", True):
+    """A backward pass: its loss is kept, on its device; `trained` are the weights of torch.autograd.grad."""
+    if not kwargs.get("accumulate_grad", True) and not trained:
         return run(outputs, *args, **kwargs)
     _note_backward(seen, outputs, args)
+    result: Any = None
     seen.busy += 1
     try:
-        return run(outputs, *args, **kwargs)
+        result = run(outputs, *args, **kwargs)
+        return result
     finally:
         seen.busy -= 1
-        seen.note_backward()
+        seen.note_backward(dict(zip(map(id, trained), result or (), strict=False)) if trained else None)
 
 
 def _note_backward(seen: Watch, outputs: Any, args: tuple[Any, ...]) -> None:
