@@ -27,8 +27,8 @@ BROKEN = 0.5
 MOST_REPLAYS = 4
 # A run that an exception ended is tried for so many steps more.
 MORE_STEPS = 9
-# A run of a whole target is tried only where one is this short.
-SHORT = 3.0
+# A whole run is tried again only where it has no more steps.
+MOST_STEPS = 400
 
 
 Place = tuple[str, str, str, int]  # cause, module, file, line
@@ -196,8 +196,8 @@ class Counterfactuals:
     def _try_run(self, removal: Removal) -> Trial | None:
         """The whole run, for what shows over many steps only."""
         evidence = self._evidence
-        if evidence.given.seconds > SHORT:
-            need = f"the run takes {evidence.given.seconds:.2g} s, and none of more than {SHORT:g} s is made again"
+        if evidence.given.num_steps > MOST_STEPS:
+            need = f"the run has {evidence.given.num_steps:,} steps, and none of more than {MOST_STEPS} is made again"
             self._left_out.append(f"{removal.text} was not tried: {need}")
             return None
         if not self.may_try:

@@ -28,8 +28,9 @@ from floatline.probe.runs import run_target
 from floatline.probe.trace import Trace
 from floatline.workload import load_target
 
-# Seconds after which no further replay begins; but every finding gets some time.
-ENOUGH, LEAST = 11.0, 1.5
+# Seconds after which no further replay begins; but every finding gets some time. What is tried is bounded by its
+# number: the limit only ends a diagnosis that would take minutes, and then the answer says what was left out.
+ENOUGH, LEAST = 90.0, 15.0
 _SIXTEEN_BITS = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 

@@ -29,8 +29,8 @@ def first_birth_in_fp32(trace: Trace) -> Birth | None:
             num_inf = bad.value.pos_inf + bad.value.neg_inf
             return Birth(op, "bad-input-data", f"{bad.role} holds {bad.value.nan:,} NaN and {num_inf:,} inf")
         sick = [o for o in op.inputs if o.value.nan or o.value.pos_inf]
-        if any(o.made_by is not None or o.role for o in sick):
-            continue  # handed on
+        if any(o.made_by is not None or o.role or op.phase == "backward" for o in sick):
+            continue  # handed on, or left over from a backward pass before
         found = _classify(op, trace)
         if found is not None:
             return found

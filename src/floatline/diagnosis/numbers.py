@@ -20,6 +20,7 @@ from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.indices import describe_collision
 from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
 from floatline.findings import Finding
+from floatline.probe.records import RunRecord
 from floatline.probe.trace import Op, Trace
 
 # A layer that stands still must be this far from FP32's: less is what a converged model does.
@@ -30,8 +31,8 @@ SLOWLY = 0.002
 # Share of second moments that are 0: above it Adam no longer divides by what it has seen.
 DEAD = 0.5
 
-# Seconds from which on a run is not repeated lightly.
-SLOW = 3.0
+# Steps from which on a run is not repeated lightly.
+LONG = 400
 # A step that is soon reached, and by which averages and counters have begun.
 EARLY = 8
 
@@ -71,7 +72,8 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
     if dead > DEAD:
         return [_dead_state(evidence, dead)]
     scale = evidence.scale_at(evidence.given.step_to_trace)
-    births = [birth for birth in find_births(trace) if scale == 1.0 or not is_search(birth, scale)]
+    searches = scale != 1.0 and not _stays_too_large(evidence.given)
+    births = [birth for birth in find_births(trace) if not searches or not is_search(birth, scale)]
     harmful = keep_harmful(births, trace)
     if harmful:
         return [_place_in_loop(describe_birth(birth), birth, evidence) for birth in _distinct(harmful)]
@@ -79,6 +81,12 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
     if updates:
         return [_state_underflow(evidence, updates)]
     return [describe_birth(birth) for birth in _distinct(find_unfit_constants(trace))]
+
+
+def _stays_too_large(given: RunRecord) -> bool:
+    """Whether no step was ever applied, and nothing lowers the scale."""
+    tried = given.of("scaler-step")
+    return not any(e.data["applied"] for e in tried) and len({e.data["scale"] for e in tried}) == 1
 
 
 def _distinct(births: list[Birth]) -> list[Birth]:
@@ -131,12 +139,15 @@ def _state_underflow(evidence: Evidence, updates: list[Birth]) -> Finding:
     cause = find_cause("optimizer-state-underflow")
     names = [role.removeprefix("param:") for birth in updates for role in _params(birth.op)]
     made = next(iter(evidence.given.optimizers), None)
+    place = _find_narrowing(evidence.given)
     listed = ", ".join(dict.fromkeys(names[:3]))
     return Finding(
         cause,
         seen=f"finite gradients, and weights that are not finite after the step: {listed}; in FP32 they stay finite",
         fix=next(iter(cause.remedies), ""),
         module="optimizer.step",
+        file=place[0],
+        line=place[1],
         op=made.call if made else "",
     )
 
@@ -150,6 +161,7 @@ def _dead_moments(evidence: Evidence) -> float:
 def _dead_state(evidence: Evidence, share: float) -> Finding:
     """A fused Adam divides by what it has before it rounds: no NaN in the step, but weights that run away."""
     made = next(iter(evidence.given.optimizers), None)
+    place = _find_narrowing(evidence.given)
     cause = find_cause("optimizer-state-underflow")
     return Finding(
         cause,
@@ -157,6 +169,8 @@ def _dead_state(evidence: Evidence, share: float) -> Finding:
         "own gradient alone, and the weights run away; in FP32 they do not",
         fix=next(iter(cause.remedies), ""),
         module="optimizer.step",
+        file=place[0],
+        line=place[1],
         op=made.call if made else "",
     )
 
@@ -184,7 +198,7 @@ def _steps_to_look_at(evidence: Evidence) -> list[int]:
     skipped = set(evidence.given.skipped)  # their gradients are not finite, and no harm comes of it
     steps = [step for step in evidence.given.loss_steps if step not in skipped] or [0]
     order = [steps[len(steps) // 2], steps[-1], steps[0]]
-    if evidence.given.seconds > SLOW:  # to get to a late step takes as long as the run did
+    if evidence.given.num_steps > LONG:  # to get to a late step takes as long as the run did
         order = [steps[0], steps[min(EARLY, len(steps) // 2)], *order]
     return list(dict.fromkeys(order))
 
@@ -253,14 +267,26 @@ def _underflow(evidence: Evidence, trace: Trace, lost: dict[str, float]) -> Find
     )
 
 
+def _find_narrowing(given: RunRecord) -> tuple[str, int]:
+    """File and line where 16-bit weights come from: the last cast of a model, or else where they are updated."""
+    casts = [event for event in given.of("cast") if event.file]
+    if casts:
+        return casts[-1].file, casts[-1].line
+    made = next(iter(given.optimizers), None)
+    return (made.file, made.line) if made is not None and given.kind == "train" else ("", 0)
+
+
 def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
     cause = find_cause("update-lost-to-rounding")
     parts = [f"{share:.0%} of {_params(op)[0].removeprefix('param:')}" for op, share in stuck[:3] if _params(op)]
     made = next(iter(evidence.given.optimizers), None)
+    place = _find_narrowing(evidence.given)
     return Finding(
         cause,
         seen=f"bit-identical after a step that moves them in FP32: {', '.join(parts)}",
         fix=next(iter(cause.remedies), ""),
         module="optimizer.step",
+        file=place[0],
+        line=place[1],
         op=made.call if made else "",
     )

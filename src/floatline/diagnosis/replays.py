@@ -15,17 +15,17 @@ from floatline.findings import Finding
 from floatline.probe.runs import run_target
 
 _NUMERIC = frozenset(["range", "rounding"])
-# A replay of the whole run in BF16 is worth this many seconds.
-_SHORT = 4.0
+# A whole run is replayed in BF16 where it has no more steps.
+_MOST_STEPS = 400
 
 
 def try_formats(evidence: Evidence, findings: list[Finding], *, may_run: bool) -> tuple[str, ...]:
-    """The run in BF16, where range or rounding is to blame and there is time, and in FP32: one sentence each."""
+    """The run in BF16, where range or rounding is to blame and the run is short, and in FP32: one sentence each."""
     if not findings or evidence.given.exception is not None:
         return ()
     tried: list[str] = []
     given = evidence.given
-    if may_run and findings[0].cause.family in _NUMERIC and evidence.fails and given.seconds < _SHORT:
+    if may_run and findings[0].cause.family in _NUMERIC and evidence.fails and given.num_steps <= _MOST_STEPS:
         evidence.on_progress("trying BF16")
         try:
             steps = given.num_steps if given.kind == "build" else evidence.steps

@@ -8,7 +8,7 @@ from pathlib import Path
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.poles import FORMATS
 from floatline.diagnosis.silent import STUCK_SHARE, stuck_updates
-from floatline.probe.operations import Op, Operand, Values
+from floatline.probe.operations import Op, Operand, Phase, Values
 from floatline.probe.records import RunRecord
 from floatline.probe.runs import Precision
 from floatline.probe.script_steps import Captured
@@ -101,8 +101,8 @@ def step_fails(trace: Trace) -> bool:
 
 
 def starts_spoilt(trace: Trace) -> bool:
-    """Whether a weight was NaN or +inf before the step began."""
-    operands = (operand for op in trace.ops for operand in op.inputs if operand.made_by is None)
+    """Whether the forward pass read a weight that was NaN or +inf: what made it so lies before the step."""
+    operands = (operand for op in trace.ops for operand in op.inputs if op.phase == "forward")
     return any(o.role.startswith("param:") and (o.value.nan or o.value.pos_inf) for o in operands)
 
 
@@ -143,15 +143,23 @@ def view_in_fp32(trace: Trace) -> Trace:
         Checked by tests/diagnosis/test_scripts_under_cuda_lists.py.
     """
     ops = [
-        replace(op, inputs=[_widen(operand) for operand in op.inputs], outputs=[_as_twin(v) for v in op.outputs])
+        replace(
+            op,
+            inputs=[_widen(operand, op.phase) for operand in op.inputs],
+            outputs=[_as_twin(value) for value in op.outputs],
+        )
         for op in trace.ops
     ]
-    return Trace(ops, {name: _widen(operand) for name, operand in trace.gradients.items()}, dict(trace.meta))
+    return Trace(
+        ops, {name: _widen(operand, "backward") for name, operand in trace.gradients.items()}, dict(trace.meta)
+    )
 
 
-def _widen(operand: Operand) -> Operand:
+def _widen(operand: Operand, phase: Phase) -> Operand:
     value = _as_twin(operand.value)
-    from_outside = operand.made_by is None and not operand.role and value.numel > 1 and value.nan > 0
+    # What a backward pass finds are the gradients of a pass before it.
+    from_outside = phase != "backward" and operand.made_by is None and not operand.role
+    from_outside = from_outside and value.numel > 1 and value.nan > 0
     return replace(operand, value=value, role="inputs of the loss" if from_outside else operand.role)
 
 

@@ -17,6 +17,7 @@ from floatline.diagnosis.resuming import find_schedule_ahead
 from floatline.diagnosis.script_evidence import ScriptEvidence, starts_spoilt, step_fails
 from floatline.findings import Finding
 from floatline.probe.records import RunRecord
+from floatline.probe.script_frames import is_installed
 
 # A run diverges where its weights go this far, against their size, and the loss grows by a factor on the way.
 FAR, GROWN = 0.5, 5.0
@@ -67,10 +68,10 @@ def _find_what_fp32_has_too(evidence: ScriptEvidence, motion: float | None) -> l
     if evidence.fails:
         trace = evidence.trace(given.step_to_trace, "fp32")
         if trace is not None and starts_spoilt(trace):
-            return []  # the weights were not finite before the step: it shows no cause
+            return [_divergence(given, losses, motion)] if _diverges(losses, motion) else []
         birth = None if trace is None or not step_fails(trace) else first_birth_in_fp32(trace)
         if birth is not None and not (birth.cause == "bad-input-data" and _makes_inputs_in_16_bits(evidence)):
-            return [_finding(birth)]
+            return [_finding(birth, given)]
         if _diverges(losses, motion) or (trace is not None and step_fails(trace) and overflows(trace)):
             return [_divergence(given, losses, motion)]
     elif _ran_away(losses, motion) and not evidence.falls_behind:
@@ -108,10 +109,14 @@ def _has_grown(losses: list[float], factor: float) -> bool:
     return len(losses) > 1 and statistics.median(late) > factor * max(abs(losses[0]), 1e-12)
 
 
-def _finding(birth: Birth) -> Finding:
+def _finding(birth: Birth, given: RunRecord) -> Finding:
     cause, op = find_cause(birth.cause), birth.op
     name = op.node if op.phase == "backward" and op.node else op.name
-    return Finding(cause, birth.seen, next(iter(cause.remedies), ""), op.module, op.file, op.line, name)
+    file, line = op.file, op.line
+    if is_installed(file) and birth.cause == "bad-input-data":  # who gave it to the package is the script
+        calls = [event for event in given.of("forward") if event.file]
+        file, line = (calls[0].file, calls[0].line) if calls else (file, line)
+    return Finding(cause, birth.seen, next(iter(cause.remedies), ""), op.module, file, line, name)
 
 
 def _divergence(given: RunRecord, losses: list[float], motion: float | None) -> Finding:

@@ -109,7 +109,8 @@ def _say_unseen(run: ScriptRun) -> str:
 
 def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str:
     given = evidence.given
-    if given.first_bad_step is not None:
+    only_loss = given.bad_gradient is None and given.bad_weight is None
+    if given.first_bad_step is not None and not (given.searches_in_loss and only_loss):
         text = f"loss, gradients or weights were not finite from step {given.first_bad_step} on"
         tried = sum(one.kind == "failed" for one in evidence.captured)
         if not evidence.captured:

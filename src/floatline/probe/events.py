@@ -151,6 +151,7 @@ class Watch:
         self.listener: Listener | None = None
         self.updates: Updates | None = None
         self.scale_by_hand = 1.0  # that the last loss was multiplied by, without a scaler
+        self.moved: set[int] | None = None  # weights outside of optimizers that move in training; None: nobody looked
         self.masters: dict[int, list[Tensor]] = {}
         self.locate: Callable[[], Spot] = find_caller
         self.late = LateNumbers()

@@ -25,15 +25,18 @@ def find_masters(seen: Watch) -> None:
     held = {id(p) for made in seen.optimizers.values() for p in made.parameters}
     weights = [p for root in seen.roots.values() for p in root.parameters() if id(p) not in held and p.requires_grad]
     loose = list({id(p): p for p in weights}.values())
+    if not loose or sum(p.numel() for p in loose) > _MOST:
+        return
+    with Aside():  # what moves while it trains; at the end averages may be copied into a model that never did
+        seen.moved = seen.moved or set()
+        seen.moved |= {id(p) for p in loose if id(p) not in seen.moved and _has_moved(seen, p)}
     own = {id(p) for root in seen.roots.values() for p in root.parameters()}
     masters = [p for made in seen.optimizers.values() for p in made.parameters if id(p) not in own]
     masters = [p for p in masters if id(p) not in seen.masters and p.is_floating_point() and p.numel() <= _MOST]
-    if not loose or not masters or sum(p.numel() for p in loose) > _MOST:
-        return
     with Aside():
         for master in masters:
             parts = _match(master.detach().flatten(), loose)
-            if parts and any(_has_moved(seen, part) for part in parts):
+            if parts and any(id(part) in seen.moved for part in parts):
                 seen.masters[id(master)] = parts
                 taken = {id(part) for part in parts}
                 loose = [p for p in loose if id(p) not in taken]

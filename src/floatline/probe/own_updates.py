@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from floatline.probe.aside import Aside
 from floatline.probe.gradient_scales import largest_of
-from floatline.probe.health import judge
+from floatline.probe.health import find_late_losses, judge, loss_is_finite
 from floatline.probe.late import LateHealth
 from floatline.probe.watch_steps import describe_step
 
@@ -66,7 +66,8 @@ class OwnUpdates:
         seen = self._seen
         self._given = gradients
         self._copy, self._event, self._finite, self._marks = None, None, True, []
-        if not self._alone:
+        lost = not find_late_losses(seen) and not loss_is_finite(seen)
+        if not self._alone and not lost:
             return
         if gradients is not None:
             self._marks = [(p, p._version, 0, 0) for key, p in seen.leaves.items() if gradients.get(key) is not None]

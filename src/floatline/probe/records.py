@@ -90,6 +90,8 @@ class RunRecord:
         scales: The loss scale after each update.
         bad_loss, bad_gradient, bad_weight: The first step with a loss, an applied gradient or a weight that is not
             finite; None where there is none.
+        searches_in_loss: Whether losses that are not finite are a search for a scale: a penalty on scaled gradients
+            overflows by the scale alone, and every such step was left out.
         weights_finite: Whether all weights and buffers are finite at the end.
         moved, still, no_gradient: Names of parameters that moved, that stood still, and that got no gradient.
         optimizers: Those that were made.
@@ -116,6 +118,7 @@ class RunRecord:
     bad_loss: int | None = None
     bad_gradient: int | None = None
     bad_weight: int | None = None
+    searches_in_loss: bool = False
     weights_finite: bool = True
     moved: list[str] = field(default_factory=list[str])
     still: list[str] = field(default_factory=list[str])

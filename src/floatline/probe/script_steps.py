@@ -28,8 +28,8 @@ from floatline.probe.trace import Trace
 
 Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
-# How often a failing step is tried again on healthy weights.
-_ATTEMPTS = 3
+# How many steps are recorded to see a failure come again: some batches only bring it about.
+_ATTEMPTS = 8
 # Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
 _SEARCH = (8, 18)
 
@@ -90,6 +90,7 @@ class StepCapture:
         self._skips = self._relapses = self._lost = 0
         self._worked = 0.0
         self._wanted = False
+        self._hunts = 0  # steps that are still recorded to see a lost loss come again
 
     # What the watch tells.
 
@@ -107,7 +108,7 @@ class StepCapture:
     def _note_event(self) -> None:
         """Something happened: where it belongs to a new step, the recorded one is over."""
         if self._recording.runs and self._seen.step > self._recording.step:
-            self.leave_step()
+            self._try(self._finish)
 
     def leave_step(self) -> None:
         """What comes now is no part of the step."""
@@ -184,6 +185,7 @@ class StepCapture:
 
     def see_attempt(self, event: Event) -> None:
         """A scaler has let a step through, or not."""
+        self._stepping = event
         if event.data["applied"]:
             self._skips, self._worked = 0, max(self._worked, event.data["scale"])
             if self._loss_is_lost():
@@ -196,7 +198,8 @@ class StepCapture:
         self._wanted = self._wanted or self._skips in _SEARCH or self._relapses in (3, 9)
         if self._loss_is_lost():  # no scale is searched for in a forward pass: the next step may tell why
             self._lost += 1
-            self._wanted = self._wanted or self._lost in (1, 3, 9)
+            recorded = self._recording.runs and event.step == self._recording.step
+            self._hunts = 0 if recorded else _ATTEMPTS if self._lost in (1, 3, 9) else self._hunts
 
     def _loss_is_lost(self) -> bool:
         """Whether the loss is known by now, and not finite."""
@@ -230,9 +233,11 @@ class StepCapture:
         self._kind = "healthy"
         if self._healthy is not None:
             return True
-        if not self._wanted and self._schedule.num_applied < self._schedule.due:
+        hunts = self._hunts > 0
+        self._hunts -= hunts
+        if not self._wanted and not hunts and self._schedule.num_applied < self._schedule.due:
             return False
-        wanted, self._wanted = self._wanted, False
+        wanted, self._wanted = self._wanted or hunts, False
         if not wanted and not self._schedule.is_due(spent=self.seconds):
             return False
         self._seen.late.read()  # if the step before failed, this one is recorded on the weights from before it
@@ -255,7 +260,8 @@ class StepCapture:
         self._begin(forward.root, lambda: self._recording.begin(forward, model))
 
     def _begin_without_module(self) -> None:
-        model, step = LooseWeights([*self._seen.leaves.values()]), self._seen.step + 1
+        # Without a module, the first that is seen of a step is its backward pass: the next one is recorded whole.
+        model, step = LooseWeights([*self._seen.leaves.values()]), self._seen.step + 2
         self._begin(model, lambda: self._recording.begin_without_module(step, model))
 
     def _begin(self, root: nn.Module, start: Callable[[], None]) -> None:
@@ -331,7 +337,7 @@ class StepCapture:
     @property
     def has_untried(self) -> bool:
         """Whether a step failed, and the script ended before another was tried on the weights from before it."""
-        if self._lost and not self.steps:
+        if self._lost and not any(one.kind != "healthy" for one in self.steps):
             return True  # a scaler left it out: its weights are there still
         return self._healthy is not None and not self._attempts
 

@@ -44,10 +44,9 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
         record.loss_steps = list(range(len(record.losses)))
     record.skipped = [event.step for event in record.of("scaler-step") if not event.data["applied"]]
     record.scales = [event.data["after"] for event in record.of("update")]
-    # A penalty on scaled gradients overflows by the scale alone: such a step that is left out is a search for one.
-    searched = set(record.skipped) if seen.penalties else set[int]()
-    lost = (e.step for e in backward if not math.isfinite(e.data["loss"]) and e.step not in searched)
-    record.bad_loss = next(lost, None)
+    lost = [event.step for event in backward if not math.isfinite(event.data["loss"])]
+    record.bad_loss = next(iter(lost), None)
+    record.searches_in_loss = seen.penalties and set(lost) <= set(record.skipped)
     steps = record.of("step")
     tried = {event.step for event in record.of("step", "scaler-step")}
     # An optimizer that takes the scaler's flag leaves such a step out by itself.
@@ -148,7 +147,7 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
     hidden = {id(t): name for model in seen.roots.values() for name, t in _hidden_tensors(model)}
     for key, leaf in seen.leaves.items():
         moved = key in seen.start and not bool((seen.start[key].to(leaf.device) == leaf.detach()).all())
-        if key in held or moved:
+        if key in held or (moved if seen.moved is None else key in seen.moved):
             continue
         if key in names:
             yield Untrained(names[key], registered=True)

@@ -158,14 +158,14 @@ def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: di
         parameters = list(module.parameters())
         copies: list[Tensor] = seen.copy_weights(parameters) or []
         seen.start |= {id(p): copy for p, copy in zip(parameters, copies, strict=False)}
-    if seen.detailed and seen.num_stepped:
-        find_masters(seen)
     if not torch.is_grad_enabled():
         if seen.listener is not None:
             seen.listener.leave_step()
         if seen.on_leave is not None:
             seen.on_leave()
         return
+    if seen.detailed and seen.num_stepped:
+        find_masters(seen)
     seen.note_boundary(cleared=False)
     if seen.light:
         note_light_forward(seen, module, args, kwargs)
