@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import nullcontext
+from typing import ClassVar
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ class Spy:
 class Doubled(torch.autograd.Function):
     """A function whose backward pass is Python's."""
 
-    seen: list = []
+    seen: ClassVar[list] = []
 
     @staticmethod
     def forward(ctx, x):

@@ -329,6 +329,11 @@ class StepCapture:
         return self._schedule.ended_at
 
     @property
+    def records(self) -> bool:
+        """Whether a step is recorded now."""
+        return self._recording.runs
+
+    @property
     def has_untried(self) -> bool:
         """Whether a step failed, and the script ended before another was tried on the weights from before it."""
         if self._lost and not self.steps:
