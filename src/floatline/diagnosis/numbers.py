@@ -71,7 +71,9 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
     if dead > DEAD:
         return [_dead_state(evidence, dead)]
     scale = evidence.scale_at(evidence.given.step_to_trace)
-    births = [birth for birth in find_births(trace) if scale == 1.0 or not is_search(birth, scale)]
+    # A loop that leaves out every step at one and the same scale of its own searches for none.
+    searches = len({event.data["scale"] for event in evidence.given.of("scaler-step")}) > 1
+    births = [b for b in find_births(trace) if scale == 1.0 or not searches or not is_search(b, scale)]
     harmful = keep_harmful(births, trace)
     if harmful:
         return [_place_in_loop(describe_birth(birth), birth, evidence) for birth in _distinct(harmful)]

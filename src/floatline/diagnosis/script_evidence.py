@@ -90,7 +90,8 @@ def stand_in_for_fp32(given: RunRecord) -> RunRecord:
 def fails_in_fp32(evidence: ScriptEvidence) -> bool | None:
     """Whether the FP32 twin of the recorded failing step is not finite, too; None where none was recorded."""
     trace = evidence.trace(evidence.given.step_to_trace, "fp32") if evidence.fails and evidence.failed else None
-    return None if trace is None or starts_spoilt(trace) else step_fails(trace)
+    unknown = trace is None or starts_spoilt(trace) or lacks_forward(trace)
+    return None if unknown else step_fails(trace)
 
 
 def step_fails(trace: Trace) -> bool:
@@ -104,6 +105,15 @@ def starts_spoilt(trace: Trace) -> bool:
     """Whether a weight was NaN or +inf before the step began."""
     operands = (operand for op in trace.ops for operand in op.inputs if operand.made_by is None)
     return any(o.role.startswith("param:") and (o.value.nan or o.value.pos_inf) for o in operands)
+
+
+def lacks_forward(trace: Trace) -> bool:
+    """Whether the first that is not finite comes to a backward pass from a forward pass that was not recorded."""
+    phases = ("forward", "backward")
+    first = next((op for op in trace.ops if op.phase in phases and any(v.nonfinite for v in op.outputs)), None)
+    if first is None or first.phase != "backward":
+        return False
+    return any(o.value.nonfinite and o.made_by is None and not o.role for o in first.inputs)
 
 
 def make_target(text: str) -> Target:
@@ -143,15 +153,23 @@ def view_in_fp32(trace: Trace) -> Trace:
         Checked by tests/diagnosis/test_scripts_under_cuda_lists.py.
     """
     ops = [
-        replace(op, inputs=[_widen(operand) for operand in op.inputs], outputs=[_as_twin(v) for v in op.outputs])
+        replace(
+            op,
+            inputs=[_widen(operand, op.phase) for operand in op.inputs],
+            outputs=[_as_twin(value) for value in op.outputs],
+        )
         for op in trace.ops
     ]
-    return Trace(ops, {name: _widen(operand) for name, operand in trace.gradients.items()}, dict(trace.meta))
+    return Trace(
+        ops, {name: _widen(operand, "backward") for name, operand in trace.gradients.items()}, dict(trace.meta)
+    )
 
 
-def _widen(operand: Operand) -> Operand:
+def _widen(operand: Operand, phase: str) -> Operand:
     value = _as_twin(operand.value)
-    from_outside = operand.made_by is None and not operand.role and value.numel > 1 and value.nan > 0
+    # What a backward pass takes from outside was made by a forward pass that was not recorded: it is no data.
+    unknown = operand.made_by is None and not operand.role and phase != "backward"
+    from_outside = unknown and value.numel > 1 and value.nan > 0
     return replace(operand, value=value, role="inputs of the loss" if from_outside else operand.role)
 
 

@@ -189,6 +189,7 @@ class StepCapture:
             if self._loss_is_lost():
                 self._fail(event, None)
             return
+        self._stepping = event  # no optimizer steps: the step is over all the same
         self._held.note_bad_inputs(event.step)
         self._kind = "skipped"
         self._skips += 1
