@@ -1,4 +1,4 @@
-"""A script that does not come to its end, or too early, has no verdict: its own words come first, and nothing is made up."""
+"""A script that does not come to its end, or too early, has no verdict: its own words come first."""
 
 import contextlib
 import json

@@ -50,7 +50,7 @@ def warn_from_a_hook():
 
 
 def warn_plainly():
-    warnings.warn("here")  # warns
+    warnings.warn("here")  # noqa: B028  # warns
 
 
 def warn_an_instance():
