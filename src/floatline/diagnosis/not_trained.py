@@ -14,8 +14,9 @@ def find_untrained(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
     """Optimizers that hold old or unused parameters, and tensors of the loss that none holds."""
     if given.exception is not None:
         return []  # what did not come to its end proves nothing about the rest
-    if given.skipped and not any(optimizer.num_steps for optimizer in given.optimizers):
-        return []  # nor does an optimizer that every step was kept from
+    attempts = [event.data["applied"] for event in given.of("scaler-step")]
+    if attempts and not any(attempts):
+        return []  # nothing trains where every step is left out, whoever holds it
     return _find_idle(given) or _find_unheld(given, fp32)
 
 

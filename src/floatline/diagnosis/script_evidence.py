@@ -90,7 +90,8 @@ def stand_in_for_fp32(given: RunRecord) -> RunRecord:
 def fails_in_fp32(evidence: ScriptEvidence) -> bool | None:
     """Whether the FP32 twin of the recorded failing step is not finite, too; None where none was recorded."""
     trace = evidence.trace(evidence.given.step_to_trace, "fp32") if evidence.fails and evidence.failed else None
-    return None if trace is None or starts_spoilt(trace) else step_fails(trace)
+    unknown = trace is None or starts_spoilt(trace) or lacks_forward(trace)
+    return None if unknown else step_fails(trace)
 
 
 def step_fails(trace: Trace) -> bool:
@@ -104,6 +105,15 @@ def starts_spoilt(trace: Trace) -> bool:
     """Whether the forward pass read a weight that was NaN or +inf: what made it so lies before the step."""
     operands = (operand for op in trace.ops for operand in op.inputs if op.phase == "forward")
     return any(o.role.startswith("param:") and (o.value.nan or o.value.pos_inf) for o in operands)
+
+
+def lacks_forward(trace: Trace) -> bool:
+    """Whether the first that is not finite comes to a backward pass from a forward pass that was not recorded."""
+    phases = ("forward", "backward")
+    first = next((op for op in trace.ops if op.phase in phases and any(v.nonfinite for v in op.outputs)), None)
+    if first is None or first.phase != "backward":
+        return False
+    return any(o.value.nonfinite and o.made_by is None and not o.role for o in first.inputs)
 
 
 def make_target(text: str) -> Target:

@@ -14,7 +14,7 @@ from floatline.diagnosis.loop import find_loop_faults
 from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
 from floatline.diagnosis.numbers import find_failures, find_silent_damage
 from floatline.diagnosis.resuming import find_schedule_ahead
-from floatline.diagnosis.script_evidence import ScriptEvidence, starts_spoilt, step_fails
+from floatline.diagnosis.script_evidence import ScriptEvidence, lacks_forward, starts_spoilt, step_fails
 from floatline.findings import Finding
 from floatline.probe.records import RunRecord
 from floatline.probe.script_frames import is_installed
@@ -67,7 +67,8 @@ def _find_what_fp32_has_too(evidence: ScriptEvidence, motion: float | None) -> l
     losses = [loss for loss in evidence.fp32.losses if math.isfinite(loss)]
     if evidence.fails:
         trace = evidence.trace(given.step_to_trace, "fp32")
-        if trace is not None and starts_spoilt(trace):
+        if trace is not None and (starts_spoilt(trace) or lacks_forward(trace)):
+            # What was not finite before the recorded part shows no cause.
             return [_divergence(given, losses, motion)] if _diverges(losses, motion) else []
         birth = None if trace is None or not step_fails(trace) else first_birth_in_fp32(trace)
         if birth is not None and not (birth.cause == "bad-input-data" and _makes_inputs_in_16_bits(evidence)):

@@ -12,7 +12,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from floatline.diagnosis.script_evidence import ScriptEvidence, fails_in_fp32, make_target, stand_in_for_fp32
+from floatline.diagnosis.script_evidence import (
+    ScriptEvidence,
+    fails_in_fp32,
+    make_target,
+    stand_in_for_fp32,
+    step_fails,
+)
 from floatline.diagnosis.script_findings import find_in_script
 from floatline.probe.cuda_on_cpu import as_cuda
 from floatline.probe.records import RunRecord
@@ -112,7 +118,8 @@ def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str
     only_loss = given.bad_gradient is None and given.bad_weight is None
     if given.first_bad_step is not None and not (given.searches_in_loss and only_loss):
         text = f"loss, gradients or weights were not finite from step {given.first_bad_step} on"
-        tried = sum(one.kind == "failed" for one in evidence.captured)
+        # An optimizer whose state is spoilt fails once more on healthy weights and gradients.
+        tried = any(one.kind == "failed" and step_fails(one.trace) for one in evidence.captured)
         if not evidence.captured:
             return f"{text}, and none of the {_num_steps(given):,} steps could be recorded"
         if compiled and not tried:

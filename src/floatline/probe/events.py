@@ -68,6 +68,11 @@ class Made:
 class Listener(Protocol):
     """Who is told of the steps of a light watch."""
 
+    @property
+    def records(self) -> bool:
+        """Whether a step is recorded now."""
+        ...
+
     def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: Event) -> None:
         """A root module is about to run, with gradients."""
 

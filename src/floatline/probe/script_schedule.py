@@ -36,5 +36,6 @@ class Schedule:
         if spent > BUDGET:
             self.ended_at = self.num_applied
             return False
-        self.due = _SECOND if self.num_applied < _SECOND else _FACTOR * self.due
+        while self.due <= self.num_applied:
+            self.due = _SECOND if self.due < _SECOND else _FACTOR * self.due
         return True

@@ -191,6 +191,7 @@ class StepCapture:
             if self._loss_is_lost():
                 self._fail(event, None)
             return
+        self._stepping = event  # no optimizer steps: the step is over all the same
         self._held.note_bad_inputs(event.step)
         self._kind = "skipped"
         self._skips += 1
@@ -333,6 +334,11 @@ class StepCapture:
     def ended_at(self) -> int | None:
         """The applied step at which the time for recording was spent; None where it was not."""
         return self._schedule.ended_at
+
+    @property
+    def records(self) -> bool:
+        """Whether a step is recorded now."""
+        return self._recording.runs
 
     @property
     def has_untried(self) -> bool:

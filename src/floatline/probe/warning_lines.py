@@ -9,18 +9,23 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from floatline.probe.events import Watch
 from floatline.probe.patches import Patches
 
 _HERE = str(Path(__file__).parent)
+# How torch warns of the recorder's own hooks, in a step that runs eagerly.
+_OF_HOOKS = "Using `torch.compile(module)` when there are global hooks on modules"
 
 
-def patch_warnings(patches: Patches) -> None:
-    """Let warnings count their stack levels without the frames of the watch."""
-    patches.wrap(warnings, "warn", _count_levels)
+def patch_warnings(seen: Watch, patches: Patches) -> None:
+    """Let warnings count their stack levels without the frames of the watch, and not speak of its hooks."""
+    patches.wrap(warnings, "warn", lambda warn: _count_levels(seen, warn))
 
 
-def _count_levels(warn: Callable[..., None]) -> Callable[..., None]:
+def _count_levels(seen: Watch, warn: Callable[..., None]) -> Callable[..., None]:
     def watched(message: Any, category: Any = None, stacklevel: int = 1, source: Any = None, **kwargs: Any) -> None:
+        if seen.listener is not None and seen.listener.records and str(message).startswith(_OF_HOOKS):
+            return
         # One level more, for this frame.
         warn(message, category, _find_level(sys._getframe(1), stacklevel) + 1, source, **kwargs)  # pyright: ignore[reportPrivateUsage]
 

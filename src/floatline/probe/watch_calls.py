@@ -53,7 +53,7 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     patch_autocast(seen, patches)
     patch_schedulers(seen, patches)
     patch_state(seen, patches)
-    patch_warnings(patches)
+    patch_warnings(seen, patches)
     pending: dict[int, tuple[Event, list[Tensor], list[Tensor] | None]] = {}
 
     def before(optimizer: Optimizer, *_: Any) -> None:
