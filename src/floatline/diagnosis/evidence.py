@@ -83,8 +83,12 @@ class Evidence:
         return len(steps) >= 10 and (not any(steps[-10:]) or late.count(False) > 0.2 * len(late))
 
     def scale_at(self, step: int) -> float:
-        """The loss scale of a step, where a scaler moves it; 1 where there is none."""
-        scales = [event.data["scale"] for event in self.given.of("scaler-step") if event.step <= step]
+        """The loss scale of a step, where a scaler moves it; 1 where there is none, or one that no skipped step moves."""
+        steps = self.given.of("scaler-step")
+        pairs = zip(steps, steps[1:], strict=False)
+        if any(not a.data["applied"] and b.data["scale"] >= a.data["scale"] for a, b in pairs):
+            return 1.0
+        scales = [event.data["scale"] for event in steps if event.step <= step]
         return float(scales[-1]) if scales else 1.0
 
     @property
