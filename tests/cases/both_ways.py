@@ -18,6 +18,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import torch
+from tests.cases.harness import Case, all_cases
 
 from floatline.diagnosis.diagnose import diagnose
 from floatline.diagnosis.script import read_report
@@ -26,7 +27,6 @@ from floatline.errors import FloatlineError
 from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.probe.script_run import ScriptWatch
-from tests.cases.harness import Case, all_cases
 
 Lists = Literal["cpu", "cuda"]
 LISTS: tuple[Lists, ...] = ("cpu", "cuda")
@@ -50,6 +50,7 @@ def _run_as_script(device="{device}"):
 
     if device != "cpu":
         model.to(device)
+        torch.set_default_device(device)
     if whole:
         model.to(whole)
     optimizer = make_optimizer(model)
@@ -118,11 +119,11 @@ def write_script(case: Case, folder: Path, *, name: str = "", device: str = "cpu
     return path
 
 
-def diagnose_target(case: Case, *, name: str = "") -> Said:
-    """The case as a target."""
+def diagnose_target(text: str) -> Said:
+    """A target, in this process."""
     with _as_it_was(), _quietly():
         try:
-            return read_answer(diagnose(f"{case.path}:{name}" if name else str(case.path)).as_json())
+            return read_answer(diagnose(text).as_json())
         except FloatlineError as error:
             return Said("error", text=str(error))
 
@@ -153,7 +154,8 @@ def under(lists: Lists) -> Generator[None]:
 def ask(case: Case, lists: Lists, *, name: str = "") -> tuple[Said, Said]:
     """What is said of the case as a target, and as a script."""
     with tempfile.TemporaryDirectory() as folder, under(lists):
-        return diagnose_target(case, name=name), diagnose_as_script(write_script(case, Path(folder), name=name))
+        target = diagnose_target(f"{case.path}:{name}" if name else str(case.path))
+        return target, diagnose_as_script(write_script(case, Path(folder), name=name))
 
 
 def agree(case: Case, target: Said, script: Said) -> bool:
@@ -185,10 +187,13 @@ def _is_in_loop(case: Case, said: Said) -> bool:
 def _as_it_was() -> Generator[None]:
     """The arguments, the search path, the threads and the seed of this process, put back afterwards."""
     argv, path, threads, state = list(sys.argv), list(sys.path), torch.get_num_threads(), torch.get_rng_state()
+    device = torch.get_default_device()
     torch.set_num_threads(1)
     try:
         yield
     finally:
+        if torch.get_default_device() != device:
+            torch.set_default_device(device)
         sys.argv[:], sys.path[:] = argv, path
         torch.set_num_threads(threads)
         torch.set_rng_state(state)
@@ -213,7 +218,7 @@ def main() -> None:
     parser.add_argument("--lists", choices=LISTS)
     parser.add_argument("--fixed", action="store_true", help="the mended twins")
     asked = parser.parse_args()
-    same = {lists: 0 for lists in LISTS}
+    same: dict[Lists, int] = dict.fromkeys(LISTS, 0)
     cases = [case for case in all_cases() if case.name.startswith(tuple(asked.prefixes) or ("",))]
     for case in cases:
         for lists in [asked.lists] if asked.lists else LISTS:
