@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from floatline.errors import TargetError
+from floatline.probe.events import Event
 from floatline.probe.records import RunRecord
 from floatline.probe.runs import Precision, trace_target
 from floatline.probe.trace import Trace
@@ -83,8 +84,11 @@ class Evidence:
         return len(steps) >= 10 and (not any(steps[-10:]) or late.count(False) > 0.2 * len(late))
 
     def scale_at(self, step: int) -> float:
-        """The loss scale of a step, where a scaler moves it; 1 where there is none."""
-        scales = [event.data["scale"] for event in self.given.of("scaler-step") if event.step <= step]
+        """The loss scale of a step, where a scaler moves it; 1 where there is none, or one that skipped steps leave."""
+        steps = self.given.of("scaler-step")
+        if not _lowers_scale(steps):
+            return 1.0
+        scales = [event.data["scale"] for event in steps if event.step <= step]
         return float(scales[-1]) if scales else 1.0
 
     @property
@@ -158,6 +162,18 @@ class Evidence:
         )
         size = max(_rms(weights[name]), usual, 1e-30)
         return _rms(own.detach().double() - weights[name]) / size
+
+
+def _lowers_scale(steps: list[Event]) -> bool:
+    """Whether a step that is left out lowers the scale for the next; also where none is, or none comes after it."""
+    last: dict[tuple[int, int], Event] = {}
+    fell: list[bool] = []
+    for event in steps:
+        key = (event.data["scaler"], event.data["optimizer"])
+        if key in last and not last[key].data["applied"]:
+            fell.append(event.data["scale"] < last[key].data["scale"])
+        last[key] = event
+    return any(fell) or not fell
 
 
 def _rms(tensor: Tensor) -> float:

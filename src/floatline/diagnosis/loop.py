@@ -10,12 +10,13 @@ from floatline.findings import Finding
 from floatline.probe.records import RunRecord
 
 
-def find_loop_faults(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
+def find_loop_faults(given: RunRecord, fp32: RunRecord | None, *, fp32_learns: bool = False) -> list[Finding]:
     """Faults in the use of scaler, optimizer, scheduler, autocast and data, the most certain first.
 
     Args:
         given: The run as it is.
         fp32: The same run in FP32; None where there is none, and then what needs it is not judged.
+        fp32_learns: Where there is none, whether something else says that FP32 would do better.
     """
     return [
         *find_scaler_misuse(given),
@@ -25,7 +26,7 @@ def find_loop_faults(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
         *find_lost_scale(given),
         *find_schedule_ahead(given, fp32),
         *find_stale_weights(given, fp32),
-        *find_untrained(given, fp32),
+        *find_untrained(given, fp32, fp32_learns=fp32_learns),
         *find_bad_data(given, fp32),
     ]
 

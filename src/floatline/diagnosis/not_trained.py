@@ -10,14 +10,20 @@ from floatline.findings import Finding
 from floatline.probe.records import OptimizerRecord, RunRecord, Untrained
 
 
-def find_untrained(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
-    """Optimizers that hold old or unused parameters, and tensors of the loss that none holds."""
+def find_untrained(given: RunRecord, fp32: RunRecord | None, *, fp32_learns: bool = False) -> list[Finding]:
+    """Optimizers that hold old or unused parameters, and tensors of the loss that none holds.
+
+    Args:
+        given: The run as it is.
+        fp32: The same run in FP32; None where there is none.
+        fp32_learns: Where there is none, whether something else says that FP32 would do better.
+    """
     if given.exception is not None:
         return []  # what did not come to its end proves nothing about the rest
     attempts = [event.data["applied"] for event in given.of("scaler-step")]
     if attempts and not any(attempts):
         return []  # nothing trains where every step is left out, whoever holds it
-    return _find_idle(given) or _find_unheld(given, fp32)
+    return _find_idle(given) or _find_unheld(given, fp32_learns if fp32 is None else not _stands_still(fp32))
 
 
 def _find_idle(given: RunRecord) -> list[Finding]:
@@ -42,7 +48,7 @@ def _find_idle(given: RunRecord) -> list[Finding]:
     ]
 
 
-def _find_unheld(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
+def _find_unheld(given: RunRecord, fp32_learns: bool) -> list[Finding]:
     unheld = [tensor for tensor in given.untrained if not tensor.held]
     starved = [tensor for tensor in given.untrained if tensor.held]
     dead = [optimizer for optimizer in given.optimizers if optimizer.dead]
@@ -65,7 +71,7 @@ def _find_unheld(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
         fix = f"self.{name.rpartition('.')[2] or 'x'} = torch.nn.Parameter(...)  # or ModuleList, ParameterList"
         return [_finding(given.optimizers[0], name, seen, fix)]
     # A frozen backbone is often left out on purpose. Only a run that learns nothing makes it a fault.
-    if not _stands_still(given) or (fp32 is not None and not _stands_still(fp32)):
+    if fp32_learns or not _stands_still(given):
         return []
     if unheld and given.optimizers:
         name = shared_prefix([tensor.name for tensor in unheld])

@@ -17,6 +17,11 @@ from floatline.workload import Target
 
 # All gradients together, or one that is no small part of them, this far from FP32's are damaged.
 DAMAGED, ONE_DAMAGED, NO_SMALL_PART = 0.15, 0.3, 0.02
+# Weights that are off by less than this share of their size are those of FP32: its own rounding is 6e-8 of a number,
+# and of a large table a step may move few rows.
+UNTOUCHED = 1e-9
+# A weight of which an update leaves more than this share as it is has not moved.
+FROZEN = 0.95
 
 
 @dataclass
@@ -58,11 +63,18 @@ class ScriptEvidence(Evidence):
         return bool(self.healthy) and all(_is_damaged(one.trace) for one in self.healthy)
 
     def falls_behind_by(self, share: float) -> bool:
-        """The same, or that most weights stand still in every one."""
+        """The same, or that most weights stand still in every one, or that all of one do in the whole run."""
         del share
-        return self.falls_behind or (
-            bool(self.healthy) and all(_share_of_lost_updates(one.trace) > STUCK_SHARE for one in self.healthy)
-        )
+        if not self.healthy:
+            return False
+        most = all(_share_of_lost_updates(one.trace) > STUCK_SHARE for one in self.healthy)
+        return self.falls_behind or most or self._has_frozen_weight
+
+    @property
+    def _has_frozen_weight(self) -> bool:
+        """Whether a weight is bit for bit what it was, and every recorded step would have moved it in FP32."""
+        stuck = [_frozen_by(one.trace) for one in self.healthy]
+        return len(stuck) > 1 and not set.intersection(*stuck).isdisjoint(self.given.still)
 
     def motion(self, name: str) -> float:
         """1 for a parameter whose gradient is all but lost in every healthy step, else 0."""
@@ -122,6 +134,8 @@ def make_target(text: str) -> Target:
 
 
 def _is_damaged(trace: Trace) -> bool:
+    if not _reaches_weights(trace):
+        return False
     error = trace.meta.get("gradients", {}).get("error", 0.0)
     if error is None or error > DAMAGED:
         return True
@@ -133,10 +147,30 @@ def _is_damaged(trace: Trace) -> bool:
     )
 
 
+def _reaches_weights(trace: Trace) -> bool:
+    """Whether the weights after the step are not those of FP32, by more than FP32 rounds away itself.
+
+    A model that has nothing more to learn has gradients of next to nothing, and what is wrong with them costs nothing.
+    """
+    updates = (op for op in trace.ops if op.phase == "update" and op.inputs and op.outputs)
+    written = [op.outputs[0] for op in updates if op.inputs[0].role.startswith("param:")]
+    if not written or any(value.error is None for value in written):
+        return True  # it was not seen
+    top = max(value.largest for value in written)
+    return any((value.error or 0.0) > UNTOUCHED for value in written if value.largest > NO_SMALL_PART * top)
+
+
 def _share_of_lost_updates(trace: Trace) -> float:
     """Elements of 16-bit weights that their update leaves as they are, of all that it would move in FP32."""
     moved = sum(op.moved or 0 for op in trace.ops if op.phase == "update" and _writes_weight(op))
     return sum(op.stuck or 0 for op, _ in stuck_updates(trace)) / moved if moved else 0.0
+
+
+def _frozen_by(trace: Trace) -> set[str]:
+    """Names of 16-bit weights of which nearly no element moves in the step."""
+    ops = [op for op, share in stuck_updates(trace) if share > FROZEN]
+    roles = (operand.role for op in ops for operand in op.inputs)
+    return {role.removeprefix("param:") for role in roles if role.startswith("param:")}
 
 
 def _writes_weight(op: Op) -> bool:

@@ -16,8 +16,11 @@ from floatline.diagnosis.numbers import find_failures, find_silent_damage
 from floatline.diagnosis.resuming import find_schedule_ahead
 from floatline.diagnosis.script_evidence import ScriptEvidence, lacks_forward, starts_spoilt, step_fails
 from floatline.findings import Finding
+from floatline.formats import find_format
+from floatline.probe.operations import Operand, Values
 from floatline.probe.records import RunRecord
 from floatline.probe.script_frames import is_installed
+from floatline.probe.trace import Trace
 
 # A run diverges where its weights go this far, against their size, and the loss grows by a factor on the way.
 FAR, GROWN = 0.5, 5.0
@@ -54,7 +57,7 @@ def _without_history(evidence: ScriptEvidence) -> ScriptEvidence:
 
 
 def _find_loop_faults(evidence: ScriptEvidence) -> list[Finding]:
-    found = find_loop_faults(evidence.given, None)
+    found = find_loop_faults(evidence.given, None, fp32_learns=evidence.falls_behind)
     # Without FP32 no one can say that a schedule a little ahead did harm: it must be far ahead.
     ahead = find_schedule_ahead(evidence.given, evidence.fp32)
     found = [f for f in found if f.cause.id != "scheduler-vs-skipped-step" or ahead]
@@ -72,7 +75,7 @@ def _find_what_fp32_has_too(evidence: ScriptEvidence, motion: float | None) -> l
             return [_divergence(given, losses, motion)] if _diverges(losses, motion) else []
         birth = None if trace is None or not step_fails(trace) else first_birth_in_fp32(trace)
         if birth is not None and not (birth.cause == "bad-input-data" and _makes_inputs_in_16_bits(evidence)):
-            return [_finding(birth, given)]
+            return [_rounded_before(birth, evidence) or _finding(birth, given)]
         if _diverges(losses, motion) or (trace is not None and step_fails(trace) and overflows(trace)):
             return [_divergence(given, losses, motion)]
     elif _ran_away(losses, motion) and not evidence.falls_behind:
@@ -108,6 +111,36 @@ def _diverges(losses: list[float], motion: float | None) -> bool:
 def _has_grown(losses: list[float], factor: float) -> bool:
     late = [abs(loss) for loss in losses[-max(3, len(losses) // 5) :]]
     return len(losses) > 1 and statistics.median(late) > factor * max(abs(losses[0]), 1e-12)
+
+
+def _rounded_before(birth: Birth, evidence: ScriptEvidence) -> Finding | None:
+    """The finding, where what is exactly 0 was so small before the script cast it to 16 bits that it became 0 there.
+
+    Of what a step reads, only its 16-bit form is known, and so its twins have these zeros, too.
+    """
+    trace = evidence.trace(evidence.given.step_to_trace)
+    if birth.cause != "singular-gradient" or trace is None:
+        return None
+    op = trace.ops[birth.op.index if birth.op.forward is None else birth.op.forward]
+    read = (leaf for operand in op.inputs if operand.value.zeros for leaf in _leaves(operand, trace))
+    small = next((leaf for leaf in read if leaf.value.zeros and _holds_subnormals(leaf.value)), None)
+    if small is None:
+        return None
+    value, name = small.value, small.role.rpartition(":")[2] or "what the step reads"
+    seen = f"{birth.seen.removesuffix(', in FP32 too')}: {name} was {value.dtype} before the step, and holds "
+    seen += f"{value.zeros:,} zeros beside numbers as small as {value.smallest:.3g}"
+    return _finding(replace(birth, cause="rounded-onto-singularity", seen=seen), evidence.given)
+
+
+def _leaves(operand: Operand, trace: Trace) -> list[Operand]:
+    """What comes from outside the step, of what an operand was made of."""
+    if operand.made_by is None:
+        return [operand]
+    return [own for op in ancestors(operand, trace, _FAR) for own in op.inputs if own.made_by is None]
+
+
+def _holds_subnormals(value: Values) -> bool:
+    return value.dtype in FORMATS and value.smallest < find_format(FORMATS[value.dtype]).min_normal
 
 
 def _finding(birth: Birth, given: RunRecord) -> Finding:

@@ -86,8 +86,12 @@ class CompilerWatch:
         """Listen no longer."""
         self._own.undo()
         if self._handler is not None:
-            self._handler.remove_start_callback(self._begin)
-            self._handler.remove_end_callback(self._end)
+            for remove, callback in (
+                (self._handler.remove_start_callback, self._begin),
+                (self._handler.remove_end_callback, self._end),
+            ):
+                with contextlib.suppress(ValueError):  # torch.compiler.reset() has removed it
+                    remove(callback)
             self._handler = None
 
 
