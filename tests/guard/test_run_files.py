@@ -360,7 +360,7 @@ else:
 
 def crash(folder, kind: str) -> str:
     command = [sys.executable, "-c", textwrap.dedent(CRASHES), str(folder), kind]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 

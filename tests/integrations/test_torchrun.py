@@ -30,7 +30,7 @@ def launch(script, folder, *, words=TORCHRUN):
     command = [sys.executable, *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
-        [*command, str(ROOT / script), str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=240, env=env
+        [*command, str(ROOT / script), str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=600, env=env
     )
     assert run.returncode == 0, run.stderr[-6000:]
     return run.stdout.replace("process ", "\nprocess ")  # the end of a line may come after the other's next words

@@ -424,7 +424,7 @@ def test_important_events_are_synced_at_once(tmp_path, monkeypatch):
 def test_a_step_reaches_the_file_within_the_flush_time(tmp_path):
     with Ledger.create(tmp_path, flush_seconds=0.05, flush_lines=10**6) as ledger:
         ledger.append(loss=1.0)
-        for _ in range(400):
+        for _ in range(5000):
             if len(Ledger.read(tmp_path)):
                 break
             time.sleep(0.05)

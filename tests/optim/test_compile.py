@@ -38,7 +38,7 @@ def compile_step(*arguments: str, cache: Path) -> subprocess.CompletedProcess:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(cache)  # not the user's: every run compiles, and nothing is left behind
     script = [sys.executable, "-c", SCRIPT, *arguments]
-    return subprocess.run(script, capture_output=True, text=True, timeout=200, env=env)
+    return subprocess.run(script, capture_output=True, text=True, timeout=600, env=env)
 
 
 @pytest.mark.parametrize(

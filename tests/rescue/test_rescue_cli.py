@@ -52,7 +52,7 @@ def project(tmp_path_factory):
             while process.poll() is None and not (stages / mark).exists():
                 time.sleep(0.02)
             process.send_signal(signal.SIGINT)
-            said, complained = process.communicate(timeout=60)
+            said, complained = process.communicate(timeout=250)
             ended.append((process.returncode, said, complained))
     (folder / "hold").unlink()
     before = {path.name: path.read_bytes() for path in stages.glob("*.json")}
@@ -165,7 +165,8 @@ def test_a_rescue_without_a_plan_cannot_be_signed(tmp_path):
 
 def test_adam_on_fp16_weights_is_rescued_by_exact_updates(tmp_path):
     code, said = rescue("optimizer", tmp_path)
-    assert (code, said["outcome"], said["plan"]["update"]) == (0, "rescued", "exact")
+    assert (code, said["outcome"]) == (0, "rescued"), said
+    assert said["plan"]["update"] == "exact"
     assert said["plan"]["weights"] == "fp16" and said["island"] is None
     assert not (tmp_path / "fix.patch").exists()
 
