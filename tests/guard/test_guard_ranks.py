@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.distributed as dist
+from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("guard_on_ranks.py")
 ROOT = SCRIPT.parents[2]
@@ -24,9 +25,10 @@ TOLERANCE = 1e-6
 # FP16 products of other pieces of the batch: weights differed by 5e-5 after 20 steps, and by 0.1 without the states.
 LAYOUTS = 1e-3
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"
-)
+pytestmark = [
+    slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"),
+]
 each_world = pytest.mark.parametrize("world", WORLDS)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 

@@ -29,7 +29,20 @@ def invoke(*words):
 
 def rescue(name, folder, *words):
     done = CliRunner().invoke(
-        app, ["rescue", f"{TARGETS}:{name}", "--steps", "60", "--folder", str(folder), "--format", "json", *words]
+        app,
+        [
+            "rescue",
+            f"{TARGETS}:{name}",
+            "--steps",
+            "60",
+            "--folder",
+            str(folder),
+            "--format",
+            "json",
+            "--budget",
+            "600",
+            *words,
+        ],
     )
     return done.exit_code, json.loads(done.stdout)
 
@@ -43,7 +56,9 @@ def project(tmp_path_factory):
     """A folder with the targets and a rescue of `island` that was ended twice by Ctrl-C, and then came to its end."""
     folder = tmp_path_factory.mktemp("project")
     shutil.copy(TARGETS, folder)
-    words = command("rescue", "targets.py:island", "--steps", "60", "--folder", "out", "--format", "json")
+    words = command(
+        "rescue", "targets.py:island", "--steps", "60", "--folder", "out", "--format", "json", "--budget", "600"
+    )
     stages = folder / "out" / "stages"
     ended = []
     for mark in ("diagnose.json", "short-1/runs/fp32/0.json"):
