@@ -11,16 +11,20 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.distributed as dist
+from tests.slow import slow
 
 import floatline as fl
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
 SCRIPT = Path(__file__).with_name("lightning_on_ranks.py")
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
-    reason="this torch has no gloo backend, or no FSDP2 on the CPU",
-)
+pytestmark = [
+    slow,
+    pytest.mark.skipif(
+        not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
+        reason="this torch has no gloo backend, or no FSDP2 on the CPU",
+    ),
+]
 OURS = ["DDP", "DDP, 16-bit weights", "FSDP2"]
 
 

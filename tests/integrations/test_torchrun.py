@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.distributed as dist
+from tests.slow import slow
 
 import floatline as fl
 
@@ -66,6 +67,7 @@ def test_the_ddp_example_skips_on_all_processes_and_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6")
+@slow
 def test_the_fsdp2_example_skips_on_all_processes_and_keeps_equal_shards(tmp_path):
     check_example("examples/torchrun_fsdp2.py", tmp_path)
 
@@ -79,6 +81,7 @@ def found_by_all():
         return found, fl.Ledger.read(Path(folder) / "trainer")
 
 
+@slow
 def test_an_accelerate_loop_skips_on_all_processes():
     found, _ = found_by_all()
     for rank in found:
@@ -88,12 +91,14 @@ def test_an_accelerate_loop_skips_on_all_processes():
         assert rank["guarded"]["scale"] == 65536.0
 
 
+@slow
 def test_accelerate_by_itself_spreads_the_nan_to_all_processes():
     for rank in found_by_all()[0]:
         assert rank["plain"]["skipped"] == [False] * 6
         assert all(map(math.isnan, rank["plain"]["weights"]))
 
 
+@slow
 def test_the_trainer_skips_on_all_processes_and_one_writes_the_ledger():
     found, history = found_by_all()
     for rank in found:
@@ -105,6 +110,7 @@ def test_the_trainer_skips_on_all_processes_and_one_writes_the_ledger():
     assert history.reason == [None, None, None, "forward-nonfinite", None, None]
 
 
+@slow
 def test_a_process_that_leaves_out_a_batch_alone_mixes_steps_and_is_missing_at_the_end():
     first, second = (rank["alone"] for rank in found_by_all()[0])
     # The second's gradients of step 4 were averaged with the first's of step 3, and so on.

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.slow import slow
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -45,9 +46,9 @@ def compile_step(*arguments: str, cache: Path) -> subprocess.CompletedProcess:
     "arguments",
     [
         ("exact", "fp32", "float16", "75"),
-        ("exact", "fp32", "bfloat16", "90"),
-        ("stochastic", "bf16", "bfloat16", "80"),
-        ("kahan", "int8", "float16", "90"),
+        pytest.param(("exact", "fp32", "bfloat16", "90"), marks=slow),
+        pytest.param(("stochastic", "bf16", "bfloat16", "80"), marks=slow),
+        pytest.param(("kahan", "int8", "float16", "90"), marks=slow),
     ],
     ids=" ".join,
 )
