@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 
 TARGET = str(Path(__file__).parent / "validate" / "tiny_lm.py")
 START = [sys.executable, "-c", COMMAND, "validate"]
@@ -52,6 +53,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(words, line, tmp_path):
     assert line in done.stderr
 
 
+@slow
 def test_a_killed_validation_resumes_repeats_nothing_and_two_at_once_are_refused(tmp_path):
     words = [f"{TARGET}:slow", "--steps", "60", "--max-seeds", "3", "--no-measure", "--folder", "study", "--jobs", "1"]
     words += ["--margin", "0.01", "0.02", "--format", "json"]
@@ -107,6 +109,7 @@ def _is_child_in(process, folder):
         return False
 
 
+@slow
 def test_a_crash_of_one_run_is_a_refusal_with_exit_code_1(tmp_path):
     done = floatline(f"{TARGET}:crash", "--steps", "4", "--max-seeds", "3", "--no-measure", cwd=tmp_path)
     assert done.returncode == 1

@@ -57,6 +57,7 @@ def check_example(script, folder):
     return text
 
 
+@slow
 def test_the_ddp_example_skips_on_all_processes_and_goes_on_from_its_checkpoint(tmp_path):
     text = check_example("examples/torchrun_ddp.py", tmp_path)
     assert both(r"process {rank}: 20 steps, (\d+) of 40", text) == "19"
@@ -81,7 +82,6 @@ def found_by_all():
         return found, fl.Ledger.read(Path(folder) / "trainer")
 
 
-@slow
 def test_an_accelerate_loop_skips_on_all_processes():
     found, _ = found_by_all()
     for rank in found:
@@ -91,14 +91,12 @@ def test_an_accelerate_loop_skips_on_all_processes():
         assert rank["guarded"]["scale"] == 65536.0
 
 
-@slow
 def test_accelerate_by_itself_spreads_the_nan_to_all_processes():
     for rank in found_by_all()[0]:
         assert rank["plain"]["skipped"] == [False] * 6
         assert all(map(math.isnan, rank["plain"]["weights"]))
 
 
-@slow
 def test_the_trainer_skips_on_all_processes_and_one_writes_the_ledger():
     found, history = found_by_all()
     for rank in found:
@@ -110,7 +108,6 @@ def test_the_trainer_skips_on_all_processes_and_one_writes_the_ledger():
     assert history.reason == [None, None, None, "forward-nonfinite", None, None]
 
 
-@slow
 def test_a_process_that_leaves_out_a_batch_alone_mixes_steps_and_is_missing_at_the_end():
     first, second = (rank["alone"] for rank in found_by_all()[0])
     # The second's gradients of step 4 were averaged with the first's of step 3, and so on.

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.slow import slow
 
 import floatline
 from floatline.errors import CauseError, LedgerError
@@ -741,6 +742,7 @@ print(resident() - before)
 """
 
 
+@slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the resident memory from /proc")
 def test_a_hundred_thousand_appends_stay_bounded_in_memory(tmp_path):
     runs = [child(MEMORY, tmp_path / kind, kind) for kind in ("plain", "keep")]
