@@ -12,12 +12,12 @@ def mostly_slow(values: Iterable[object], *, every: int, ids: Iterable[str] | No
 
     Args:
         values: All of them; either suite has its share, and no value is in both.
-        every: The first of so many stays fast.
+        every: The last of so many stays fast.
         ids: Their names, where they are no strings.
     """
     values = list(values)
     names = [str(value) for value in values] if ids is None else list(ids)
     return [
-        pytest.param(value, id=name, marks=() if number % every == 0 else slow)
+        pytest.param(value, id=name, marks=() if number % every == every - 1 else slow)
         for number, (value, name) in enumerate(zip(values, names, strict=True))
     ]

@@ -10,6 +10,7 @@ import libcst as cst
 import pytest
 from libcst.metadata import MetadataWrapper, PositionProvider
 from tests.preloaded import COMMAND
+from tests.slow import slow
 
 from floatline.fixes.positions import find_positions
 
@@ -53,6 +54,7 @@ def test_ctrl_c_in_a_finalizer_ends_the_command(tmp_path):
     assert complained.splitlines() == ["floatline: interrupted. What is finished is kept: the same command goes on."]
 
 
+@slow
 @needs_signals
 def test_without_the_hook_python_drops_it(tmp_path):
     deaf = "import floatline.cli.main as m; m.hear_interrupts = lambda: None; m.main()"
