@@ -12,7 +12,7 @@ from tests.slow import slow
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-QUICK = [ROOT / "README.md", ROOT / "docs" / "guard.md", ROOT / "docs" / "plans.md", ROOT / "docs" / "tour.md"]
+QUICK = [ROOT / "README.md", ROOT / "docs" / "guard.md", ROOT / "docs" / "plans.md"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
