@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-oldest matrix lint format bench build release site clean
+.PHONY: demo test test-slow test-oldest matrix lint format bench build release site clean
 
 demo: ready  ## run the main job and write demo/report.html
 	@$(BIN)/python examples/demo.py
 
-test: ready  ## all tests
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4
+test: ready  ## every test but the slow ones, up to ten minutes on two cores
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow"
+
+test-slow: ready  ## the slow tests, and the documentation as a site
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m slow
+	@$(PYTHON) tools/site.py
 
 test-oldest:  ## what shows each framework, with the oldest versions that are supported
 	@$(PYTHON) tools/oldest.py

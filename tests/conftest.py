@@ -1,13 +1,25 @@
-"""Set before any test is imported: Triton without a GPU runs in its interpreter, and Ctrl-C is heard."""
+"""Triton without a GPU runs in its interpreter, Ctrl-C is heard, and no answer depends on how busy the machine is."""
 
 import contextlib
+import importlib
 import os
 import signal
 
+import pytest
 import torch
 
+# Before any test is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in what it starts in the background
     with contextlib.suppress(ValueError):  # not the main thread
         signal.signal(signal.SIGINT, signal.default_int_handler)  # else every process of the tests ignores it, too
+
+
+@pytest.fixture(autouse=True, scope="session")
+def time_enough():
+    """A diagnosis leaves replays out where time is short; in a test it has as much as it wants."""
+    module = importlib.import_module("floatline.diagnosis.diagnose")  # the package has a function of that name
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ENOUGH", 600.0)
+        yield

@@ -20,10 +20,13 @@ from pathlib import Path
 
 COMMAND = "from floatline.cli.main import main; main()"
 _SERVER = r"""
-import json, os, runpy, signal, sys
+import importlib, json, os, runpy, signal, sys
 
 import torch, floatline, floatline.cli.main
 import floatline.diagnosis, floatline.training.trainer, floatline.guard.guard
+
+# As in conftest.py: nothing is left out on a busy machine.
+importlib.import_module("floatline.diagnosis.diagnose").ENOUGH = 600.0
 
 
 def run(ask):

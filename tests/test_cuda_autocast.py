@@ -157,13 +157,13 @@ def test_the_lists_hold_in_all_threads_until_the_last_one_leaves():
     def work() -> None:
         with cuda_autocast_lists():
             inside.set()
-            leave.wait(10)
+            leave.wait(250)
             seen.append(dtype_of(torch.exp))
 
     thread = threading.Thread(target=work)
     with cuda_autocast_lists():
         thread.start()
-        inside.wait(10)
+        inside.wait(250)
     seen.append(dtype_of(torch.exp))
     leave.set()
     thread.join()

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+QUICK = [ROOT / "README.md", ROOT / "docs" / "guard.md", ROOT / "docs" / "plans.md"]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -19,7 +21,8 @@ def blocks(language: str) -> list:
     for page in PAGES:
         for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
             if match.group(1) == language:
-                found.append(pytest.param(match.group(2), id=f"{page.relative_to(ROOT)}:{number}"))
+                marks = () if page in QUICK else slow
+                found.append(pytest.param(match.group(2), id=f"{page.relative_to(ROOT)}:{number}", marks=marks))
     return found
 
 

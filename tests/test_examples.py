@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.preloaded import run_preloaded
+from tests.slow import mostly_slow
 
 FOLDER = Path(__file__).parent.parent / "examples"
 ENDINGS = {
@@ -21,7 +22,7 @@ ENDINGS = {
 NEEDS = {"lightning_fit": "lightning", "hf_trainer": "transformers"}
 
 
-@pytest.mark.parametrize("name", ENDINGS)
+@pytest.mark.parametrize("name", mostly_slow(ENDINGS, every=3))
 def test_the_example_runs_and_ends_as_it_says(name, tmp_path):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name], reason=f"{NEEDS[name]} is not installed")

@@ -10,6 +10,7 @@ import libcst as cst
 import pytest
 from libcst.metadata import MetadataWrapper, PositionProvider
 from tests.preloaded import COMMAND
+from tests.slow import slow
 
 from floatline.fixes.positions import find_positions
 
@@ -22,40 +23,42 @@ from pathlib import Path
 class Slow:
     def __del__(self):
         Path("finalizing").touch()
-        time.sleep(30)
+        time.sleep(250)
 
 def build(seed=0):
     Slow()
     Path("beyond").touch()
-    time.sleep(3)
+    time.sleep(float(Path("patience").read_text()))
     raise RuntimeError("nobody ended it")
 """
 
 
-def press(folder, command):
-    """What is left of `floatline rescue` when Ctrl-C comes inside of a finalizer."""
+def press(folder, command, *, patience):
+    """What is left of `floatline rescue` when Ctrl-C comes inside of a finalizer; it ends by itself after a while."""
+    (folder / "patience").write_text(str(patience))
     (folder / "target.py").write_text(TARGET, encoding="utf-8")
     words = [sys.executable, "-c", command, "rescue", "target.py", "--folder", "out"]
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while process.poll() is None and not (folder / "finalizing").exists():
             time.sleep(0.02)
         os.kill(process.pid, signal.SIGINT)
-        said, complained = process.communicate(timeout=60)
+        said, complained = process.communicate(timeout=250)
     assert (folder / "beyond").exists()  # the finalizer swallowed the first one
     return process.returncode, said, complained
 
 
 @needs_signals
 def test_ctrl_c_in_a_finalizer_ends_the_command(tmp_path):
-    code, said, complained = press(tmp_path, COMMAND)
+    code, said, complained = press(tmp_path, COMMAND, patience=240)
     assert (code, said) == (130, "")
     assert complained.splitlines() == ["floatline: interrupted. What is finished is kept: the same command goes on."]
 
 
+@slow
 @needs_signals
 def test_without_the_hook_python_drops_it(tmp_path):
     deaf = "import floatline.cli.main as m; m.hear_interrupts = lambda: None; m.main()"
-    code, _, complained = press(tmp_path, deaf)
+    code, _, complained = press(tmp_path, deaf, patience=3)
     assert code == 2
     assert "nobody ended it" in complained
 

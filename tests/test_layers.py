@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from tests.slow import mostly_slow
 
 import floatline
 
@@ -143,7 +144,9 @@ def test_type_checking_imports_do_not_count():
     assert imports_in(source) == set()
 
 
-@pytest.mark.parametrize("package", ["lightning", "transformers", "accelerate", "ray", "wandb", "scipy"])
+@pytest.mark.parametrize(
+    "package", mostly_slow(["lightning", "accelerate", "transformers", "ray", "wandb", "scipy"], every=3)
+)
 def test_optional_packages_stay_out_of_the_core(package):
     for module, source in own_sources().items():
         if room(module) in ("integrations", "workloads", "validate"):

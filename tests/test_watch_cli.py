@@ -22,7 +22,7 @@ FLOATLINE = [sys.executable, "-c", COMMAND]
 def run(*words: str, **env: str) -> subprocess.CompletedProcess:
     if env:  # Python reads some of it when it starts
         full = {**os.environ, "COLUMNS": "100", **env}
-        return subprocess.run([*FLOATLINE, *words], capture_output=True, text=True, timeout=60, env=full)
+        return subprocess.run([*FLOATLINE, *words], capture_output=True, text=True, timeout=250, env=full)
     return run_preloaded(["-c", COMMAND, *words], env={**os.environ, "COLUMNS": "100"})
 
 
@@ -55,7 +55,7 @@ class Terminal:
 
     def wait_for(self, words: str) -> str:
         """What was shown up to these words, without colours; fails where they do not come."""
-        until = time.monotonic() + 60
+        until = time.monotonic() + 250
         while time.monotonic() < until:
             plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.text)
             if words in plain:
@@ -69,7 +69,7 @@ class Terminal:
 
     def close(self) -> int:
         try:
-            return self.process.wait(timeout=30)
+            return self.process.wait(timeout=250)
         finally:
             if self.process.poll() is None:
                 self.process.kill()
@@ -148,7 +148,7 @@ finally:
 """
     for command in ("watch", "report"):
         script = code.replace("{}", command)
-        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+        found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=250)
         assert found.stdout.splitlines()[-1] == "False", found.stderr
 
 

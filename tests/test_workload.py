@@ -291,7 +291,7 @@ def test_a_process_that_the_target_starts_finds_its_functions(tmp_path: Path):
         process = context.Process(target=answer, args=(results,))
         process.start()
         process.join()
-        return results.get(timeout=5) if process.exitcode == 0 else None
+        return results.get(timeout=250) if process.exitcode == 0 else None
     """
     target = load_target(write(tmp_path, textwrap.dedent(code), "starts_a_process_qqq.py"))
     with pytest.MonkeyPatch.context() as patch:

@@ -174,11 +174,12 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """mkdocs: add the pages under source/, and the reports."""
-    from mkdocs.structure.files import File
+    from mkdocs.structure.files import File, InclusionLevel
 
     for report in sorted(Path(config.docs_dir).rglob("*.html")):
         uri = place(f"docs/{report.relative_to(config.docs_dir).as_posix()}")
-        files.append(File.generated(config, uri, abs_src_path=str(report)))
+        # Said outright: exclude_docs keeps reports from taking the place of pages, and would leave out these as well.
+        files.append(File.generated(config, uri, abs_src_path=str(report), inclusion=InclusionLevel.INCLUDED))
     for path in find_outside():
         files.append(File.generated(config, place(path), content=source_page(path)))
     return files

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from tests.cases.harness import Case, all_cases
+from tests.slow import slow
 
 from floatline.causes import CAUSES
 from floatline.workload import Workload, load_target
@@ -29,7 +30,12 @@ def named_line(case: Case, line: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("case", "variant"), [pytest.param(c, v, id=f"{c.name}-{v}") for c in CASES for v in c.variants]
+    ("case", "variant"),
+    [
+        pytest.param(c, v, id=f"{c.name}-{v}", marks=() if number % 8 == 7 else slow)
+        for number, c in enumerate(CASES)
+        for v in c.variants
+    ],
 )
 def test_the_case_behaves_as_documented(case, variant):
     outcome = case.run(variant)

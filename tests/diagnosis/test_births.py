@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.slow import mostly_slow
 
 from floatline.diagnosis.births import find_births, find_unfit_constants, is_birth, keep_harmful, loss_is_blown
 from floatline.diagnosis.diagnose import diagnose
@@ -40,7 +41,7 @@ def has_half_huber():
     return True
 
 
-@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize("name", mostly_slow(CAUSES, every=2))
 def test_a_failing_step_has_its_cause_and_place(name):
     if name == "targets_beyond_the_format" and not has_half_huber():
         pytest.skip("this torch has no smooth_l1_loss in FP16 on a CPU, and the diagnosis says that")
@@ -54,7 +55,7 @@ def test_a_failing_step_has_its_cause_and_place(name):
     assert found.line in guilty_lines(name)
 
 
-@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize("name", mostly_slow(CAUSES, every=4))
 def test_its_mended_twin_is_healthy(name):
     assert diagnose(f"{TARGETS}:{name}_mended", steps=16).verdict == "healthy"
 

@@ -3,6 +3,7 @@
 import pytest
 from tests.cases.harness import all_cases
 from tests.cases.scoring import answer, expected_verdict, find_alarms, is_cause_right, is_place_right
+from tests.slow import mostly_slow
 from tools.score_cases import diagnose_quietly
 
 CASES = {case.name: case for case in all_cases()}
@@ -14,7 +15,7 @@ RIGHT_CAUSES = 0.95
 RIGHT_PLACES = 0.90
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=10, ids=CASES))
 def test_the_case_is_named_for_what_it_is(case):
     given = answer(diagnose_quietly, str(case.path))
     first = given["findings"][0] if given["findings"] else None
@@ -23,7 +24,7 @@ def test_the_case_is_named_for_what_it_is(case):
     assert is_place_right(case, first) or case.name in MISSED_PLACES, first
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=10, ids=CASES))
 def test_the_mended_twin_is_left_in_peace(case):
     twin = answer(diagnose_quietly, f"{case.path}:fixed")
     alarms = find_alarms(case, {"verdict": "healthy", "findings": []}, twin)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.slow import slow
 from torch import nn
 
 from floatline.causes import find_cause
@@ -118,10 +119,12 @@ def test_removals_are_joined():
     ("name", "words"),
     [
         ("graph_hub", "in FP32 the step is finite and its gradient matches FP32 to"),
-        ("gram_distances", "in FP32 the step is finite and its gradient matches FP32 to"),
-        ("slow_finetuning", "with updates of FP32 weights and FP32 optimizer state: the loss goes from"),
         ("running_centre", "in FP32 the damage is gone"),
-        ("conv_tower", "with `stages.2` in FP32"),
+        pytest.param("gram_distances", "in FP32 the step is finite and its gradient matches FP32 to", marks=slow),
+        pytest.param(
+            "slow_finetuning", "with updates of FP32 weights and FP32 optimizer state: the loss goes from", marks=slow
+        ),
+        pytest.param("conv_tower", "with `stages.2` in FP32", marks=slow),
     ],
 )
 def test_what_was_tried_is_said(name, words):

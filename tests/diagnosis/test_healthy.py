@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.slow import mostly_slow
 
 from floatline.diagnosis.diagnose import diagnose
 
@@ -22,7 +23,7 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", mostly_slow(NAMES, every=4))
 def test_a_look_alike_is_healthy(name):
     result = diagnose(f"{TARGETS}:{name}")
     assert (result.verdict, result.findings) == ("healthy", ())

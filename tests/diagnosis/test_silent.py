@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.slow import mostly_slow, slow
 
 from floatline.diagnosis import silent
 from floatline.diagnosis.diagnose import diagnose
@@ -34,13 +35,14 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+@pytest.mark.parametrize("name", mostly_slow(FAILURES, every=3))
 def test_a_silent_failure_is_named_at_its_line(name):
     found = diagnose(f"{TARGETS}:{name}").findings
     assert found[0].cause.id == FAILURES[name]
     assert (Path(found[0].file), "# HERE" in LINES[found[0].line - 1]) == (TARGETS, True)
 
 
+@slow
 def test_updates_that_are_lost_show_in_a_loss_that_falls_by_a_fraction_of_a_percent(tmp_path):
     (found,) = diagnose(f"{TARGETS}:tuned_at_a_small_rate").findings
     assert (found.cause.id, found.module) == ("update-lost-to-rounding", "optimizer.step")
@@ -55,6 +57,7 @@ def test_an_offset_that_leaves_the_digits_is_left_in_peace(tmp_path):
     assert diagnose(str(target)).verdict == "healthy"
 
 
+@slow
 def test_a_converged_loss_below_what_16_bits_tell_from_0_is_left_in_peace(tmp_path):
     source = TARGETS.read_text()
     target, squared = tmp_path / "converged.py", tmp_path / "squared.py"
@@ -95,7 +98,7 @@ def test_a_step_that_only_clears_its_gradients_is_none(tmp_path):
         trace_target(loaded, step=3)
 
 
-@pytest.mark.parametrize("name", ["shuffled_tokens", "shuffled_yes_and_no"])
+@pytest.mark.parametrize("name", mostly_slow(["shuffled_tokens", "shuffled_yes_and_no"], every=2))
 def test_labels_that_do_not_follow_from_the_inputs_are_no_matter_of_precision(name):
     result = diagnose(f"{TARGETS}:{name}")
     assert (result.verdict, result.findings[0].cause.id) == ("not-precision", "bad-input-data")

@@ -155,7 +155,7 @@ def work(rank, world, folder):
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     meeting = f"file://{folder}/meeting{world}"
-    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=60))
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world, timeout=timedelta(seconds=250))
     found = checks(rank)
     (Path(folder) / f"{world}-{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()

@@ -24,7 +24,7 @@ def found_by_all():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     with TemporaryDirectory() as folder:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=200, env=env)
+        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=600, env=env)
         assert run.returncode == 0, run.stderr[-6000:]
         return [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(2)]
 

@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.slow import mostly_slow
 from torch import nn
 
 import floatline as fl
@@ -178,7 +179,7 @@ def guarded(fault: Fault, *, policy: fl.Policy = POLICY) -> tuple[float, Net, fl
     return validate(model), model, guard
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", mostly_slow(FAULTS, every=4))
 def test_the_guard_survives(name):
     # NaN gradients at the smallest scale stop the run after 20 of them; here it has to go on.
     loss, model, _ = guarded(FAULTS[name], policy=replace(POLICY, collapse_after=1000))
@@ -186,7 +187,7 @@ def test_the_guard_survives(name):
     assert survives(loss), (loss, healthy_loss())
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", mostly_slow(FAULTS, every=4))
 def test_torch_does_not_survive(name):
     loss, _ = plain(FAULTS[name])
     assert not survives(loss), (loss, healthy_loss())

@@ -12,6 +12,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.distributed as dist
+from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("guard_on_ranks.py")
 ROOT = SCRIPT.parents[2]
@@ -24,14 +25,15 @@ TOLERANCE = 1e-6
 # FP16 products of other pieces of the batch: weights differed by 5e-5 after 20 steps, and by 0.1 without the states.
 LAYOUTS = 1e-3
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"
-)
+pytestmark = [
+    slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"),
+]
 each_world = pytest.mark.parametrize("world", WORLDS)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def launch(world, *words, timeout=200):
+def launch(world, *words, timeout=600):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -342,6 +344,6 @@ def test_processes_left_alone_fail_when_the_timeout_of_their_group_ends(world):
 
 
 def test_a_process_that_raises_ends_the_whole_launch(tmp_path):
-    run = launch(2, str(tmp_path), "raises", timeout=60)
+    run = launch(2, str(tmp_path), "raises")
     assert run.returncode != 0
     assert "this process's data is gone" in run.stderr

@@ -6,6 +6,10 @@ import torch
 from floatline.guard.underflow import SMALLEST_FP16, count_near_zero
 
 pytest.importorskip("triton", reason="triton is not installed")
+
+from tests.triton_interpreter import allow_tensors_as_bounds
+
+allow_tensors_as_bounds()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -40,7 +40,7 @@ def found_by_all():
             capture_output=True,
             text=True,
             cwd=ROOT,
-            timeout=200,
+            timeout=600,
         )
         assert run.returncode == 0, run.stderr
         return {

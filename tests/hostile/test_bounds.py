@@ -35,7 +35,7 @@ READ = {"lint of aliases": "[]", "lint of merges": "[]", "log of 1 GiB": "200000
 @pytest.fixture(scope="module")
 def found():
     """What came of each bomb, in one process that has little room."""
-    done = run_preloaded([str(Path(__file__).with_name("bombs.py"))], timeout=250)
+    done = run_preloaded([str(Path(__file__).with_name("bombs.py"))], timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

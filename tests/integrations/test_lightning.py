@@ -579,7 +579,7 @@ def test_the_names_are_there_without_importing_lightning():
         "sys.modules['lightning'] = None\n"
         "try:\n    own.FloatlinePrecision\nexcept ImportError as error:\n    print(error)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr
     assert "pip install 'floatline[lightning]'" in run.stdout
 

@@ -11,16 +11,20 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.distributed as dist
+from tests.slow import slow
 
 import floatline as fl
 
 pytest.importorskip("lightning", reason="lightning is not installed")
 
 SCRIPT = Path(__file__).with_name("lightning_on_ranks.py")
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
-    reason="this torch has no gloo backend, or no FSDP2 on the CPU",
-)
+pytestmark = [
+    slow,
+    pytest.mark.skipif(
+        not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
+        reason="this torch has no gloo backend, or no FSDP2 on the CPU",
+    ),
+]
 OURS = ["DDP", "DDP, 16-bit weights", "FSDP2"]
 
 
@@ -30,7 +34,7 @@ def found_by_all():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     with TemporaryDirectory() as folder:
-        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=280, env=env)
+        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=600, env=env)
         if run.returncode != 0:
             return run.stderr[-6000:], None  # kept: every test fails with it, and none tries again
         ranks = [json.loads((Path(folder) / f"{rank}.json").read_text("utf-8")) for rank in range(2)]

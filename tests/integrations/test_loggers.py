@@ -73,7 +73,7 @@ def train(guard: fl.Guard, *, steps: int = 57, before: int = 0) -> None:
 def find_wandb_file(folder):
     """The one W&B file below a folder, once its process has written it: `finish` does not wait for that."""
     (path,) = folder.glob("wandb/offline-run-*/*.wandb")
-    for _ in range(300):
+    for _ in range(2500):
         if path.stat().st_size > 1000:
             break
         time.sleep(0.1)
@@ -268,7 +268,7 @@ def test_a_tool_that_is_too_slow_is_not_waited_for(monkeypatch):
 
     class Slow(Heard):
         def _send(self, rows):
-            gate.wait(30)
+            gate.wait(250)
             super()._send(rows)
 
     guard = make_guard()

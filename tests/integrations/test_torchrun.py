@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 import torch.distributed as dist
+from tests.slow import slow
 
 import floatline as fl
 
@@ -30,7 +31,7 @@ def launch(script, folder, *, words=TORCHRUN):
     command = [sys.executable, *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
-        [*command, str(ROOT / script), str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=240, env=env
+        [*command, str(ROOT / script), str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=600, env=env
     )
     assert run.returncode == 0, run.stderr[-6000:]
     return run.stdout.replace("process ", "\nprocess ")  # the end of a line may come after the other's next words
@@ -56,6 +57,7 @@ def check_example(script, folder):
     return text
 
 
+@slow
 def test_the_ddp_example_skips_on_all_processes_and_goes_on_from_its_checkpoint(tmp_path):
     text = check_example("examples/torchrun_ddp.py", tmp_path)
     assert both(r"process {rank}: 20 steps, (\d+) of 40", text) == "19"
@@ -66,6 +68,7 @@ def test_the_ddp_example_skips_on_all_processes_and_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6")
+@slow
 def test_the_fsdp2_example_skips_on_all_processes_and_keeps_equal_shards(tmp_path):
     check_example("examples/torchrun_fsdp2.py", tmp_path)
 

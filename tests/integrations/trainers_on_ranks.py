@@ -96,7 +96,7 @@ def work(rank, folder):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=60)
+        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2, timeout=timedelta(seconds=250)
     )
     found = {
         "guarded": run_loop(guarded=True),

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.slow import slow
 
 import floatline
 from floatline.errors import CauseError, LedgerError
@@ -424,7 +425,7 @@ def test_important_events_are_synced_at_once(tmp_path, monkeypatch):
 def test_a_step_reaches_the_file_within_the_flush_time(tmp_path):
     with Ledger.create(tmp_path, flush_seconds=0.05, flush_lines=10**6) as ledger:
         ledger.append(loss=1.0)
-        for _ in range(400):
+        for _ in range(5000):
             if len(Ledger.read(tmp_path)):
                 break
             time.sleep(0.05)
@@ -741,6 +742,7 @@ print(resident() - before)
 """
 
 
+@slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the resident memory from /proc")
 def test_a_hundred_thousand_appends_stay_bounded_in_memory(tmp_path):
     runs = [child(MEMORY, tmp_path / kind, kind) for kind in ("plain", "keep")]

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def found():
     script = Path(__file__).with_name("two_processes.py")
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=200)
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(next(line for line in run.stdout.splitlines() if line.startswith("[{")))  # gloo may print, too
 

@@ -73,8 +73,11 @@ def big(seed=0, *, dtype=torch.float16):
 @pytest.mark.parametrize("shape", ["flat", "transposed", "strided", "apart"])
 def test_the_kernel_gives_the_figures_of_the_torch_operations(dtype, shape):
     pytest.importorskip("triton", reason="triton is not installed")
+    from tests.triton_interpreter import allow_tensors_as_bounds
+
     from floatline.probe.measure_launch import Rows
 
+    allow_tensors_as_bounds()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     x, twin = (t.to(device) for t in big(dtype=dtype))
     if shape == "transposed":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.validations import make_validation
+from tests.slow import slow
 
 from floatline.plan import KeptModule
 from floatline.presets import resolve_plan
@@ -65,6 +66,7 @@ def test_a_pilot_is_run_where_the_short_run_leaves_it_open():
     assert needs_pilot(Trial((), (), "no", 0.0), steps=40)
 
 
+@slow
 def test_a_plan_on_a_loss_that_goes_to_zero_is_verified_where_shares_of_it_decide_nothing(tmp_path):
     target = load_target(f"{TARGETS}:vanishing")
     kept = (KeptModule(pattern="energy", reason="x"),)

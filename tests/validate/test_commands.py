@@ -219,7 +219,7 @@ import sys
 from pathlib import Path
 from floatline.validate.commands import CommandArm
 place = Path(sys.argv[1])
-code = 'import os, time; open("pid", "w").write(str(os.getpid())); time.sleep(60) # {seed}'
+code = 'import os, time; open("pid", "w").write(str(os.getpid())); time.sleep(600) # {seed}'
 words = f"{sys.executable} -c '{code}'"
 CommandArm("own", words, "a", place / "study", place).job(0).run()
 """
@@ -232,12 +232,12 @@ def test_the_command_ends_with_the_study_however_that_ends(place, number):
     )
     pid = wait_for(place / "pid")
     process.send_signal(number)
-    process.wait(30)
+    process.wait(250)
     assert has_ended(pid)
 
 
 def has_ended(pid: int) -> bool:
-    for _ in range(400):
+    for _ in range(5000):
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -249,7 +249,7 @@ def has_ended(pid: int) -> bool:
 
 
 def wait_for(path: Path) -> int:
-    for _ in range(600):
+    for _ in range(5000):
         if path.exists() and path.read_text():
             return int(path.read_text())
         time.sleep(0.05)

@@ -23,7 +23,7 @@ def run_job(job: Job) -> ArmRun:
     if what == "hang":
         import time
 
-        time.sleep(60)
+        time.sleep(600)
     return ArmRun("whatever", -1, float(os.getpid()))
 
 

@@ -4,6 +4,7 @@ import importlib.util
 import os
 
 import pytest
+from tests.slow import slow
 
 from floatline.errors import ComparisonError
 
@@ -86,6 +87,7 @@ def metrics(validation):
     return {(run.arm, run.seed): run.metric for run in validation.runs}
 
 
+@slow
 def test_a_cluster_gives_what_this_machine_gives_and_a_lost_worker_changes_nothing(cluster, target, tmp_path):
     here = study(target, tmp_path / "here", on_ray=False)
     there = study(f"{target}:build_where_a_worker_is_lost", tmp_path / "there")
@@ -105,6 +107,7 @@ def test_a_training_that_crashes_is_a_result_and_is_not_run_again(cluster, targe
     assert len((tmp_path / "crashes").read_text()) == len(crashed)
 
 
+@slow
 def test_a_search_on_the_cluster_finds_the_same_island_and_outlives_its_workers(cluster, target):
     from floatline.diagnosis.search import find_island
     from floatline.integrations.ray_search import RaySearch

@@ -10,6 +10,7 @@ from tests.validate import tiny_lm
 import floatline as fl
 from floatline.guard.policy import DEFAULT
 from floatline.presets import resolve_plan
+from floatline.training.placement import callable_from_cpu
 from floatline.training.settings import shared_policy
 from floatline.validate.arms import PlanArm, absolute_target, plans_of, reference_plan
 from floatline.validate.inspection import Inspection, inspect_workload
@@ -93,8 +94,9 @@ def test_sixteen_bit_weights_are_evaluated_as_they_are():
     workload = tiny_lm.half(0)
     one = train_job(job("bf16-true", "bf16-true"), workload)
     assert {p.dtype for p in workload.model.parameters()} == {torch.bfloat16}
-    with torch.no_grad():
-        assert one.metric == workload.evaluate(workload.model.float())
+    model = workload.model.float()
+    with torch.no_grad(), callable_from_cpu(model, next(model.parameters()).device):
+        assert one.metric == workload.evaluate(model)
 
 
 def test_an_arm_that_raises_is_an_error_and_one_without_a_value_too():

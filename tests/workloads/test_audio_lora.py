@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.slow import slow
 
 from floatline.diagnosis.diagnose import diagnose
 from floatline.errors import GuardError, TargetError
@@ -129,6 +130,7 @@ def test_what_is_padded_does_not_reach_the_answer():
     torch.testing.assert_close(together, alone, atol=1e-4, rtol=1e-4)
 
 
+@slow
 def test_one_pass_tells_what_greedy_decoding_writes(workload):
     base, tokens = build_base(Config(base_weights="fp32"))
     base.eval()

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from tests.slow import slow
 
 import floatline as fl
 
@@ -70,6 +71,7 @@ assert "floatline" not in sys.modules
 """
 
 
+@slow
 def test_saved_adapters_are_plain_pefts_and_merge_into_finite_fp16(tmp_path):
     wanted = {}
     for variant, plan in (("fp32_adapters", "fp16-mixed"), ("native_fp16", "fp16-true")):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.slow import slow
 from torch import nn
 
 from floatline.diagnosis.diagnose import diagnose
@@ -216,6 +217,7 @@ def test_the_clamp_makes_inf_a_finite_lie_without_a_gradient():
     assert inner.grad.tolist() == [32768.0, 0.0]
 
 
+@slow
 def test_the_plan_of_a_rescue_trains_what_overflowed():
     rescued = find_plan("conditioned:overflow", steps=8)
     primary = rescued.diagnosis.primary

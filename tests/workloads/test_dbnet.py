@@ -6,6 +6,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 
 from floatline.diagnosis.diagnose import diagnose
 from floatline.errors import TargetError
@@ -196,6 +197,7 @@ def test_the_lost_sums_cost_learning_without_a_sound(tmp_path: Path) -> None:
     assert right[2] < 1.05 * wide[2]
 
 
+@slow
 @pytest.mark.parametrize(("name", "cause"), [("build", "reduction-overflow"), ("build_right", None)])
 def test_lost_sums_are_named_though_all_steps_went_into_the_search_for_a_scale(
     tmp_path: Path, name: str, cause: str | None
@@ -204,6 +206,7 @@ def test_lost_sums_are_named_though_all_steps_went_into_the_search_for_a_scale(
     assert (found.primary.cause.id if found.primary else None) == cause
 
 
+@slow
 def test_a_plan_that_trains_is_found_for_the_lost_sums(tmp_path: Path) -> None:
     rescued = find_plan(str(write_target(tmp_path)), steps=3)
     primary = rescued.diagnosis.primary

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.slow import slow
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from floatline.diagnosis.diagnose import diagnose
@@ -266,6 +267,7 @@ def test_an_untrained_student_does_not_beat_the_baseline(workload):
     assert fresh.evaluate(fresh.model) > unigram_perplexity(Config(**QUICK))
 
 
+@slow
 def test_pure_half_weights_under_adam_turn_nan_at_once_the_optimizer_is_blamed_and_the_rescue_trains():
     seen = run_target(load_target("distill:broken"), steps=3)
     assert math.isfinite(seen.losses[0])
@@ -284,6 +286,7 @@ def test_half_weights_under_adam_are_refused_by_the_trainer_in_one_line():
         Trainer(build(Config(**QUICK, **VARIANTS["broken"])), folder=None, steps=1)
 
 
+@slow
 def test_healthy_distillation_is_left_in_peace():
     assert diagnose("distill", steps=4).verdict == "healthy"
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 
 from floatline.diagnosis.diagnose import diagnose
 from floatline.errors import TargetError
@@ -93,6 +94,7 @@ def test_logsigmoid_trains_where_the_teams_loss_does_not() -> None:
     assert result.applied >= 12 and result.last_loss < 0.5 * result.first_loss
 
 
+@slow
 def test_the_lost_eps_is_named_and_a_plan_that_trains_is_found() -> None:
     rescued = find_plan("mmgcn:broken", steps=6)
     primary = rescued.diagnosis.primary

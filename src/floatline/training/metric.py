@@ -10,7 +10,7 @@ from torch import nn
 from floatline import optim
 from floatline.guard.random_state import RandomState
 from floatline.guard.run import Run
-from floatline.training.placement import place
+from floatline.training.placement import callable_from_cpu, place
 from floatline.workload import Workload
 
 
@@ -45,7 +45,8 @@ def _measure(workload: Workload, run: Run, *, master: bool) -> float:
     model.eval()
     try:
         if workload.evaluate is not None:
-            return float(workload.evaluate(model))
+            with callable_from_cpu(model, run.device):
+                return float(workload.evaluate(model))
         return _mean_loss(workload, model, run.device)
     finally:
         for module, training in modes:

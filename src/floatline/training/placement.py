@@ -1,15 +1,17 @@
-"""What a trainer does to a workload's parts before the guard sees them: batches placed, the optimizer checked."""
+"""What a trainer does to a workload's parts: tensors placed where the model is, the optimizer checked."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from floatline import optim
 from floatline.errors import GuardError
-from floatline.guard.nested import map_tensors
+from floatline.guard.nested import find_tensors, map_tensors
 from floatline.guard.run import DTYPES
 from floatline.plan import Plan
 
@@ -28,6 +30,43 @@ def place(tree: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
         return tensor.to(device, wanted, non_blocking=True)
 
     return map_tensors(move, tree)
+
+
+@contextlib.contextmanager
+def callable_from_cpu(model: nn.Module, device: torch.device) -> Generator[None]:
+    """Inside, a model on another device can be called with tensors on the CPU, and answers on the CPU.
+
+    What evaluates a model was often written where everything was on the CPU: its held-out data are there, and so is
+    what it compares them with. A call with a tensor that is not on the CPU is left as it is.
+
+    Numerics:
+        Tensors are moved and never cast; the model computes on its device. Checked by tests/training/test_placement.py.
+
+    Args:
+        model: Only calls of the model itself are looked at, not those of its parts and its other methods.
+        device: Where its weights are.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    calls: list[bool] = []  # for each call under way, innermost last, whether it came from the CPU
+
+    def bring(_module: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        tensors = find_tensors(args, named)
+        calls.append(bool(tensors) and all(tensor.device.type == "cpu" for tensor in tensors))
+        return (place(args, device), place(named, device)) if calls[-1] else None
+
+    def give_back(_module: nn.Module, _args: tuple[Any, ...], _named: dict[str, Any], output: Any) -> Any:
+        return map_tensors(Tensor.cpu, output) if calls.pop() else None
+
+    # Outermost: what else hangs on the model sees the call as it is in training.
+    before = model.register_forward_pre_hook(bring, prepend=True, with_kwargs=True)
+    after = model.register_forward_hook(give_back, with_kwargs=True, always_call=True)
+    try:
+        yield
+    finally:
+        before.remove()
+        after.remove()
 
 
 def take_optimizer(optimizer: Any, plan: Plan) -> torch.optim.Optimizer:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from floatline.errors import GuardError, GuardStop
 from floatline.guard.guard import Guard
@@ -106,6 +106,8 @@ class Trainer:
         self._evaluate_every = evaluate_every
         self._save_every, self._keep, self._seed, self.on_step = save_every, keep, seed, on_step
         workload.model.to(self.device)
+        if isinstance(workload.loss_fn, nn.Module):  # such as one with weights of the classes
+            workload.loss_fn.to(self.device)
         cast_weights(workload.model, self.plan)
         optimizer = take_optimizer(workload.make_optimizer(workload.model), self.plan)
         self.guard = Guard(

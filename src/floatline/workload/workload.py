@@ -28,7 +28,9 @@ class Workload:
         loss_fn: Gives the loss: `loss_fn(model(*inputs), *targets)`.
         precision: The plan it is meant to run in: a name, a YAML file or a Plan.
         make_optimizer: Gives the optimizer of a model.
-        evaluate: Gives the metric of a trained model; None takes the loss over the batches.
+        evaluate: Gives the metric of a trained model; None takes the loss over the batches. The model may be on a GPU:
+            called with tensors on the CPU, it brings them there, and gives back what it returns on the CPU. What else
+            touches its weights needs tensors on `next(model.parameters()).device`.
         metric: Name of the metric, for people. None: 'loss', or the name of the function that evaluates.
         higher_is_better: Whether the metric is such as an accuracy. None: not said.
         settings: What it was built from, as plain data: a run folder keeps it, and a resumed run must have the same.
