@@ -102,8 +102,9 @@ def stand_in_for_fp32(given: RunRecord) -> RunRecord:
 def fails_in_fp32(evidence: ScriptEvidence) -> bool | None:
     """Whether the FP32 twin of the recorded failing step is not finite, too; None where none was recorded."""
     trace = evidence.trace(evidence.given.step_to_trace, "fp32") if evidence.fails and evidence.failed else None
-    unknown = trace is None or starts_spoilt(trace) or lacks_forward(trace)
-    return None if unknown else step_fails(trace)
+    if trace is None or starts_spoilt(trace) or lacks_forward(trace):
+        return None
+    return step_fails(trace)
 
 
 def step_fails(trace: Trace) -> bool:

@@ -22,8 +22,8 @@ def may_define(source: bytes, names: Iterable[str]) -> bool:
     """Whether a module may have a function of one of these names, once it is imported.
 
     Definitions, imports and assignments count where they stand at module level, also in `if`, `try`, `with` and loops;
-    not under `if __name__ == "__main__"`. So does what cannot be read: `from x import *`, `__getattr__`, and names that
-    a function makes global.
+    not under `if __name__ == "__main__"`. So does what cannot be read: `from x import *`, `__getattr__`, what is written
+    into `globals()`, and names that a function makes global.
 
     Raises:
         SyntaxError: The source is not Python.
@@ -66,6 +66,8 @@ def _bound(target: ast.expr, value: ast.expr | None) -> Iterator[str]:
     """Names to which an assignment may bind a function."""
     if isinstance(target, ast.Name) and value is not None and not isinstance(value, _DATA):
         yield target.id
+    elif isinstance(target, ast.Subscript) and ast.unparse(target.value) == "globals()":
+        yield "*"
     elif isinstance(target, (ast.Tuple, ast.List)):
         values = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
         same = len(values) == len(target.elts) and not any(isinstance(one, ast.Starred) for one in values)
