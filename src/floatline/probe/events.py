@@ -153,6 +153,7 @@ class Watch:
         self.detailed = True
         self.inside = False  # a root module is running
         self.compiled = False  # the loop compiles something
+        self.hooked = False  # inside a hook of an optimizer: no other may be added or removed
         self.listener: Listener | None = None
         self.updates: Updates | None = None
         self.scale_by_hand = 1.0  # that the last loss was multiplied by, without a scaler

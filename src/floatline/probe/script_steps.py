@@ -90,6 +90,7 @@ class StepCapture:
         self._skips = self._relapses = self._lost = 0
         self._worked = 0.0
         self._wanted = False
+        self._broken = False  # recording went wrong, and is to be ended
         self._hunts = 0  # steps that are still recorded to see a lost loss come again
 
     # What the watch tells.
@@ -107,7 +108,7 @@ class StepCapture:
 
     def _note_event(self) -> None:
         """Something happened: where it belongs to a new step, the recorded one is over."""
-        if self._recording.runs and self._seen.step > self._recording.step:
+        if self._broken or (self._recording.runs and self._seen.step > self._recording.step):
             self._try(self._finish)
 
     def leave_step(self) -> None:
@@ -291,6 +292,12 @@ class StepCapture:
             self._try(self._finish)
 
     def _finish(self) -> None:
+        if self._seen.hooked:
+            return  # the recorder's own hooks cannot be removed now; the next event ends it
+        if self._broken:
+            self._broken, self._seen.on_event = False, None
+            self._recording.end()
+            return
         self._seen.late.read()
         trace, self._seen.on_event = self._recording.end(), None
         if trace is None:
@@ -366,9 +373,13 @@ class StepCapture:
             work()
         except Exception as error:
             self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            self._healthy = None
+            if self._seen.hooked:
+                self._broken, self._seen.on_event = self._recording.runs, self._note_event
+                return
             with contextlib.suppress(Exception):
                 self._recording.end()
-            self._healthy = self._seen.on_event = None
+            self._seen.on_event = None
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -4,15 +4,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
@@ -59,23 +64,40 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     def before(optimizer: Optimizer, *_: Any) -> None:
         if seen.elsewhere:
             return
-        if not seen.light and seen.detailed:
-            pending[id(optimizer)] = _note_step(seen, optimizer)
-            return
-        event = note_light_step(seen, optimizer)
-        if not seen.light:  # whether the weights stay finite is always asked
-            pending[id(optimizer)] = event, seen.scales.find(optimizer).parameters, None
+        with _hooked(seen):
+            if not seen.light and seen.detailed:
+                pending[id(optimizer)] = _note_step(seen, optimizer)
+                return
+            event = note_light_step(seen, optimizer)
+            if not seen.light:  # whether the weights stay finite is always asked
+                pending[id(optimizer)] = event, seen.scales.find(optimizer).parameters, None
 
     def after(optimizer: Optimizer, *_: Any) -> None:
         if pending and id(optimizer) in pending:
             _finish_step(optimizer, *pending.pop(id(optimizer)))
         elif seen.listener is not None and not seen.elsewhere:
-            seen.listener.see_weights(optimizer)
-            if not seen.busy:  # else a scaler says when the step is over
+            with _hooked(seen):
+                seen.listener.see_weights(optimizer)
+            if not seen.busy and _is_last(hooks[1]):  # else a scaler says when the step is over
                 seen.listener.end_step()
 
     hooks = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     return patches, hooks
+
+
+@contextlib.contextmanager
+def _hooked(seen: Watch) -> Generator[None]:
+    """Inside a hook of an optimizer, which torch finds in a list that must not change meanwhile."""
+    seen.hooked = True
+    try:
+        yield
+    finally:
+        seen.hooked = False
+
+
+def _is_last(hook: RemovableHandle) -> bool:
+    """Whether no other hook runs after this one: only then may a recorder add its own."""
+    return next(reversed(_global_optimizer_post_hooks), None) == hook.id
 
 
 def _watch_mode(seen: Watch, leave: _Call) -> _Call:

@@ -22,8 +22,8 @@ def may_define(source: bytes, names: Iterable[str]) -> bool:
     """Whether a module may have a function of one of these names, once it is imported.
 
     Definitions, imports and assignments count where they stand at module level, also in `if`, `try`, `with` and loops;
-    not under `if __name__ == "__main__"`. So does what cannot be read: `from x import *`, `__getattr__`, what is written
-    into `globals()`, and names that a function makes global.
+    not under `if __name__ == "__main__"`. So does what cannot be read: `from x import *`, `__getattr__`, writes into
+    `globals()`, and names that a function makes global.
 
     Raises:
         SyntaxError: The source is not Python.
