@@ -66,6 +66,7 @@ class Own(Base):
 
 PARAM = nn.Parameter(torch.ones(1))
 INSTANCES = {
+    "torch.autograd.graph.Node": lambda: (torch.ones(1, requires_grad=True) * 2.0).grad_fn,
     "torch.optim.Optimizer": lambda: torch.optim.SGD([PARAM], lr=0.1),
     "torch.optim.AdamW": lambda: torch.optim.AdamW([PARAM], fused=True),
     "torch.amp.GradScaler": lambda: torch.amp.GradScaler("cpu"),

@@ -111,8 +111,38 @@ PRIVATES: tuple[Private, ...] = (
             "torch._C._DisableAutocast",
             "torch._C._set_grad_enabled",
             "torch._C._is_any_autocast_enabled",
+            "torch._C._get_dispatch_stack_at",
         ),
         "the recorder, HalfOnCPU and doctor see every operation, and work beside them",
+    ),
+    Private(
+        (
+            "torch._C._get_dispatch_mode",
+            "torch._C._TorchDispatchModeKey",
+            "torch._C._functorch",
+            "torch._C._is_tracing",
+            "torch._is_functional_tensor",
+            "torch._guards.TracingContext",
+            "torch._subclasses.fake_tensor.FakeTensor",
+            "torch._subclasses.functional_tensor.FunctionalTensor",
+            "torch.fx._symbolic_trace",
+        ),
+        "a diagnosis tells when torch traces a program, and leaves its tensors alone",
+    ),
+    Private(
+        ("torch.fx._symbolic_trace._is_fx_tracing_flag",),
+        "tells when torch.fx traces a module",
+        fallback="a module that FX traces counts as a forward pass",
+    ),
+    Private(
+        ("torch._C._dynamo.eval_frame", "torch._dynamo.callback.callback_handler", "torch._dynamo.trace_rules"),
+        "a diagnosis lifts its patches while torch.compile works",
+        fallback="they stay, and torch.compile reads them, too",
+    ),
+    Private(
+        ("torch.autograd.graph.Node()._saved_other",),
+        "the number by which a loss was multiplied by hand",
+        fallback="a scale by hand is not known",
     ),
     Private(
         (
