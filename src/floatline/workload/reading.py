@@ -38,7 +38,14 @@ def may_define(source: bytes, names: Iterable[str]) -> bool:
             raise SyntaxError(str(error)) from None
     wanted = {*names, "*", "__getattr__"}
     made_global = (node for node in ast.walk(tree) if isinstance(node, ast.Global))
+    if any(isinstance(node, ast.Assign) and any(map(_writes_global, node.targets)) for node in ast.walk(tree)):
+        return True
     return any(name in wanted for name in _defined(tree)) or any(wanted & {*node.names} for node in made_global)
+
+
+def _writes_global(target: ast.expr) -> bool:
+    """Whether it is `globals()[name]`, in a function that may run at import as well."""
+    return isinstance(target, ast.Subscript) and ast.unparse(target.value) == "globals()"
 
 
 def _defined(node: ast.AST) -> Iterator[str]:
@@ -66,8 +73,6 @@ def _bound(target: ast.expr, value: ast.expr | None) -> Iterator[str]:
     """Names to which an assignment may bind a function."""
     if isinstance(target, ast.Name) and value is not None and not isinstance(value, _DATA):
         yield target.id
-    elif isinstance(target, ast.Subscript) and ast.unparse(target.value) == "globals()":
-        yield "*"
     elif isinstance(target, (ast.Tuple, ast.List)):
         values = value.elts if isinstance(value, (ast.Tuple, ast.List)) else []
         same = len(values) == len(target.elts) and not any(isinstance(one, ast.Starred) for one in values)
