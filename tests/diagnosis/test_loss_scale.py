@@ -31,7 +31,7 @@ def run(*applied, scale=65536.0):
     """A run of a scaler that halves at each skipped step."""
     record = RunRecord("build", "build", "fp16-mixed")
     for step, fine in enumerate(applied):
-        data = {"scale": scale, "applied": fine}
+        data = {"scaler": 0, "optimizer": 0, "scale": scale, "applied": fine}
         record.events.append(Event("scaler-step", "", 0, "", step, data))
         scale = scale if fine else scale / 2
     record.skipped = [event.step for event in record.events if not event.data["applied"]]

@@ -180,7 +180,7 @@ def test_a_loss_that_is_not_finite_is_explained_by_the_step_after_it(tmp_path, s
 
 
 def test_a_failing_step_that_could_not_be_recorded_is_said():
-    given = SimpleNamespace(first_bad_step=4, loss_steps=[0, 1, 2, 3, 4])
+    given = SimpleNamespace(first_bad_step=4, bad_gradient=4, searches_in_loss=False, loss_steps=[0, 1, 2, 3, 4])
     said = _say_unexplained(SimpleNamespace(given=given, captured=[]))
     assert said.startswith("loss, gradients or weights were not finite from step 4 on")
     assert said.endswith("none of the 5 steps could be recorded")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from floatline.causes import find_cause
+from floatline.diagnosis.not_precision import is_diverging
 from floatline.findings import Finding
-from floatline.probe.records import RunRecord
+from floatline.probe.records import OptimizerRecord, RunRecord
 from floatline.probe.watch import Event
 
 
@@ -93,6 +94,9 @@ def _find_direct_step(given: RunRecord) -> list[Finding]:
     if not wrong:
         return []
     scale = max(wrong[0].data["factors"])
+    by_hand = next((made for made in given.optimizers if made.by_hand), None)
+    if by_hand is not None and wrong[0].data["optimizer"] == by_hand.number:
+        return _find_scaled_update(given, by_hand, scale, len(wrong))
     return [
         _finding(
             given,
@@ -106,6 +110,15 @@ def _find_direct_step(given: RunRecord) -> list[Finding]:
             else f"divide the gradients by the loss scale {scale:g} before optimizer.step()",
         )
     ]
+
+
+def _find_scaled_update(given: RunRecord, made: OptimizerRecord, scale: float, num: int) -> list[Finding]:
+    """An update by hand with the loss scale in it. A factor of the loss that does no harm may be meant."""
+    if given.first_bad_step is None and not is_diverging(given.losses):
+        return []
+    seen = f"{num} updates by hand moved the weights by gradients that were still multiplied by {scale:g}"
+    fix = f"divide the gradients by the loss scale {scale:g} before they move the weights"
+    return [Finding(find_cause("scaler-misuse"), seen, fix, given.entry, made.file, made.line, made.call)]
 
 
 def _is_still_scaled(step: Event) -> bool:

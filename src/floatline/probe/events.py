@@ -91,8 +91,11 @@ class Listener(Protocol):
     def see_attempt(self, event: Event) -> None:
         """A scaler has let a step through, or not."""
 
-    def end_step(self) -> None:
-        """A step is over: what comes now belongs to the next one."""
+    def end_step(self, *, late: bool = False) -> None:
+        """A step is over: what comes now belongs to the next one, or, where it was found out late, has begun it."""
+
+    def end_backward(self) -> None:
+        """The gradients of a loop without modules and optimizers are there: it updates its weights, then goes on."""
 
     def leave_mode(self, mode: object) -> None:
         """The loop is about to leave a dispatch mode of its own."""
@@ -234,6 +237,12 @@ class Watch:
         known = {id(parameter) for parameter in made.parameters}
         made.parameters += [p for p in self.scales.find(optimizer).parameters if id(p) not in known]
         return made
+
+    def forget_optimizer(self, optimizer: Optimizer) -> None:
+        """Know nothing of an optimizer, nor of its steps, any more."""
+        made = self.optimizers.pop(id(optimizer), None)
+        if made is not None:
+            self.events[:] = [e for e in self.events if e.kind != "step" or e.data["optimizer"] != made.number]
 
     def note_boundary(self, *, cleared: bool) -> None:
         """Count a step where a new one begins."""

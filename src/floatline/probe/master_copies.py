@@ -42,6 +42,15 @@ def find_masters(seen: Watch) -> None:
                 loose = [p for p in loose if id(p) not in taken]
 
 
+def match_masters(seen: Watch, masters: Sequence[Tensor]) -> dict[int, list[Tensor]]:
+    """Copies by their values, before the first step, when every copy is still equal; by the ids of the copies."""
+    own = [p for root in seen.roots.values() for p in root.parameters()]
+    if sum(p.numel() for p in own) > _MOST or any(p is weight for p in masters for weight in own):
+        return {}
+    with Aside():
+        return {id(master): parts for master in masters if (parts := _match(master.detach().flatten(), own))}
+
+
 def _match(values: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
     """The weights that a vector holds one after the other; none where a part of it is something else."""
     found: list[Tensor] = []

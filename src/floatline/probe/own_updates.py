@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Weights of which a copy is compared, to see what is written through `.data`, which no version counts.
 _MOST_COMPARED = 2**20
+# What a loss is multiplied with to keep its gradients in the range of FP16, at least; a smaller factor may be a weight.
+_LEAST_SCALE = 2.0**6
 
 
 class Updates(Optimizer):
@@ -50,9 +52,10 @@ class OwnUpdates:
         self.scales_itself = False
         self._seen = seen
         self._by_hand: Updates | None = None  # the loop updates its weights by itself
+        self._was_seen = False  # it has done so
         self._alone = True  # the last step had no update by an optimizer
         self._marks: list[tuple[Tensor, int, int, int]] = []  # a weight, its version, its gradient and that's version
-        self._copy: tuple[Tensor, Tensor] | None = None
+        self._copy: tuple[Tensor, Tensor, Tensor | None] | None = None  # a weight, what it held, its gradient
         self._event: Event | None = None
         self._given: dict[int, Tensor | None] | None = None
         self._finite = True
@@ -82,11 +85,11 @@ class OwnUpdates:
         elif self._by_hand is not None and gradients is not None:
             self._by_hand.param_groups[0]["params"] = loose  # a functional optimizer makes new ones
         if seen.detailed and loose:
-            smallest = min(loose, key=Tensor.numel)
-            with Aside():
-                self._copy = (smallest, smallest.detach().clone()) if smallest.numel() <= _MOST_COMPARED else None
+            self._copy = self._copy_one(min(loose, key=Tensor.numel))
         if self._by_hand is not None:
             self._note_step(self._by_hand)
+            if seen.listener is not None and not seen.roots and gradients is None:
+                seen.listener.end_backward()
         else:
             largest = largest_of(self._gradients())
             with Aside():
@@ -98,21 +101,24 @@ class OwnUpdates:
         Returns:
             Whether a step was made or left out.
         """
-        marks, self._marks = self._marks, []
+        seen, marks, self._marks = self._seen, self._marks, []
         if not marks:
             return False
         if self._has_changed(marks):
             if self._by_hand is None:
                 self._by_hand = self._make_updates(self._find_loose())
                 self._note_step(self._by_hand)
-            self._finish()
+            self._was_seen = True
+            if self._event is not None and self._is_still_scaled():
+                self._event.put("factors", [seen.scale_by_hand])
+            self._finish(cleared=cleared)
             return True
         gone = cleared or any(p.grad is None or (id(p.grad), p.grad._version) != (i, v) for p, _, i, v in marks)
         if self._by_hand is not None and gone:
-            self._finish()
+            self._finish(cleared=cleared)
             return True
         if gone and not self._finite:
-            self._note_attempt(applied=False)
+            self._note_attempt(applied=False, late=not cleared)
             return True
         if not gone:
             self._marks = marks  # gradients are summed up
@@ -121,6 +127,9 @@ class OwnUpdates:
     def note_optimizer_step(self) -> None:
         """An optimizer of torch steps."""
         self._marks, self._alone = [], False
+        if self._by_hand is not None and not self._was_seen:  # the optimizer was made before it could be seen
+            self._seen.forget_optimizer(self._by_hand)
+            self._by_hand = None
         if self.scales_itself:
             self._note_attempt(applied=True)
 
@@ -148,9 +157,42 @@ class OwnUpdates:
             return True
         if self._copy is None:
             return False
-        weight, copy = self._copy
+        weight, copy, _ = self._copy
         with Aside():
             return weight.shape != copy.shape or not bool(torch.equal(weight.detach(), copy))
+
+    def _copy_one(self, weight: Tensor) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        if weight.numel() > _MOST_COMPARED:
+            return None
+        gradient = weight.grad if self._given is None else self._given.get(id(weight))
+        with Aside():
+            scaled = gradient is not None and self._seen.scale_by_hand >= _LEAST_SCALE
+            return (
+                weight,
+                weight.detach().clone(),
+                gradient.detach().clone() if scaled and gradient is not None else None,
+            )
+
+    def _is_still_scaled(self) -> bool:
+        """Whether a weight has moved by a learning rate times a gradient with the loss scale in it.
+
+        Numerics:
+            Where all elements moved by the same multiple of their gradient, to 1e-3, that multiple is the rate, or the
+            rate over the scale. People write rates of one or two digits: it is taken for the rate itself where it has
+            no more, to 5e-4, and the scale times it has more, or is above 1. Of such rates up to 1, over scales from
+            2^6 to 2^24, none is mistaken. Checked by tests/probe/test_own_updates.py.
+        """
+        if self._copy is None or self._copy[2] is None:
+            return False
+        weight, copy, gradient = self._copy
+        with Aside():
+            moved, driven = (copy.double() - weight.detach().double()).flatten(), gradient.double().flatten()
+            rates = (moved / driven)[driven.abs() > 0.1 * driven.abs().max()]
+            rate = float(rates.median()) if rates.numel() else 0.0
+            if not 0.0 < rate < math.inf or float((rates - rate).abs().max()) > 1e-3 * rate:
+                return False
+        whole = rate * self._seen.scale_by_hand
+        return _has_two_digits(rate) and (whole > 1.0 or not _has_two_digits(whole))
 
     def _make_updates(self, parameters: list[Tensor]) -> Updates:
         self._seen.busy += 1
@@ -174,15 +216,15 @@ class OwnUpdates:
         if not isinstance(health, LateHealth):
             self._finite = math.isfinite(health)
 
-    def _finish(self) -> None:
+    def _finish(self, *, cleared: bool) -> None:
         """The weights have been updated."""
         seen = self._seen
         seen.num_stepped += 1
         if seen.listener is not None and self._by_hand is not None and self._event is not None:
             seen.listener.see_weights(self._by_hand)
-            seen.listener.end_step()
+            seen.listener.end_step(late=not cleared)
 
-    def _note_attempt(self, *, applied: bool) -> None:
+    def _note_attempt(self, *, applied: bool, late: bool = False) -> None:
         """As a scaler's: a step was made or left out."""
         seen, self.scales_itself = self._seen, True
         data: dict[str, Any] = {
@@ -196,4 +238,8 @@ class OwnUpdates:
         event = seen.note("scaler-step", data)
         if seen.listener is not None:
             seen.listener.see_attempt(event)
-            seen.listener.end_step()
+            seen.listener.end_step(late=late)
+
+
+def _has_two_digits(number: float) -> bool:
+    return abs(float(f"{number:.1e}") / number - 1) < 5e-4

@@ -10,6 +10,7 @@ import contextlib
 import torch
 from torch import nn
 
+from floatline.probe.between_steps import BetweenSteps
 from floatline.probe.compiled import Eagerly, is_inside_compiled
 from floatline.probe.gradient_errors import GradientRecorder
 from floatline.probe.script_forward import Forward, tensors_in
@@ -55,6 +56,16 @@ class ScriptRecording:
         else:
             self._recorder.adopt(model)
             self._recorder.name_batch(inputs, ())
+
+    def begin_between(self, step: int, recorder: BetweenSteps) -> None:
+        """Record the step of a loop that calls no module, and has yet to update its weights."""
+        self.step = step
+        self._enter(recorder)
+
+    def see_backward(self) -> None:
+        """A backward pass of such a loop is over."""
+        if isinstance(self._recorder, BetweenSteps):
+            self._recorder.see_backward()
 
     def begin_without_module(self, step: int, weights: nn.Module) -> None:
         """Record a step of a loop that calls no module."""

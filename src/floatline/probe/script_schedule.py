@@ -25,17 +25,18 @@ class Schedule:
         self.due = FIRST
         self.ended_at: int | None = None
 
-    def is_due(self, *, spent: float) -> bool:
+    def is_due(self, *, spent: float, after: int = 0) -> bool:
         """Whether the step that begins is recorded.
 
         Args:
             spent: Seconds that recording took so far.
+            after: How many more steps will have been applied by then.
         """
-        if self.num_applied < self.due or self.ended_at is not None:
+        if self.num_applied + after < self.due or self.ended_at is not None:
             return False
         if spent > BUDGET:
             self.ended_at = self.num_applied
             return False
-        while self.due <= self.num_applied:
+        while self.due <= self.num_applied + after:
             self.due = _SECOND if self.due < _SECOND else _FACTOR * self.due
         return True

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from floatline.probe.between_steps import BetweenSteps
 from floatline.probe.compiled import unwrap
 from floatline.probe.events import Event, Watch
 from floatline.probe.health import Health, find_late_losses, loss_is_finite
@@ -170,14 +171,21 @@ class StepCapture:
             self._applied_step = event.step
             self._schedule.num_applied += 1
 
-    def end_step(self) -> None:
+    def end_step(self, *, late: bool = False) -> None:
         """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
         if self._recording.runs or not self._is_wanted():
             return
         if self._seen.roots or not self._seen.leaves:
             self._begin_early(self._seen.step + 1)
-        else:  # no module is called: the whole step is recorded from here on
-            self._try(self._begin_without_module)
+        else:  # no module is called: a whole step is recorded from here on, or from the next backward pass on
+            self._try(lambda: self._begin_without_module(self._seen.step + (2 if late else 1)))
+
+    def end_backward(self) -> None:
+        """A loop without modules and optimizers has gradients: it updates its weights, then it begins a step."""
+        if self._recording.runs:
+            self._recording.see_backward()
+        elif self._is_wanted(after=1):
+            self._try(self._begin_between)
 
     def leave_mode(self, mode: object) -> None:
         """The script leaves a dispatch mode, inside of which a step is recorded: that ends here."""
@@ -231,16 +239,17 @@ class StepCapture:
         else:
             self._attempts = _ATTEMPTS  # nothing healthy is left to try it on
 
-    def _is_wanted(self) -> bool:
+    def _is_wanted(self, *, after: int = 0) -> bool:
+        """Whether the next step is recorded; `after` is how many will have been applied by then."""
         self._kind = "healthy"
         if self._healthy is not None:
             return True
         hunts = self._hunts > 0
         self._hunts -= hunts
-        if not self._wanted and not hunts and self._schedule.num_applied < self._schedule.due:
+        if not self._wanted and not hunts and self._schedule.num_applied + after < self._schedule.due:
             return False
         wanted, self._wanted = self._wanted or hunts, False
-        if not wanted and not self._schedule.is_due(spent=self.seconds):
+        if not wanted and not self._schedule.is_due(spent=self.seconds, after=after):
             return False
         self._seen.late.read()  # if the step before failed, this one is recorded on the weights from before it
         self._kind = "healthy"
@@ -261,12 +270,16 @@ class StepCapture:
         model = self._find_model(forward.root)
         self._begin(forward.root, lambda: self._recording.begin(forward, model))
 
-    def _begin_without_module(self) -> None:
-        # Without a module, the first that is seen of a step is its backward pass: the next one is recorded whole.
-        model, step = LooseWeights([*self._seen.leaves.values()]), self._seen.step + 2
+    def _begin_without_module(self, step: int) -> None:
+        model = LooseWeights([*self._seen.leaves.values()])
         self._begin(model, lambda: self._recording.begin_without_module(step, model))
 
-    def _begin(self, root: nn.Module, start: Callable[[], None]) -> None:
+    def _begin_between(self) -> None:
+        model = LooseWeights([*self._seen.leaves.values()])
+        recorder = BetweenSteps(model, lambda: self._try(self._put_on_healthy), lambda: self._try(self._put_back))
+        self._begin(model, lambda: self._recording.begin_between(self._seen.step + 1, recorder), at_once=False)
+
+    def _begin(self, root: nn.Module, start: Callable[[], None], *, at_once: bool = True) -> None:
         if self._healthy is None and self._attempts and not all_finite(list(self._all_weights())):
             self._recording.end()
             return  # a step that failed before has spoilt the weights: this one would show no cause
@@ -276,12 +289,25 @@ class StepCapture:
             self._healthy = None
             return
         self._clock = time.perf_counter()
+        if at_once:
+            self._put_on_healthy()
+        start()
+        self._wanted, self._seen.on_event, self._seen.on_clear = False, self._note_event, None
+
+    def _put_on_healthy(self) -> None:
+        """Let the step run on the weights from before the failure."""
         if self._healthy is not None:
             self._attempts += 1
             self._stashed = Weights.copy(list(self._all_weights()))
             self._healthy.put_back()
-        start()
-        self._wanted, self._seen.on_event, self._seen.on_clear = False, self._note_event, None
+
+    def _put_back(self) -> None:
+        """Give the script the weights that it had."""
+        if self._stashed is not None:
+            self._stashed.put_back()
+            self._stashed = None
+            if self._kind == "failed" or self._attempts >= _ATTEMPTS:
+                self._healthy = None
 
     def finish(self) -> None:
         """The script is over, or is about to be explained."""
@@ -302,11 +328,7 @@ class StepCapture:
         trace, self._seen.on_event = self._recording.end(), None
         if trace is None:
             return
-        if self._stashed is not None:
-            self._stashed.put_back()
-            self._stashed = None
-            if self._kind == "failed" or self._attempts >= _ATTEMPTS:
-                self._healthy = None
+        self._put_back()
         seconds = time.perf_counter() - self._clock
         self.seconds += seconds
         self.steps.append(Captured(self._recording.step, self._kind, trace, seconds))

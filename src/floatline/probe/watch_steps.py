@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from floatline.probe.aside import Aside
 from floatline.probe.events import Made, Watch
 from floatline.probe.gradient_scales import Held, largest_of
+from floatline.probe.master_copies import match_masters
 from floatline.probe.tracing import holds_numbers
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -81,9 +82,12 @@ def _find_scale_left(seen: Watch, held: Held) -> list[float]:
         that were clipped as well are smaller: where not the whole scale is left, nothing is claimed.
     """
     scale = seen.scale_by_hand
-    masters = [p for p in held.parameters if p.grad is not None and id(p) in seen.masters] if seen.masters else []
-    weights = [w for p in masters for w in seen.masters[id(p)] if w.grad is not None]
-    if not weights or scale == 1.0:
+    if scale == 1.0:
+        return []
+    known = seen.masters if seen.num_stepped else match_masters(seen, held.parameters)
+    masters = [p for p in held.parameters if p.grad is not None and id(p) in known]
+    weights = [w for p in masters for w in known[id(p)] if w.grad is not None]
+    if not weights:
         return []
     tops = [largest_of([p.grad for p in group if p.grad is not None]) for group in (masters, weights)]
     if tops[0] is None or tops[1] is None:

@@ -65,6 +65,11 @@ class Whereabouts:
             self._names.setdefault(id(module), name)  # pyright: ignore[reportUnknownArgumentType]
         self._parameters |= {id(p): name for name, p in model.named_parameters()}
 
+    def forget(self) -> None:
+        """What ran so far belongs to another step."""
+        self._made.clear()
+        self._after_backward = False
+
     def __enter__(self) -> Whereabouts:
         self._hooks = [
             module_hooks.register_module_forward_pre_hook(self._enter_module),
