@@ -44,7 +44,15 @@ class ScriptEvidence(Evidence):
         if not known:
             return None
         nearest = min(known, key=lambda one: abs(one.step - step))
+        if nearest.kind == "skipped":
+            nearest = self._find_smallest_scale(known) or nearest
         return nearest.trace if precision is None else view_in_fp32(nearest.trace)
+
+    def _find_smallest_scale(self, skipped: list[Captured]) -> Captured | None:
+        """The skipped step with the smallest scale, down to 1: what fails there does not fail for want of a scale."""
+        scales = {event.step: event.data["scale"] for event in self.given.of("scaler-step")}
+        large = [one for one in skipped if scales.get(one.step, 0.0) >= 1.0]
+        return min(large, key=lambda one: scales[one.step], default=None)
 
     @property
     def healthy(self) -> list[Captured]:

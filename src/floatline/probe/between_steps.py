@@ -1,4 +1,4 @@
-"""BetweenSteps: a recorder of a loop without modules, where nothing but the use of a weight tells that a step begins."""
+"""BetweenSteps: a recorder of a loop without modules, where the use of a weight tells that a step begins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._ops import OpOverload
 
 from floatline.probe.gradient_errors import GradientRecorder

@@ -59,6 +59,7 @@ class OwnUpdates:
         self._event: Event | None = None
         self._given: dict[int, Tensor | None] | None = None
         self._finite = True
+        self._sums = False  # gradients of several passes are summed up
 
     def after_backward(self, gradients: dict[int, Tensor | None] | None) -> None:
         """Gradients are there.
@@ -67,6 +68,7 @@ class OwnUpdates:
             gradients: By the ids of weights, where torch.autograd.grad gave them; None: in the weights' own `grad`.
         """
         seen = self._seen
+        self._sums = self._sums or bool(self._marks)
         self._given = gradients
         self._copy, self._event, self._finite, self._marks = None, None, True, []
         lost = not find_late_losses(seen) and not loss_is_finite(seen)
@@ -101,28 +103,32 @@ class OwnUpdates:
         Returns:
             Whether a step was made or left out.
         """
-        seen, marks, self._marks = self._seen, self._marks, []
-        if not marks:
+        if not self._marks:
             return False
-        if self._has_changed(marks):
-            if self._by_hand is None:
-                self._by_hand = self._make_updates(self._find_loose())
-                self._note_step(self._by_hand)
+        changed, gone = self._has_changed(), cleared or self._are_gone()
+        if changed and self._by_hand is None:
+            self._by_hand = self._make_updates(self._find_loose())
+            self._note_step(self._by_hand)
+        if changed or gone:
+            self._marks = []  # else gradients are summed up
+        if changed:
             self._was_seen = True
             if self._event is not None and self._is_still_scaled():
-                self._event.put("factors", [seen.scale_by_hand])
-            self._finish(cleared=cleared)
-            return True
-        gone = cleared or any(p.grad is None or (id(p.grad), p.grad._version) != (i, v) for p, _, i, v in marks)
-        if self._by_hand is not None and gone:
+                self._event.put("factors", [self._seen.scale_by_hand])
+        if changed or (gone and self._by_hand is not None):
             self._finish(cleared=cleared)
             return True
         if gone and not self._finite:
             self._note_attempt(applied=False, late=not cleared)
             return True
-        if not gone:
-            self._marks = marks  # gradients are summed up
         return False
+
+    def _are_gone(self) -> bool:
+        """Whether the last gradients were cleared, or can be of no use any more."""
+        if any(p.grad is None or (id(p.grad), p.grad._version) != (i, v) for p, _, i, v in self._marks):
+            return True
+        # Some loops clear their gradients between the forward and the backward pass: too late to see a step begin.
+        return self.scales_itself and not self._finite and not self._sums
 
     def note_optimizer_step(self) -> None:
         """An optimizer of torch steps."""
@@ -150,10 +156,9 @@ class OwnUpdates:
         found = [p.grad if known is None else known.get(id(p)) for p, *_ in self._marks]
         return [gradient for gradient in found if gradient is not None]
 
-    def _has_changed(self, marks: list[tuple[Tensor, int, int, int]]) -> bool:
-        self._marks = marks
+    def _has_changed(self) -> bool:
         loose = {id(p) for p in self._find_loose()}
-        if any(p._version != version for p, version, *_ in marks if id(p) in loose):
+        if any(p._version != version for p, version, *_ in self._marks if id(p) in loose):
             return True
         if self._copy is None:
             return False
@@ -165,13 +170,10 @@ class OwnUpdates:
         if weight.numel() > _MOST_COMPARED:
             return None
         gradient = weight.grad if self._given is None else self._given.get(id(weight))
+        if self._seen.scale_by_hand < _LEAST_SCALE:
+            gradient = None
         with Aside():
-            scaled = gradient is not None and self._seen.scale_by_hand >= _LEAST_SCALE
-            return (
-                weight,
-                weight.detach().clone(),
-                gradient.detach().clone() if scaled and gradient is not None else None,
-            )
+            return weight, weight.detach().clone(), None if gradient is None else gradient.detach().clone()
 
     def _is_still_scaled(self) -> bool:
         """Whether a weight has moved by a learning rate times a gradient with the loss scale in it.
