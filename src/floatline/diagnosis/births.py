@@ -36,6 +36,7 @@ __all__ = [
     "is_harmful",
     "is_search",
     "keep_harmful",
+    "last_of_forward",
     "loss_is_blown",
 ]
 
@@ -111,7 +112,7 @@ def is_harmful(trace: Trace) -> bool:
 
 def loss_is_blown(trace: Trace) -> bool:
     """Whether the last thing that the forward pass made is not finite where FP32's is."""
-    last = _last_of_forward(trace)
+    last = last_of_forward(trace)
     return last is not None and any(out.blown for out in last.outputs)
 
 
@@ -120,13 +121,14 @@ def damages_loss(birth: Birth, trace: Trace) -> bool:
 
     Of the same weights and batch, and before the loss scale comes in: no search for one mends it.
     """
-    last = _last_of_forward(trace)
+    last = last_of_forward(trace)
     if last is None or birth.op.phase != "forward" or last.outputs[0].numel != 1:
         return False
     return (last.outputs[0].error or 0.0) > DAMAGED and last.index in reached_by(birth.at or birth.op, trace)
 
 
-def _last_of_forward(trace: Trace) -> Op | None:
+def last_of_forward(trace: Trace) -> Op | None:
+    """The operation that made the loss, multiplied by its scale where it has one; None where none was recorded."""
     # The ones that backward begins with are no part of the loss.
     made = [op for op in trace.ops if op.phase == "forward" and op.outputs and base_name(op.name) != "ones_like"]
     return made[-1] if made else None

@@ -35,7 +35,7 @@ def find_exceptions(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
     if cause.id == "fp16-params-with-scaler":
         return [describe_half_parameters(given)]
     if cause.id == "params-not-trained":
-        return [_describe_idle(given, failure)]
+        return [_describe_unused(given, failure) if _find_indices(failure) else _describe_idle(given, failure)]
     if cause.id == "distributed-desync":
         return [_describe_desync(given, failure)]
     if cause.id == "scaler-misuse":
@@ -52,6 +52,8 @@ def _name_cause(given: RunRecord, failure: Failure) -> Cause | None:
             return find_cause("scaler-misuse")
         return cause
     symptom = find_symptom(text)
+    if symptom is not None and _find_indices(failure):
+        return find_cause("params-not-trained")
     if symptom is None or symptom.causes[0] != _TWO_DTYPES:
         return None  # a NaN that some check met: its operation tells, not this message
     return find_cause("autocast-region-misuse" if failure.in_disabled_region else _TWO_DTYPES)
@@ -111,6 +113,27 @@ def _describe_idle(given: RunRecord, failure: Failure) -> Finding:
         failure.file,
         failure.line,
         "torch.amp.GradScaler.step" if attempts else "",
+    )
+
+
+def _find_indices(failure: Failure) -> str:
+    """Which parameters DistributedDataParallel waited for in vain, such as '8 9'; '' for any other failure."""
+    found = re.search(r"did not receive grad for rank \d+: (\d[\d ]*)", failure.message)
+    return found[1].strip() if found else ""
+
+
+def _describe_unused(given: RunRecord, failure: Failure) -> Finding:
+    names = [name.removeprefix("module.") for name in given.no_gradient if name]
+    listed = ", ".join(names[:3]) if names else f"parameters {_find_indices(failure)}"
+    return Finding(
+        find_cause("params-not-trained"),
+        f"DistributedDataParallel waited for the gradients of {listed}, which the loss does not reach on this rank",
+        "let the loss reach them on every rank, take them out of the model, or give DistributedDataParallel "
+        "find_unused_parameters=True",
+        shared_prefix(names),
+        failure.file,
+        failure.line,
+        "torch.nn.parallel.DistributedDataParallel",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from floatline.diagnosis.births import last_of_forward
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.poles import FORMATS
 from floatline.diagnosis.silent import STUCK_SHARE, stuck_updates
@@ -17,6 +18,8 @@ from floatline.workload import Target
 
 # All gradients together, or one that is no small part of them, this far from FP32's are damaged.
 DAMAGED, ONE_DAMAGED, NO_SMALL_PART = 0.15, 0.3, 0.02
+# So far off none of them is by rounding alone; BF16 has some percent.
+APART = 0.1
 # Weights that are off by less than this share of their size are those of FP32: its own rounding is 6e-8 of a number,
 # and of a large table a step may move few rows.
 UNTOUCHED = 1e-9
@@ -70,6 +73,15 @@ class ScriptEvidence(Evidence):
         """Whether the gradients of every healthy step that was recorded are damaged."""
         return bool(self.healthy) and all(_is_damaged(one.trace) for one in self.healthy)
 
+    @property
+    def starts_apart(self) -> bool:
+        """Whether the gradients of every healthy step that was recorded are off by more than rounding alone does.
+
+        That is too little to say that training falls behind, and enough where an operation is known that does it.
+        """
+        errors = [one.trace.meta.get("gradients", {}).get("error", 0.0) for one in self.healthy]
+        return bool(errors) and all(error is None or error > APART for error in errors)
+
     def falls_behind_by(self, share: float) -> bool:
         """The same, or that most weights stand still in every one, or that all of one do in the whole run."""
         del share
@@ -117,8 +129,8 @@ def fails_in_fp32(evidence: ScriptEvidence) -> bool | None:
 
 def step_fails(trace: Trace) -> bool:
     """Whether the loss or the gradients of a recorded step are not finite."""
-    made = [op for op in trace.ops if op.phase == "forward" and op.outputs]
-    ends = [*(operand.value for operand in trace.gradients.values()), *(made[-1].outputs if made else ())]
+    last = last_of_forward(trace)
+    ends = [*(operand.value for operand in trace.gradients.values()), *(last.outputs if last is not None else ())]
     return any(value.nonfinite for value in ends)
 
 

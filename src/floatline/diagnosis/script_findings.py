@@ -147,8 +147,8 @@ def _finding(birth: Birth, given: RunRecord) -> Finding:
     cause, op = find_cause(birth.cause), birth.op
     name = op.node if op.phase == "backward" and op.node else op.name
     file, line = op.file, op.line
-    if is_installed(file) and birth.cause == "bad-input-data":  # who gave it to the package is the script
-        calls = [event for event in given.of("forward") if event.file]
+    if birth.cause == "bad-input-data" and (is_installed(file) or birth.seen.startswith("inputs[")):
+        calls = [event for event in given.of("forward") if event.file]  # who gave it to the model
         file, line = (calls[0].file, calls[0].line) if calls else (file, line)
     return Finding(cause, birth.seen, next(iter(cause.remedies), ""), op.module, file, line, name)
 

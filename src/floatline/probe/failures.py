@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 
 from floatline.probe.events import Watch
 from floatline.probe.frames import find_raiser
+from floatline.probe.script_frames import find_raising_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,9 @@ class Failure:
 
 def describe_failure(error: BaseException, seen: Watch) -> Failure:
     """Put together what the traceback and the watch know about an exception."""
-    spot = find_raiser(error.__traceback__)
     module = seen.failed_module[1] if seen.failed_module and seen.failed_module[0] is error else None
+    # A model of a package may be at fault itself; a loop of one does what the script told it.
+    spot = (find_raising_line if module is None else find_raiser)(error.__traceback__)
     region = seen.failed_region if seen.failed_region and seen.failed_region[0] is error else None
     return Failure(
         kind=type(error).__name__,

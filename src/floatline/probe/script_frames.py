@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from types import FrameType
+from types import FrameType, TracebackType
 
-from floatline.probe.frames import Spot, find_caller, is_users
+from floatline.probe.frames import Spot, find_caller, find_raiser, is_users
 
 
 @cache
@@ -24,6 +24,18 @@ def find_script_line() -> Spot:
             return Spot(file, frame.f_lineno, _name(frame))
         frame = frame.f_back
     return find_caller()
+
+
+def find_raising_line(trace: TracebackType | None) -> Spot:
+    """The innermost frame of a traceback that is neither Python's, torch's nor a package's; else as `find_raiser`."""
+    lines: list[Spot] = []
+    step = trace
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if is_users(file) and not is_installed(file):
+            lines.append(Spot(file, step.tb_lineno, _name(step.tb_frame)))
+        step = step.tb_next
+    return lines[-1] if lines else find_raiser(trace)
 
 
 def _name(frame: FrameType) -> str:

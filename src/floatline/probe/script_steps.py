@@ -26,6 +26,7 @@ from floatline.probe.script_recording import ScriptRecording
 from floatline.probe.script_schedule import Schedule
 from floatline.probe.script_weights import Weights, all_finite
 from floatline.probe.trace import Trace
+from floatline.probe.watch_steps import share_of_dead_moments
 
 Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
@@ -158,6 +159,8 @@ class StepCapture:
         event, before = self._stepping, self._before
         if event is not None:
             self._count(event)
+            if self._seen.detailed and _is_narrow(optimizer) and event.kind == "step":
+                event.put("dead_moments", share_of_dead_moments(optimizer, _parameters(optimizer)))
         if event is None or before is None or not before.on_cpu or self._kind == "failed":
             return
         self._before = None

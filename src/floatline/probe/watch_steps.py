@@ -114,10 +114,11 @@ def read_rates(seen: Watch, optimizer: Optimizer) -> list[float]:
 def share_of_dead_moments(optimizer: Optimizer, parameters: list[Tensor]) -> float:
     """Share of the second moments that are 0 in 16 bits after a step whose gradient was not."""
     dead = total = 0
-    for parameter in parameters:
-        moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
-        if parameter.grad is None or not isinstance(moment, Tensor) or moment.dtype not in _SIXTEEN_BITS:
-            continue
-        dead += int(((moment == 0) & (parameter.grad != 0)).sum())
-        total += moment.numel()
+    with Aside():
+        for parameter in parameters:
+            moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
+            if parameter.grad is None or not isinstance(moment, Tensor) or moment.dtype not in _SIXTEEN_BITS:
+                continue
+            dead += int(((moment == 0) & (parameter.grad != 0)).sum())
+            total += moment.numel()
     return dead / total if total else 0.0
