@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from floatline.errors import GuardError
+from floatline.numerics.moving import send
 
 
 def num_processes(group: dist.ProcessGroup | None) -> int:
@@ -27,7 +28,7 @@ def agree_on_mean(value: float | Tensor, *, home: torch.device, group: dist.Proc
     world = num_processes(group)
     if world == 1:
         return value
-    mean = torch.zeros((), device=home)
+    mean = torch.zeros((), dtype=torch.float32, device=home)
     mean += value
     dist.all_reduce(mean, group=group)
     return mean / world
@@ -48,7 +49,7 @@ def agree_that_all_can(
         GuardError: Some other process could not.
     """
     world = num_processes(group)
-    failed = torch.zeros(world, device=home)
+    failed = torch.zeros(world, dtype=torch.float32, device=home)
     if world > 1:
         failed[dist.get_rank(group)] = failure is not None
         dist.all_reduce(failed, group=group)
@@ -79,14 +80,14 @@ def agree_on_overflow(
     """
     if num_processes(group) == 1:
         return found
-    both = torch.full((2,), float(bool(found)), device=home)
+    both = torch.full((2,), float(bool(found)), dtype=torch.float32, device=home)
     overflow, some = both[0], both[1]
     overflow.zero_()
     for flag in found.values():
-        torch.maximum(overflow, flag.to(home, non_blocking=True), out=overflow)
+        torch.maximum(overflow, send(flag, home), out=overflow)
     dist.all_reduce(both, op=dist.ReduceOp.MAX, group=group)
     for flag in found.values():
-        flag.copy_(overflow, non_blocking=True)
+        flag.copy_(overflow, non_blocking=flag.device.type != "cpu")
     if not found and some.item():
         found[home] = overflow.clone()
     return found

@@ -96,7 +96,7 @@ class Layout:
         """Memory for one copy of everything, pinned where a GPU writes to it."""
         pinned = any(place.device.type == "cuda" for place in self.places.values())
         sizes = [min(_BLOCK, self.nbytes - start) for start in range(0, self.nbytes, _BLOCK)]
-        blocks = [torch.empty(size, dtype=torch.uint8, pin_memory=pinned) for size in sizes]
+        blocks = [torch.empty(size, dtype=torch.uint8, device="cpu", pin_memory=pinned) for size in sizes]
         return {name: list(_cut(place, blocks)) for name, place in self.places.items()}
 
     def store(self, parts: Mapping[str, Tensor], pieces: Pieces) -> None:
@@ -122,7 +122,7 @@ class Layout:
         """The host copy of one tensor, in its shape."""
         place, own = self.places[name], pieces[name]
         if not own:
-            return torch.empty(place.shape, dtype=place.dtype)
+            return torch.empty(place.shape, dtype=place.dtype, device="cpu")
         return place.whole(own[0] if len(own) == 1 else torch.cat(own))
 
 

@@ -94,10 +94,10 @@ class Judge:
         self.scaling = scaling
         self.policy = policy
         self.group = group
-        self.scale = torch.full((), 1.0 if scaling is None else scaling.init_scale, device=device)
-        self.good_steps = torch.zeros((), device=device)
-        self.overflows = torch.zeros((), device=device)
-        self.window = torch.full((2, WINDOW), math.nan, device=device)
+        self.scale = torch.full((), 1.0 if scaling is None else scaling.init_scale, dtype=torch.float32, device=device)
+        self.good_steps = torch.zeros((), dtype=torch.float32, device=device)
+        self.overflows = torch.zeros((), dtype=torch.float32, device=device)
+        self.window = torch.full((2, WINDOW), math.nan, dtype=torch.float32, device=device)
         self._fused = _fused_for(device)
 
     @torch.no_grad()
@@ -198,9 +198,9 @@ class Judge:
             return Seen(loss, None, size / (self.scale * divisor), is_total=False, skip=skip)
         wanted = torch.as_tensor(False if skip is None else skip, device=self.device).to(torch.float32).reshape(())
         # A row for each process: summing rows of zeros hands every process all rows, inf and NaN included.
-        rows = torch.zeros(world, 4, device=self.device)
+        rows = torch.zeros(world, 4, dtype=torch.float32, device=self.device)
         # Gradients were averaged over the processes: so are the divisors, or the replicas would come apart.
-        share = torch.zeros((), device=self.device) + divisor
+        share = torch.zeros((), dtype=torch.float32, device=self.device) + divisor
         rows[dist.get_rank(self.group)] = torch.stack([loss, size, wanted, share])
         dist.all_reduce(rows, group=self.group)
         losses, divisors = rows[:, 0], rows[:, 3]

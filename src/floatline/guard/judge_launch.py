@@ -9,6 +9,7 @@ from torch import Tensor
 
 from floatline.guard import judge_kernel
 from floatline.guard.judge import NAMES, RECENT, ROBUST, WINDOW, Judge, Seen, Verdict
+from floatline.numerics.moving import send
 from floatline.optim.kernels.launches import Launches, kind_of
 from floatline.optim.survey import Decision
 from floatline.plan import Scaling
@@ -32,7 +33,7 @@ class FusedJudge:
     ) -> Verdict:
         """One judgement; see `Judge.judge`."""
         device = judge.device
-        loss = seen.loss.to(device, non_blocking=True)
+        loss = send(seen.loss, device)
         worst = loss if seen.worst is None else seen.worst
         asked = None if skip is None or skip is False else _scalar(skip, torch.bool, device)
         shared = _scalar(divisor, torch.float32, device) if isinstance(divisor, Tensor) else None
@@ -73,5 +74,5 @@ class FusedJudge:
 
 def _scalar(value: bool | Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach().to(device, dtype, non_blocking=True).reshape(())
+        return send(value.detach(), device, dtype).reshape(())
     return torch.full((), value, dtype=dtype, device=device)

@@ -86,7 +86,7 @@ class Layers:
         if found is None:
             return None
         names, sizes, late = found
-        counts = torch.tensor([int(value) for value in late.read().values()]).reshape(-1, 3)
+        counts = torch.tensor([int(value) for value in late.read().values()], device="cpu").reshape(-1, 3)
         return report(names, counts, sizes, policy=self._policy)
 
 

@@ -34,7 +34,7 @@ class NearZeroCounts:
             flat = [grads[i] if grads[i].is_contiguous() else grads[i].contiguous() for i in own]
             sizes, tensors, offsets = self._cut(tuple(grad.numel() for grad in flat), device)
             pinned = torch.tensor(
-                [grad.data_ptr() for grad in flat], dtype=torch.int64, pin_memory=device.type == "cuda"
+                [grad.data_ptr() for grad in flat], dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda"
             )
             found = counts if len(dtypes) == 1 and len(own) == len(grads) else torch.zeros_like(counts[: len(own)])
             _KERNEL[(len(tensors),)](
@@ -48,10 +48,10 @@ class NearZeroCounts:
     def _cut(self, sizes: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Sizes; tensor and offset of each span."""
         if sizes not in self._spans:
-            every = torch.tensor([-(-size // near_zero_kernel.SPAN) for size in sizes])
-            tensors = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32), every)
+            every = torch.tensor([-(-size // near_zero_kernel.SPAN) for size in sizes], device="cpu")
+            tensors = torch.repeat_interleave(torch.arange(len(sizes), dtype=torch.int32, device="cpu"), every)
             firsts = torch.repeat_interleave(every.cumsum(0) - every, every)
-            offsets = (torch.arange(len(tensors)) - firsts) * near_zero_kernel.SPAN
-            parts = (torch.tensor(sizes, dtype=torch.int64), tensors, offsets)
+            offsets = (torch.arange(len(tensors), device="cpu") - firsts) * near_zero_kernel.SPAN
+            parts = (torch.tensor(sizes, dtype=torch.int64, device="cpu"), tensors, offsets)
             self._spans = {sizes: cast("tuple[Tensor, Tensor, Tensor]", tuple(part.to(device) for part in parts))}
         return self._spans[sizes]

@@ -15,6 +15,7 @@ from floatline import optim
 from floatline.errors import ScalerError
 from floatline.guard.agreement import agree_on_overflow
 from floatline.guard.unscaling import unscale, widen_fp16
+from floatline.numerics.moving import send
 
 
 class LossScaler(torch.amp.GradScaler):
@@ -80,7 +81,7 @@ class LossScaler(torch.amp.GradScaler):
             return None
         first, *others = self._flags.values()
         for other in others:
-            first = torch.minimum(first, other.to(first.device, non_blocking=True))
+            first = torch.minimum(first, send(other, first.device))
         return first
 
     @property
@@ -120,9 +121,9 @@ class LossScaler(torch.amp.GradScaler):
             # It knows more: a norm that overflowed, or a skip the caller asked for.
             return optimizer.decision.applied.to(torch.float32)
         if not found:
-            return torch.ones((), device=optimizer.param_groups[0]["params"][0].device)
+            return torch.ones((), dtype=torch.float32, device=optimizer.param_groups[0]["params"][0].device)
         home = found[0].device
-        total = found[0] if len(found) == 1 else torch.stack([f.to(home, non_blocking=True) for f in found]).sum()
+        total = found[0] if len(found) == 1 else torch.stack([send(f, home) for f in found]).sum()
         return (total == 0).to(torch.float32)
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -150,7 +151,7 @@ class LossScaler(torch.amp.GradScaler):
 
     def _overflow_found(self, home: torch.device) -> Tensor | None:
         states = cast("Iterable[dict[str, Any]]", self._per_optimizer_states.values())
-        found = [flag.to(home, non_blocking=True) for s in states for flag in s["found_inf_per_device"].values()]
+        found = [send(flag, home) for s in states for flag in s["found_inf_per_device"].values()]
         return torch.stack(found).any() if found else None
 
     def _unscale_grads_(

@@ -18,6 +18,7 @@ from floatline.guard.host_copies import Layout, Pieces
 from floatline.guard.policy import Policy
 from floatline.ledger.late_values import LateValues
 from floatline.numerics import foreach
+from floatline.numerics.moving import send
 from floatline.optim.mesh import local_part
 
 
@@ -240,8 +241,8 @@ def count_nonfinite(parts: Iterable[Tensor], *, home: torch.device) -> Tensor:
             continue
         wide = real.float() if real.element_size() == 1 else real  # FP8 has no norm of its own
         kinds.setdefault((wide.device, wide.dtype), []).append(wide)
-    total = torch.zeros((), device=home)
+    total = torch.zeros((), dtype=torch.float32, device=home)
     for (device, _), tensors in kinds.items():
         bad = torch.stack(foreach.norm(tensors, math.inf)).isfinite().logical_not().sum()
-        total += float(bad) if device.type == "cpu" else bad.to(home, non_blocking=True)
+        total += float(bad) if device.type == "cpu" else send(bad, home)
     return total

@@ -136,11 +136,11 @@ def norm_of(grads_of: torch.optim.Optimizer, norm_type: float) -> Tensor | None:
         # The largest of nothing is an error to torch, and a process may hold nothing of a small tensor.
         size = norm_of_one(grad, norm_type, dtype=torch.float32) if grad.numel() else grad.new_zeros(())
         found.setdefault(mesh.groups_of(param), []).append(size.to(params[0].device, torch.float32))
-    norms = [torch.zeros((), device=params[0].device)]
+    norms = [torch.zeros((), dtype=torch.float32, device=params[0].device)]
     for groups, sizes in found.items():
         norm = norm_of_one(torch.stack(sizes), norm_type)
         for group in groups:
-            rows = torch.zeros(dist.get_world_size(group), device=norm.device)
+            rows = torch.zeros(dist.get_world_size(group), dtype=torch.float32, device=norm.device)
             rows[dist.get_rank(group)] = norm
             dist.all_reduce(rows, group=group)
             norm = norm_of_one(rows, norm_type)

@@ -12,6 +12,7 @@ from torch import Tensor
 from floatline import optim
 from floatline.errors import ScalerError
 from floatline.numerics import foreach
+from floatline.numerics.moving import send
 from floatline.optim.mesh import local_part
 
 # Elements of BF16 gradients that are held in float32 at a time: 64 MiB.
@@ -79,8 +80,8 @@ def unscale(
     inverses: dict[torch.device, Tensor] = {}
     for (device, dtype), grads in kinds.items():
         if device not in found:
-            found[device] = zero.to(device, non_blocking=True, copy=True)
-            inverses[device] = inverse.to(device, non_blocking=True)
+            found[device] = send(zero, device) if zero.device != device else zero.clone()
+            inverses[device] = send(inverse, device)
         if dtype != torch.bfloat16:
             foreach.check_and_unscale_(grads, found[device], inverses[device])
             continue

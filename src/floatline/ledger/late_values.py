@@ -70,7 +70,7 @@ def _take(name: str, value: Any, size: int | None, devices: set[Any]) -> Any:
     import torch
 
     devices.add(value.device)
-    host = torch.empty(shape, dtype=value.dtype, pin_memory=True)  # a copy to other memory would wait
+    host = torch.empty(shape, dtype=value.dtype, device="cpu", pin_memory=True)  # a copy to other memory would wait
     return host.copy_(value, non_blocking=True)
 
 

@@ -93,15 +93,16 @@ def _pattern_facts(
         and end of each stretch, in the order of `Tally.counts`; the errors.
     """
     if dtype.itemsize == 2:
-        patterns = torch.arange(0x8000, dtype=torch.int16)
+        patterns = torch.arange(0x8000, dtype=torch.int16, device="cpu")
     else:
-        patterns = torch.arange(0x100, dtype=torch.int32).to(torch.uint8)
+        patterns = torch.arange(0x100, dtype=torch.int32, device="cpu").to(torch.uint8)
     values, order = patterns.view(dtype).to(torch.float64).abs().sort(stable=True)
     slots, classes, errors = _classify(values, formats)
-    kinds = torch.cat([slots == torch.arange(3 + NUM_EXPONENTS).unsqueeze(1), classes])
+    kinds = torch.cat([slots == torch.arange(3 + NUM_EXPONENTS, device=slots.device).unsqueeze(1), classes])
     first = kinds.to(torch.int8).argmax(dim=1)
     stretches = torch.stack([first, first + kinds.sum(dim=1)])
-    ends = torch.cat([torch.zeros(1), values.nan_to_num(nan=math.inf, posinf=math.inf), torch.full((1,), math.inf)])
+    finite = values.nan_to_num(nan=math.inf, posinf=math.inf)
+    ends = torch.cat([values.new_zeros(1), finite, values.new_full((1,), math.inf)])
     wide = torch.float32 if device.type == "mps" else torch.float64
     return order.to(device), ends.to(device, wide), stretches.to(device), errors.to(device, wide)
 

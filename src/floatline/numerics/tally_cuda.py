@@ -285,7 +285,7 @@ def _format_code(k: int, fmt: Format) -> str:
 
 def _bits(x: float, *, up: bool) -> int:
     """Bits of the float32 next to x: the first not below it, or the last not above it."""
-    near = torch.tensor(x, dtype=torch.float64).to(torch.float32)
+    near = torch.tensor(x, dtype=torch.float64, device="cpu").to(torch.float32)
     bits = int(near.view(torch.int32).item())
     if up and near.item() < x:
         return bits + 1

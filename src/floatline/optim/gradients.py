@@ -57,7 +57,8 @@ class Gradients:
                 plain = plain and not distributed and not grad.is_sparse
                 weight = mesh.local_part(param.detach())
                 grad = _dense(mesh.local_grad(param, grad))
-                state = self._state.setdefault(param, {"step": torch.zeros((), device=weight.device)})
+                start = torch.zeros((), dtype=torch.float32, device=weight.device)
+                state = self._state.setdefault(param, {"step": start})
                 params.append(param)
                 # The backend's table wants a learning rate; nothing is stepped from here.
                 entries.append(Entry(weight, grad, state, _NO_SETTINGS, 0, 0))

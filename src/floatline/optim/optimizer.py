@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from floatline.errors import OptimizerError
+from floatline.numerics.moving import send
 from floatline.optim import checkpoint, hyperparameters, mesh, resuming
 from floatline.optim.entries import Entry, by_device
 from floatline.optim.footprint import Footprint
@@ -324,5 +325,5 @@ def _product(first: float | Tensor | None, second: Tensor | None, device: torch.
 
 
 def _either(skip: bool | Tensor | None, found_inf: Tensor, device: torch.device) -> Tensor:
-    found = found_inf.to(device, non_blocking=True).reshape(()) != 0
+    found = send(found_inf, device).reshape(()) != 0
     return found if skip is None else found | torch.as_tensor(skip, device=device).to(torch.bool).reshape(())

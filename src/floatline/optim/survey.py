@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from floatline.numerics.moving import send
+
 
 @dataclass(frozen=True)
 class Survey:
@@ -64,8 +66,8 @@ class Decision:
 
     def to(self, device: torch.device) -> Decision:
         """The same decision on another device."""
-        norm = None if self.norm is None else self.norm.to(device, non_blocking=True)
-        return Decision(self.applied.to(device, non_blocking=True), self.factor.to(device, non_blocking=True), norm)
+        norm = None if self.norm is None else send(self.norm, device)
+        return Decision(send(self.applied, device), send(self.factor, device), norm)
 
 
 def merge(surveys: list[Survey], order: list[int]) -> Survey:
@@ -77,8 +79,8 @@ def merge(surveys: list[Survey], order: list[int]) -> Survey:
     """
     home = surveys[0].sums.device
     index = torch.tensor(order, device=home)
-    sums = torch.cat([survey.sums.to(home, non_blocking=True) for survey in surveys])
-    counts = torch.cat([survey.nonfinite.to(home, non_blocking=True) for survey in surveys])
+    sums = torch.cat([send(survey.sums, home) for survey in surveys])
+    counts = torch.cat([send(survey.nonfinite, home) for survey in surveys])
     return Survey(sums[index], counts[index])
 
 
@@ -121,6 +123,6 @@ def decide(
 
 def _scalar(value: float | Tensor, device: torch.device | str) -> Tensor:
     if isinstance(value, Tensor):
-        return value.detach().to(device, torch.float32, non_blocking=True).reshape(())
+        return send(value.detach(), torch.device(device), torch.float32).reshape(())
     # full, unlike as_tensor, copies nothing from the host.
     return torch.full((), value, dtype=torch.float32, device=device)

@@ -138,7 +138,7 @@ def wait_for_losses(losses: list[ScaledLoss | float], numbers: list[Tensor], *, 
             waiting.append(value if not value.ndim else value.reshape(()))
             health.losses.append(loss)
         elif not math.isfinite(loss):
-            numbers.append(torch.tensor(math.nan))
+            numbers.append(torch.tensor(math.nan, dtype=torch.float32, device="cpu"))
     numbers += waiting
     return health
 

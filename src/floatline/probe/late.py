@@ -106,7 +106,7 @@ class LateNumbers:
     def _take(self, size: int) -> _Slot:
         place = next((i for i, free in enumerate(self._free) if len(free.host) >= size), None)
         if place is None:
-            host = torch.empty(max(size, _USUAL), pin_memory=True)
+            host = torch.empty(max(size, _USUAL), dtype=torch.float32, device="cpu", pin_memory=True)
             return _Slot(host, torch.cuda.Event(), host[:size])
         slot = self._free.pop(place)
         if len(slot.part) != size:

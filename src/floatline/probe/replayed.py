@@ -144,7 +144,7 @@ def _measure(a: Replay, b: Replay, name: str) -> Tensor:
     y = y.to(x.device)
     lost = ((x == 0) & (y != 0)).sum()
     tops = ((x - y).abs().amax(), y.abs().amax()) if x.numel() else (x.sum(), y.sum())
-    parts = ((x * y).sum(), x.square().sum(), y.square().sum(), lost, torch.tensor(x.numel()), *tops)
+    parts = ((x * y).sum(), x.square().sum(), y.square().sum(), lost, x.new_tensor(x.numel()), *tops)
     return torch.stack([part.to("cpu" if x.device.type == "cpu" else x.device, torch.float64) for part in parts])
 
 

@@ -123,7 +123,7 @@ class _Loop:
 
     def _backward(self, number: int, scaler: torch.amp.GradScaler, device: torch.device, *, mixed: bool) -> Tensor:
         plan = self._plan
-        total = torch.zeros((), device=device)
+        total = torch.zeros((), dtype=torch.float32, device=device)
         for batch in batches_of(self._workload, plan, self._first(number), plan.accumulate):
             with torch.autocast(device.type, dtype=DTYPES[plan.compute], enabled=mixed):
                 loss = self._workload.compute_loss(*batch)

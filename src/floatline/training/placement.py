@@ -13,6 +13,7 @@ from floatline import optim
 from floatline.errors import GuardError
 from floatline.guard.nested import find_tensors, map_tensors
 from floatline.guard.run import DTYPES
+from floatline.numerics.moving import send
 from floatline.plan import Plan
 
 
@@ -27,7 +28,7 @@ def place(tree: Any, device: torch.device, dtype: torch.dtype | None = None) -> 
 
     def move(tensor: Tensor) -> Tensor:
         wanted = dtype if dtype is not None and tensor.dtype in DTYPES.values() else tensor.dtype
-        return tensor.to(device, wanted, non_blocking=True)
+        return send(tensor, torch.device(device), wanted)
 
     return map_tensors(move, tree)
 

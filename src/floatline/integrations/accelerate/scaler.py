@@ -126,7 +126,7 @@ class GuardScaler(LossScaler):
         """
         guard = self.guard_of(optimizer)
         self._clip(guard, norm=norm)
-        self._norms[id(guard)] = torch.full((), torch.nan, device=guard.run.device)
+        self._norms[id(guard)] = torch.full((), torch.nan, dtype=torch.float32, device=guard.run.device)
         return self._norms[id(guard)]
 
     def bound_by(self, optimizer: torch.optim.Optimizer, value: float) -> None:

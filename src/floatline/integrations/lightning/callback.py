@@ -155,7 +155,7 @@ class CallbackHooks(Base):
         elif not _logs_now(trainer):
             return
         # Tensors on the host: reading them later waits for no device.
-        values = {name: torch.tensor(value) for name, value in steps.metrics.of_run(steps.guards).items()}
+        values = {name: torch.tensor(value, device="cpu") for name, value in steps.metrics.of_run(steps.guards).items()}
         pl_module.log_dict(values, on_step=True, on_epoch=False, batch_size=1)
         layers = steps.metrics.of_layers(steps.guards)
         if layers and trainer.is_global_zero:

@@ -51,7 +51,8 @@ class GuardedSteps:
         self.metrics = Metrics()
         self.on_outcome: Callable[[Outcome], None] | None = None
         self.arithmetic = Arithmetic(self.plan, cache_casts=cache_casts)
-        self.scale, self._good_steps, self._overflows = torch.ones(()), torch.zeros(()), torch.zeros(())
+        self.scale = torch.ones((), dtype=torch.float32, device="cpu")
+        self._good_steps, self._overflows = torch.zeros_like(self.scale), torch.zeros_like(self.scale)
         self._saved: list[dict[str, Any]] = []  # for guards that are still to come
         self._ended: list[dict[str, Any]] = []  # what became of the guards of the run before
         self._ended_scaler: dict[str, Any] | None = None
@@ -84,8 +85,8 @@ class GuardedSteps:
         """Compute on this device from here on; on a CPU with CUDA's autocast lists. The scale of a run before stays."""
         self.end()
         start = 1.0 if self.plan.scaling is None else self.plan.scaling.init_scale
-        self.scale = torch.full((), start, device=device)
-        self._good_steps, self._overflows = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.scale = torch.full((), start, dtype=torch.float32, device=device)
+        self._good_steps, self._overflows = torch.zeros_like(self.scale), torch.zeros_like(self.scale)
         if self._ended:
             saved_state.restore_scale(self.scale, self._good_steps, self._ended[0]["judge"], self.plan)
         self.arithmetic.begin(device)

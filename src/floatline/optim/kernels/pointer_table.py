@@ -130,14 +130,14 @@ class PointerTable:
 
     def _blocks(self, members: list[int], sizes: list[int], block: int) -> Blocks:
         """Cut the member tensors into blocks, on the host in one go."""
-        counts = torch.tensor([-(-sizes[i] // block) for i in members], dtype=torch.int64)
-        tensors = torch.repeat_interleave(torch.tensor(members, dtype=torch.int32), counts)
+        counts = torch.tensor([-(-sizes[i] // block) for i in members], dtype=torch.int64, device="cpu")
+        tensors = torch.repeat_interleave(torch.tensor(members, dtype=torch.int32, device="cpu"), counts)
         firsts = torch.repeat_interleave(counts.cumsum(0) - counts, counts)
-        offsets = (torch.arange(len(tensors)) - firsts) * block
+        offsets = (torch.arange(len(tensors), device="cpu") - firsts) * block
         return Blocks(tensors.to(self.device), offsets.to(self.device), len(tensors))
 
     def _upload(self, values: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(self.device)
+        return torch.tensor(values, dtype=dtype, device="cpu").to(self.device)
 
 
 def _addresses(entry: Entry, state_names: tuple[str, ...]) -> list[int]:
@@ -172,4 +172,4 @@ def _settings(group: dict[str, object]) -> list[object]:
 
 def _pinned(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A host tensor that can be copied without waiting; torch keeps its memory until the copy is done."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")

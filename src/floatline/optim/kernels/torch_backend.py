@@ -43,7 +43,7 @@ def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update
         factor = float(decision.factor)
     fill(entries)
     counters = [entry.state["step"] for entry in entries]
-    foreach.add_(counters, torch.ones((), device=counters[0].device))
+    foreach.add_(counters, torch.ones((), dtype=torch.float32, device=counters[0].device))
     steps = cast("list[float]", torch.stack(counters).tolist())
     whole: dict[int, list[tuple[Entry, float]]] = {}
     buckets: dict[tuple[Any, ...], list[Part]] = {}
