@@ -7,6 +7,8 @@ import pytest
 import torch
 from tests.diagnosis.test_scripts import as_it_was, line_of, observe
 
+from floatline.probe.own_updates import _has_two_digits
+
 HEAD = """
 import torch
 from torch import nn
@@ -226,12 +228,112 @@ def test_an_overflow_in_a_loop_by_hand_is_named_at_its_line(tmp_path, lift):
     assert Path(first["file"]) == script and "torch.exp(heights" in line_of(first)
 
 
-def test_an_overflow_without_a_module_is_not_blamed_on_the_data(tmp_path):
-    # The boundary of such a step is seen at its backward pass: the forward pass before it is not recorded.
-    script, _ = write(tmp_path, "LIFT = 14.0\n" + EXP)
+@pytest.mark.parametrize("lift", [14.0, 1.0])
+def test_an_overflow_without_a_module_is_named_at_its_line(tmp_path, lift):
+    # Nothing tells that such a step begins but the first use of a weight after the update.
+    script, _ = write(tmp_path, f"LIFT = {lift}\n" + EXP)
     answer = observe(str(script))
-    assert "bad-input-data" not in [finding["cause"] for finding in answer["findings"]]
-    assert answer["findings"] or "not finite from step 20 on" in answer["unexplained"], answer
+    if lift == 1.0:
+        assert (answer["findings"], answer["unexplained"]) == ([], "")
+        return
+    first = answer["findings"][0]
+    assert first["cause"] == "exp-overflow", answer
+    assert "torch.exp(" in line_of(first)
+
+
+FIRST = """
+w = torch.randn(6, 2, requires_grad=True)
+for step in range(STEPS):
+    x = torch.randn(16, 6)
+    y = x @ w
+    distance = torch.sqrt((y[:, None] - y[None]).square().sum(-1) + GUARD)
+    (distance.mean() + y.square().mean()).backward()
+    with torch.no_grad():
+        w -= 0.05 * w.grad
+        w.grad = None
+ends = [w]
+"""
+
+
+@pytest.mark.parametrize("guard", [0.0, 1e-6])
+def test_a_first_step_that_fails_without_a_module_is_tried_again_on_healthy_weights(tmp_path, guard):
+    script, target = write(tmp_path, f"GUARD = {guard}\n" + FIRST)
+    answer = observe(str(script))
+    causes = [finding["cause"] for finding in answer["findings"]]
+    assert causes[:1] == (["singular-gradient"] if not guard else []), answer
+    if not guard:
+        assert "torch.sqrt(" in line_of(answer["findings"][0])
+        assert torch.load(target)[0].isnan().all()  # the script has the weights that it made
+
+
+SCALED = """
+net = nn.Linear(6, 2)
+for step in range(60):
+    x = torch.randn(16, 6)
+    net.zero_grad()
+    loss = (net(x) - x[:, :2]).square().mean()
+    (loss * SCALE).backward()
+    for p in net.parameters():
+        p.data.add_(p.grad, alpha=-RATE)
+ends = list(net.parameters())
+"""
+
+
+@pytest.mark.parametrize(
+    ("scale", "rate", "causes"),
+    [
+        (1024.0, "0.05", ["scaler-misuse"]),
+        (1024.0, "0.05 / SCALE", []),
+        (1024.0, "20.0 / SCALE", ["optimization-divergence"]),
+        (100.0, "0.001", []),  # a factor that does no harm may be meant
+        (1.0, "20.0", ["optimization-divergence"]),
+    ],
+)
+def test_a_scale_that_is_left_in_an_update_by_hand_is_told_from_a_rate_that_is_too_large(tmp_path, scale, rate, causes):
+    script, _ = write(tmp_path, f"SCALE = {scale}\nRATE = {rate}\n" + SCALED)
+    answer = observe(str(script))
+    assert [finding["cause"] for finding in answer["findings"]] == causes, answer
+    if causes:
+        assert "p.data.add_(p.grad" in line_of(answer["findings"][0])
+
+
+def test_rates_that_people_write_are_not_mistaken_for_their_quotient_by_a_scale():
+    for digits in range(10, 101):
+        for power in range(-8, -1):
+            rate = digits * 10.0**power
+            for exponent in range(6, 25):
+                left = rate / 2**exponent
+                assert not (_has_two_digits(left) and (rate > 1.0 or not _has_two_digits(rate)))
+
+
+CLEARED_LATE = """
+net = nn.Linear(6, 2).half()
+master = [p.detach().clone().float().requires_grad_() for p in net.parameters()]
+opt = torch.optim.SGD(master, lr=0.05)
+scale = 2.0**FIRST
+for step in range(40):
+    x = torch.randn(16, 6).half()
+    loss = (net(x).float() - x[:, :2].float()).square().mean()
+    net.zero_grad()  # after the forward pass
+    (loss * scale).backward()
+    if not all(p.grad.isfinite().all() for p in net.parameters()):
+        scale /= 2 ** LOWERED
+        continue
+    for m, p in zip(master, net.parameters()):
+        m.grad = p.grad.float() / scale
+    opt.step()
+    for m, p in zip(master, net.parameters()):
+        p.data.copy_(m.data)
+ends = list(net.parameters())
+"""
+
+
+@pytest.mark.parametrize("lowered", [0, 1])
+def test_a_scale_that_nothing_lowers_is_named_where_gradients_are_cleared_late(tmp_path, lowered):
+    script, _ = write(tmp_path, f"FIRST, LOWERED = 24, {lowered}\n" + CLEARED_LATE)
+    answer = observe(str(script))
+    causes = [finding["cause"] for finding in answer["findings"]]
+    assert causes[:1] == ([] if lowered else ["gradient-overflow"]), answer
 
 
 @pytest.mark.parametrize("rate", [1e4, 0.05])
