@@ -91,7 +91,7 @@ def run_preloaded(
     *,
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120.0,
+    timeout: float = 600.0,
 ) -> subprocess.CompletedProcess:
     """As `subprocess.run([sys.executable, *words], capture_output=True, text=True)`.
 

@@ -83,7 +83,5 @@ def test_a_script_is_told_what_a_target_is_on_a_gpu(case, tmp_path):
     (tmp_path / "target").mkdir()
     target = read_answer(diagnose_on_gpu(case, tmp_path / "target"))
     script = diagnose_as_script(write_script(case, tmp_path, device="cuda"))
-    if case.name in NOT_TOLD_OF_A_SCRIPT:
-        assert script.cause == "", script
-    else:
-        assert agree(case, target, script), (target, script)
+    untold = case.name in NOT_TOLD_OF_A_SCRIPT and not script.cause  # a batch that fails may be met again
+    assert untold or agree(case, target, script), (target, script)

@@ -138,7 +138,7 @@ def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
     else:
         process.send_signal(number)
     try:
-        rest = process.communicate(timeout=60)[0]
+        rest = process.communicate(timeout=600)[0]
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a script without end must not outlive its test

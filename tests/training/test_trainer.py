@@ -353,7 +353,8 @@ def test_a_stop_of_the_guard_is_a_result_with_its_message(tmp_path):
     workload = make_workload(loss=bad_from_5)
     result = train(tmp_path, workload=workload, policy=policy)
     assert result.stopped.startswith("Stopped at step 8")
-    assert (result.attempted, result.applied, result.skipped["forward-nonfinite"]) == (8, 5, 3)
+    late = int(torch.cuda.is_available())  # what became of a step on a GPU is known when the next one has begun
+    assert (result.attempted, result.applied, result.skipped["forward-nonfinite"]) == (8 + late, 5, 3 + late)
     assert result.metric is None
     load_checkpoint(result.checkpoint)
     history = fl.Ledger.read(tmp_path)

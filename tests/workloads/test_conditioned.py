@@ -317,7 +317,7 @@ def test_a_row_that_sees_nothing_is_finite(dtype):
 
 
 def test_a_sequence_of_padding_alone_is_finite_and_changes_no_other(trained):
-    model = trained[0]
+    model = trained[0].cpu()
     tokens = torch.tensor([[0, 1, 2, 3], [8, 8, 8, 8]])
     accuracies, of = torch.tensor([[0.9], [0.9]]), torch.tensor([1, 1])
     both = model(tokens, accuracies, of)
@@ -326,6 +326,6 @@ def test_a_sequence_of_padding_alone_is_finite_and_changes_no_other(trained):
 
 
 def test_padding_that_is_cut_off_changes_nothing_before_it(trained, data):
-    model, held_out = trained[0], data[2].rows(slice(0, 8))
+    model, held_out = trained[0].cpu(), data[2].rows(slice(0, 8))
     cut = Sequences(held_out.tokens[:, :8], held_out.accuracies, held_out.categories, held_out.targets[:, :8])
     torch.testing.assert_close(model(*held_out.inputs)[:, :8], model(*cut.inputs), rtol=1e-4, atol=1e-4)

@@ -143,16 +143,18 @@ class StepCapture:
         if guarded and event.data["scales_itself"]:
             return  # it leaves the step out by itself, if it must
         if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
-            self._late.keep(optimizer, event.step, detailed=detailed)
+            self._late.keep(optimizer, event.step, detailed=detailed, twice=_is_narrow(optimizer))
         self._late.ask(event, health)
 
     def _fail_late(self, event: Event) -> None:
         if not len(event.data["largest"]):
             event.put("largest", [math.nan])
-        healthy = None if event.data["through_scaler"] else self._late.weights
-        self._try(
-            lambda: self._fail(event, healthy, of_step=self._seen.step if healthy is None else self._late.kept_step)
-        )
+        healthy, step = None, self._seen.step
+        if not event.data["through_scaler"]:
+            healthy, step = self._late.weights, self._late.kept_step
+        if healthy is not None and not all_finite(healthy.copies) and self._late.older_weights is not None:
+            healthy, step = self._late.older_weights, step - 1  # the update itself was not finite
+        self._try(lambda: self._fail(event, healthy, of_step=step))
 
     def see_weights(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
