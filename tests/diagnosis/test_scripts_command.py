@@ -22,7 +22,7 @@ ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def run(*words: str, cwd: Path = SCRIPTS) -> subprocess.CompletedProcess:
-    return subprocess.run([*START, *words], capture_output=True, text=True, cwd=cwd, timeout=120, env=ONE_THREAD)
+    return subprocess.run([*START, *words], capture_output=True, text=True, cwd=cwd, timeout=600, env=ONE_THREAD)
 
 
 @pytest.mark.parametrize(
