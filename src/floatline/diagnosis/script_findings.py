@@ -110,7 +110,7 @@ def _diverges(losses: list[float], motion: float | None) -> bool:
 
 def _has_grown(losses: list[float], factor: float) -> bool:
     late = [abs(loss) for loss in losses[-max(3, len(losses) // 5) :]]
-    return len(losses) > 1 and statistics.median(late) > factor * max(abs(losses[0]), 1e-12)
+    return len(losses) > 3 and statistics.median(late) > factor * max(abs(losses[0]), 1e-12)
 
 
 def _rounded_before(birth: Birth, evidence: ScriptEvidence) -> Finding | None:

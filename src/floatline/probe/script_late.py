@@ -30,7 +30,6 @@ class LateSteps:
         self._late = late
         self._on_failure = on_failure
         self._weights: dict[int, Weights] = {}  # of optimizers, by id
-        self._older: dict[int, Weights] = {}  # the same of the step before
         self._too_large: set[int] = set()  # optimizers whose weights a GPU had no memory for
 
     @property
@@ -38,29 +37,15 @@ class LateSteps:
         """The weights from before the step that is not known yet; None where no copy was made."""
         return Weights.merge(self._weights.values())
 
-    @property
-    def older_weights(self) -> Weights | None:
-        """Those from before the step before; None where no such copies are kept."""
-        return Weights.merge(self._older.values())
-
-    def keep(self, optimizer: Optimizer, step: int, *, detailed: bool, twice: bool) -> None:
+    def keep(self, optimizer: Optimizer, step: int, *, detailed: bool) -> None:
         """Copy the weights of an optimizer beside them; the answers about earlier steps have been read.
 
         Where memory did not suffice, it is tried again in detailed steps only.
-
-        Args:
-            optimizer: The optimizer.
-            step: The step that it is about to make.
-            detailed: Whether the step is looked at in detail.
-            twice: Keep the copy before this one as well: an update may spoil the weights, which the next step shows.
         """
         if id(optimizer) in self._too_large and not detailed:
             return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        old = self._weights.get(id(optimizer))
-        if twice and old is not None:
-            self._older[id(optimizer)], old = old, self._older.get(id(optimizer))
-        fresh = Weights.refresh(old, parameters)
+        fresh = Weights.refresh(self._weights.get(id(optimizer)), parameters)
         if fresh is None:
             self._too_large.add(id(optimizer))
         else:

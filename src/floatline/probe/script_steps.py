@@ -143,27 +143,30 @@ class StepCapture:
         if guarded and event.data["scales_itself"]:
             return  # it leaves the step out by itself, if it must
         if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
-            self._late.keep(optimizer, event.step, detailed=detailed, twice=_is_narrow(optimizer))
+            self._late.keep(optimizer, event.step, detailed=detailed)
         self._late.ask(event, health)
 
     def _fail_late(self, event: Event) -> None:
         if not len(event.data["largest"]):
             event.put("largest", [math.nan])
-        healthy, step = None, self._seen.step
-        if not event.data["through_scaler"]:
-            healthy, step = self._late.weights, self._late.kept_step
-        if healthy is not None and not all_finite(healthy.copies) and self._late.older_weights is not None:
-            healthy, step = self._late.older_weights, step - 1  # the update itself was not finite
-        self._try(lambda: self._fail(event, healthy, of_step=step))
+        healthy = None if event.data["through_scaler"] else self._late.weights
+        self._try(
+            lambda: self._fail(event, healthy, of_step=self._seen.step if healthy is None else self._late.kept_step)
+        )
 
     def see_weights(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
         event, before = self._stepping, self._before
-        if event is not None:
-            self._count(event)
-            if self._seen.detailed and _is_narrow(optimizer) and event.kind == "step":
-                event.put("dead_moments", share_of_dead_moments(optimizer, _parameters(optimizer)))
-        if event is None or before is None or not before.on_cpu or self._kind == "failed":
+        if event is None:
+            return
+        self._count(event)
+        if self._seen.detailed and _is_narrow(optimizer) and event.kind == "step":
+            event.put("dead_moments", share_of_dead_moments(optimizer, _parameters(optimizer)))
+            if before is None and self._late.kept_step == event.step:  # the next step would spoil the optimizer's state
+                before = self._late.weights
+        elif before is not None and not before.on_cpu:
+            return
+        if before is None or self._kind == "failed":
             return
         self._before = None
         if not all_finite(_parameters(optimizer)):

@@ -283,9 +283,9 @@ class Trainer:
     def micro_batch(self, number: int) -> tuple[Any, Any]:
         """A batch of the endless row, on the device and in the plan's format."""
         inputs, targets = self.workload.batches[number % len(self.workload.batches)]
-        # Without autocast nothing else brings inputs into the weights' format.
+        # Without autocast nothing else brings a batch into the weights' format, and torch refuses some losses of two.
         dtype = None if self.plan.weights == "fp32" else DTYPES[self.plan.weights]
-        return place(inputs, self.device, dtype), place(targets, self.device)
+        return place(inputs, self.device, dtype), place(targets, self.device, dtype)
 
     def _compute_loss(self, batch: tuple[Any, Any]) -> Tensor:
         return self.workload.compute_loss(*batch)
