@@ -2,17 +2,20 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow test-oldest matrix lint format bench build release site clean
+.PHONY: demo test test-slow test-exhaustive test-oldest matrix lint format bench build release site clean
 
 demo: ready  ## run the main job and write demo/report.html
 	@$(BIN)/python examples/demo.py
 
 test: ready  ## every test but the slow ones, up to ten minutes on two cores
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow"
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not exhaustive"
 
 test-slow: ready  ## the slow tests, and the documentation as a site
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m slow
 	@$(PYTHON) tools/site.py
+
+test-exhaustive: ready  ## every case in every way, up to an hour; before a release
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m exhaustive
 
 test-oldest:  ## what shows each framework, with the oldest versions that are supported
 	@$(PYTHON) tools/oldest.py

@@ -30,7 +30,8 @@ def test_a_change_that_lands_has_passed_fast_and_slow_tests_the_site_the_oldest_
     recipes = read_recipes((ROOT / "Makefile").read_text(encoding="utf-8"))
     called = re.findall(r"^make ([\w-]+)$", CI.read_text(encoding="utf-8"), re.MULTILINE)
     assert called == ["test", "test-slow", "test-oldest", "lint"]
-    assert marks_of(recipes["test"]) == ['"not slow"'] and marks_of(recipes["test-slow"]) == ["slow"]
+    assert marks_of(recipes["test"]) == ['"not slow and not exhaustive"']
+    assert (marks_of(recipes["test-slow"]), marks_of(recipes["test-exhaustive"])) == (["slow"], ["exhaustive"])
     assert recipes["site"][0] in recipes["test-slow"]
 
 
@@ -44,3 +45,9 @@ def test_one_value_in_so_many_stays_fast_and_none_is_lost():
     assert [param.id for param in params if not param.marks] == ["2", "5"]
     assert {mark.name for param in params for mark in param.marks} == {"slow"}
     assert [param.id for param in mostly_slow([1.5, 2.5], every=2, ids="ab")] == ["a", "b"]
+
+
+def test_of_the_slow_ones_one_in_so_many_stays_slow():
+    params = mostly_slow(range(9), every=4, rare=3)
+    names = [param.marks[0].name if param.marks else "fast" for param in params]
+    assert names == ["slow", *["exhaustive"] * 2, "fast", *["exhaustive"] * 2, "slow", "fast", "exhaustive"]

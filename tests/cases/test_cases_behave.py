@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from tests.cases.harness import Case, all_cases
-from tests.slow import slow
+from tests.slow import mark_of
 
 from floatline.causes import CAUSES
 from floatline.workload import Workload, load_target
@@ -32,7 +32,7 @@ def named_line(case: Case, line: int) -> str:
 @pytest.mark.parametrize(
     ("case", "variant"),
     [
-        pytest.param(c, v, id=f"{c.name}-{v}", marks=() if number % 8 == 7 else slow)
+        pytest.param(c, v, id=f"{c.name}-{v}", marks=mark_of(number, every=8, rare=4))
         for number, c in enumerate(CASES)
         for v in c.variants
     ],

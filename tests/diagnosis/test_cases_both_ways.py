@@ -16,6 +16,7 @@ from tests.cases.both_ways import (
 from tests.cases.harness import Case, all_cases
 from tests.cases.scoring import expected_verdict
 from tests.diagnosis.test_cases_on_gpu import diagnose_on_gpu
+from tests.slow import mark_of, mostly_slow
 
 CASES = {case.name: case for case in all_cases()}
 # What CUDA's lists make of a case, where that is not what CPU's do: they sum and exponentiate in FP32, and refuse
@@ -39,7 +40,10 @@ FAST = (
 
 def each_case() -> list:
     """Every case, the long ones marked."""
-    return [pytest.param(case, id=name, marks=() if name in FAST else pytest.mark.slow) for name, case in CASES.items()]
+    return [
+        pytest.param(case, id=name, marks=() if name in FAST else mark_of(number, every=100, rare=3))
+        for number, (name, case) in enumerate(CASES.items())
+    ]
 
 
 def check(case: Case, target: Said, script: Said, lists: str) -> None:
@@ -63,9 +67,8 @@ def test_a_script_is_told_what_a_target_is(case, lists):
     check(case, target, script, lists)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lists", LISTS)
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=100, ids=CASES, rare=4))
 def test_a_mended_script_is_left_in_peace(case, lists, tmp_path):
     if case.name == "085_rank_skips_bad_batch":
         pytest.skip("trains in processes of its own, which are not watched")

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch.distributed as dist
+from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("rank_checks.py")
 ROOT = SCRIPT.parents[2]
@@ -26,9 +27,10 @@ RUNS = [
     "FSDP2, fp16, unscale_",
 ]
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"
-)
+pytestmark = [
+    slow,
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"),
+]
 
 
 @cache

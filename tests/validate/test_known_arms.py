@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from tests.slow import slow
 from tests.validate import tiny_lm
 from torch import nn
 
@@ -86,6 +87,7 @@ def found(tmp_path_factory):
     return {comparison.candidate: comparison for comparison in study.comparisons}
 
 
+@slow
 @pytest.mark.parametrize(
     ("name", "verdict"),
     [
@@ -101,12 +103,14 @@ def test_a_known_arm_gets_its_verdict(found, name, verdict):
     assert found[name].verdict == verdict, found[name]
 
 
+@slow
 def test_what_decided_is_what_is_wrong_with_them(found):
     assert found["pure-fp16-adam"].reason.startswith("it diverged in 1 of 1 seeds (seed 0)")
     assert found["autocast-off"].failed_gates[0].name == "arms-differ"
     assert found["pure-bf16"].interval[0] > LANGUAGE_MODEL_MARGINS[1]
 
 
+@slow
 def test_the_broken_arm_does_not_pass_and_the_noise_is_known(found):
     gates = {gate.name: gate for gate in found["fp16-mixed"].gates}
     assert gates["broken-fails"].passed and "FAIL" in gates["broken-fails"].seen
@@ -140,6 +144,7 @@ def test_too_little_training_is_refused(tmp_path):
     assert refused(tiny_lm.build, tmp_path)[0].name == "reference-learned"
 
 
+@slow
 @pytest.mark.parametrize("curve", ["metric", "loss"])
 def test_what_is_compared_on_the_way_can_be_settled(tmp_path, curve):
     study = fl.validate(tiny_lm.build, steps=24, max_seeds=3, folder=tmp_path, broken=False, measure=False, curve=curve)

@@ -100,6 +100,7 @@ def test_a_cluster_gives_what_this_machine_gives_and_a_lost_worker_changes_nothi
     assert {path: path.stat().st_mtime_ns for path in kept} == kept  # nothing was done twice
 
 
+@slow
 def test_a_training_that_crashes_is_a_result_and_is_not_run_again(cluster, target, tmp_path):
     found = study(f"{target}:build_that_crashes", tmp_path / "study")
     crashed = [run for run in found.runs if run.seed == 1]

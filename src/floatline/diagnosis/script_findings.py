@@ -37,13 +37,17 @@ def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Findi
         evidence: The run and its recorded steps.
         motion: How far the weights went from their start, against their size; None where it is not known.
     """
+    loop = _find_loop_faults(evidence)
+    # Steps that are skipped for another cause than the search for a scale are to blame for a schedule that runs ahead.
+    follows = evidence.fails and all(finding.cause.id == "scheduler-vs-skipped-step" for finding in loop)
     for family in (
         lambda: find_exceptions(evidence.given, None),
-        lambda: _find_loop_faults(evidence),
+        lambda: [] if follows else loop,
         lambda: _find_what_fp32_has_too(evidence, motion),
         lambda: find_failures(_without_history(evidence)),
         lambda: find_silent_damage(evidence),
         lambda: find_what_never_learns(evidence),
+        lambda: loop,
     ):
         found = family()
         if found:
