@@ -236,6 +236,7 @@ QUOTED = {
     "RuntimeError: qr is not implemented for type torch.cuda.HalfTensor": "unsupported-half-op",
     "RuntimeError: cuFFT only supports dimensions whose sizes are powers of two when computing in half "
     "precision, but got a signal size of [80, 80]": "unsupported-half-op",
+    "RuntimeError: cuFFT doesn't support tensors of type: BFloat16": "unsupported-half-op",
     "RuntimeError: torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast.": (
         "rounded-onto-singularity"
     ),

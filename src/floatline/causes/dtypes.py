@@ -35,6 +35,7 @@ UNSUPPORTED_HALF_OP = Cause(
         r"Got unsupported ScalarType (?:Half|BFloat16)",
         r"is not implemented for type torch\.(?:cuda\.)?(?:Half|BFloat16)Tensor",
         r"powers of two when computing in half precision",
+        r"FFT doesn't support tensors? of type:? (?:Half|BFloat16|ComplexHalf)",
         r"input tensor must be either float or double dtype",
         r"could not create a primitive descriptor for",
     ),

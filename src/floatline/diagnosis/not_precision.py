@@ -133,11 +133,20 @@ def _meets_pole(op: Op) -> Birth | None:
 
 
 def overflows(trace: Trace) -> bool:
-    """Whether the first inf of a step is a number that outgrew FP32: only a run that diverged gets there."""
+    """Whether the first inf of a step is a number that outgrew FP32: only a run that diverged gets there.
+
+    What was not finite before the step, such as data or a buffer, tells nothing of that; a weight does.
+    """
     for op in trace.ops:
         if op.phase in {"forward", "backward"} and any(out.nonfinite for out in op.outputs) and not _is_fill(op):
-            return any(operand.value.nonfinite or operand.value.largest > HUGE for operand in op.inputs)
+            return any(_outgrew(operand) for operand in op.inputs)
     return False
+
+
+def _outgrew(operand: Operand) -> bool:
+    if operand.value.nonfinite:
+        return operand.made_by is not None or operand.role.startswith("param:")
+    return operand.value.largest > HUGE
 
 
 def is_diverging(losses: list[float]) -> bool:

@@ -122,7 +122,7 @@ def stand_in_for_fp32(given: RunRecord) -> RunRecord:
 def fails_in_fp32(evidence: ScriptEvidence) -> bool | None:
     """Whether the FP32 twin of the recorded failing step is not finite, too; None where none was recorded."""
     trace = evidence.trace(evidence.given.step_to_trace, "fp32") if evidence.fails and evidence.failed else None
-    if trace is None or starts_spoilt(trace) or lacks_forward(trace):
+    if trace is None or starts_spoilt(trace) or lacks_forward(trace) or _reads_inf(trace):
         return None
     return step_fails(trace)
 
@@ -138,6 +138,12 @@ def starts_spoilt(trace: Trace) -> bool:
     """Whether the forward pass read a weight that was NaN or +inf: what made it so lies before the step."""
     operands = (operand for op in trace.ops for operand in op.inputs if op.phase == "forward")
     return any(o.role.startswith("param:") and (o.value.nan or o.value.pos_inf) for o in operands)
+
+
+def _reads_inf(trace: Trace) -> bool:
+    """Whether the step read inf or NaN that was there before it, and that 16 bits may have made: its twin has it, too."""
+    operands = (o for op in trace.ops for o in op.inputs if op.phase == "forward" and o.made_by is None)
+    return any(o.value.pos_inf or o.value.nan for o in operands)
 
 
 def lacks_forward(trace: Trace) -> bool:
