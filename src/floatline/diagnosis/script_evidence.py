@@ -141,7 +141,7 @@ def starts_spoilt(trace: Trace) -> bool:
 
 
 def _reads_inf(trace: Trace) -> bool:
-    """Whether the step read inf or NaN that was there before it, and that 16 bits may have made: its twin has it, too."""
+    """Whether the step read inf or NaN that was there before it: 16 bits may have made it, and its twin has it, too."""
     operands = (o for op in trace.ops for o in op.inputs if op.phase == "forward" and o.made_by is None)
     return any(o.value.pos_inf or o.value.nan for o in operands)
 
