@@ -366,6 +366,7 @@ def crash(folder, kind: str) -> str:
     return run.stdout
 
 
+@slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs fork")
 def test_a_crash_at_any_call_to_the_system_leaves_a_whole_checkpoint(tmp_path):
     steps = [int(line.split()[1]) for line in crash(tmp_path, "steps").splitlines()]

@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 peft = pytest.importorskip("peft", reason="peft is not installed")
 
 from tests.integrations.tiny_trainers import as_logged, losses, make_arguments, make_llama, make_texts  # noqa: E402
+from tests.slow import slow  # noqa: E402
 
 from floatline.integrations.transformers import prepare_trainer  # noqa: E402
 
@@ -70,6 +71,7 @@ def test_with_torchs_scaler_fp16_adapters_cannot_be_trained(tmp_path):
         trainer.train()
 
 
+@slow
 def test_trls_sft_trainer_goes_the_same_way(tmp_path):
     trl = pytest.importorskip("trl", reason="trl is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")

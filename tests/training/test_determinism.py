@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 
 STEPS = 10
 RUNS = {
@@ -41,6 +42,7 @@ def weights_of(folder: Path) -> str:
     return json.loads(state.read_text())["tensors_sha256"]
 
 
+@slow
 def test_the_same_command_writes_the_same_ledger_and_the_same_bits():
     lines, weights = found()["first"]
     assert found()["again"] == (lines, weights)

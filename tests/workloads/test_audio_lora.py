@@ -179,6 +179,7 @@ def test_shipped_weights_are_the_same_when_a_diagnosis_builds_in_fp32(workload):
     assert torch.equal(built.model.get_parameter(name), workload.model.get_parameter(name).float())
 
 
+@slow
 @pytest.mark.parametrize(
     ("variant", "plan"),
     [("fp32_adapters", "fp32"), ("fp32_adapters", "fp16-mixed"), ("native_fp16", None), ("bf16", None)],
@@ -194,6 +195,7 @@ def test_the_base_alone_does_not_know_the_words(workload):
     assert fresh.evaluate(fresh.model.float().eval()) <= BASELINE
 
 
+@slow
 def test_fp16_adapters_under_a_loss_scaler_raise_and_are_named():
     found = diagnose("audio_lora:broken", steps=2)
     assert (found.verdict, found.primary.cause.id) == ("precision", "fp16-params-with-scaler")
