@@ -32,7 +32,7 @@ def named_line(case: Case, line: int) -> str:
 @pytest.mark.parametrize(
     ("case", "variant"),
     [
-        pytest.param(c, v, id=f"{c.name}-{v}", marks=mark_of(number, every=8, rare=4))
+        pytest.param(c, v, id=f"{c.name}-{v}", marks=mark_of(number, every=8, rare=6))
         for number, c in enumerate(CASES)
         for v in c.variants
     ],

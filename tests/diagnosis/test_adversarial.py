@@ -32,7 +32,7 @@ def steps_of(name):
     return None if name.removesuffix("_mended") in LONG else 12
 
 
-@pytest.mark.parametrize("name", mostly_slow(CAUSES, every=8, rare=3))
+@pytest.mark.parametrize("name", mostly_slow(CAUSES, every=8, rare=5))
 def test_a_failure_has_its_cause_and_place(name):
     cause, place = CAUSES[name]
     found = diagnose(f"{FAILURES}:{name}", steps=steps_of(name)).primary
@@ -43,13 +43,13 @@ def test_a_failure_has_its_cause_and_place(name):
     assert (place and found.module == place) or (Path(found.file) == FAILURES and found.line in guilty), found
 
 
-@pytest.mark.parametrize("name", mostly_slow(CAUSES, every=8, rare=3))
+@pytest.mark.parametrize("name", mostly_slow(CAUSES, every=8, rare=5))
 def test_its_mended_twin_is_healthy(name):
     result = diagnose(f"{FAILURES}:{name}_mended", steps=steps_of(name))
     assert (result.verdict, result.findings) == ("healthy", ())
 
 
-@pytest.mark.parametrize("name", mostly_slow(LOOK_ALIKES, every=8, rare=3))
+@pytest.mark.parametrize("name", mostly_slow(LOOK_ALIKES, every=8, rare=5))
 def test_a_look_alike_is_healthy(name):
     result = diagnose(f"{HEALTHY}:{name}", steps=16)
     assert (result.verdict, result.findings) == ("healthy", ())

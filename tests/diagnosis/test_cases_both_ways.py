@@ -41,7 +41,7 @@ FAST = (
 def each_case() -> list:
     """Every case, the long ones marked."""
     return [
-        pytest.param(case, id=name, marks=() if name in FAST else mark_of(number, every=100, rare=3))
+        pytest.param(case, id=name, marks=() if name in FAST else mark_of(number, every=100, rare=7))
         for number, (name, case) in enumerate(CASES.items())
     ]
 
@@ -68,7 +68,7 @@ def test_a_script_is_told_what_a_target_is(case, lists):
 
 
 @pytest.mark.parametrize("lists", LISTS)
-@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=100, ids=CASES, rare=4))
+@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=100, ids=CASES, rare=8))
 def test_a_mended_script_is_left_in_peace(case, lists, tmp_path):
     if case.name == "085_rank_skips_bad_batch":
         pytest.skip("trains in processes of its own, which are not watched")
