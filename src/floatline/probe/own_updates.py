@@ -184,9 +184,9 @@ class OwnUpdates:
             no more, to 5e-4, and the scale times it has more, or is above 1. Of such rates up to 1, over scales from
             2^6 to 2^24, none is mistaken. Checked by tests/probe/test_own_updates.py.
         """
-        if self._copy is None or self._copy[2] is None:
+        weight, copy, gradient = self._copy or (None, None, None)
+        if weight is None or copy is None or gradient is None:
             return False
-        weight, copy, gradient = self._copy
         with Aside():
             moved, driven = (copy.double() - weight.detach().double()).flatten(), gradient.double().flatten()
             rates = (moved / driven)[driven.abs() > 0.1 * driven.abs().max()]
