@@ -4,6 +4,8 @@ import math
 
 import pytest
 import torch
+from tests.cases.both_ways import diagnose_as_script, write_script
+from tests.cases.harness import all_cases
 from tests.diagnosis.test_scripts import line_of, observe, observe_script
 
 from floatline.probe import late
@@ -32,6 +34,13 @@ def test_a_failure_that_is_known_late_is_named_at_its_line(name, cause, code):
     first = observe_script(name)["findings"][0]
     assert first["cause"] == cause, first
     assert code in line_of(first), first
+
+
+@pytest.mark.parametrize("name", ["037_adam_on_half_weights", "039_adagrad_ctr_half"])
+def test_an_update_that_spoils_16_bit_weights_is_told_when_it_comes_again(name, tmp_path):
+    case = next(case for case in all_cases() if case.name == name)
+    said = diagnose_as_script(write_script(case, tmp_path))
+    assert (said.verdict, said.cause) == ("precision", "optimizer-state-underflow"), said
 
 
 @pytest.mark.parametrize("name", ["healthy_mixed", "healthy_gan", "healthy_bf16_weights"])
@@ -96,6 +105,26 @@ def test_a_loss_that_is_not_finite_behind_a_scaler_is_seen(tmp_path):
     # Its gradients are finite: the scaler lets the step through.
     answer = run_loop(tmp_path, SCALED=True, BAD=30, HIGH=0.0)
     assert answer["findings"] or answer["unexplained"], answer
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaler_that_leaves_out_a_step_with_a_lost_loss_has_the_next_ones_recorded(tmp_path, fused):
+    script = tmp_path / "skipped.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(4, 4)\n"
+        f"opt = torch.optim.SGD(net.parameters(), lr=1e-6, fused={fused})\n"
+        'scaler = torch.amp.GradScaler("cpu", init_scale=1.0)\n'
+        "for step in range(60):\n"
+        "    opt.zero_grad()\n"
+        "    likely = torch.sigmoid(net(torch.ones(3, 4)) + (9.0 if step in (46, 50, 53) else 0.0)).half()\n"
+        "    scaler.scale(-torch.log(1 - likely + 1e-8).float().mean()).backward()\n"
+        "    scaler.step(opt)\n"
+        "    scaler.update()\n",
+        encoding="utf-8",
+    )
+    answer = observe(str(script))
+    assert [first["cause"] for first in answer["findings"][:1]] == ["eps-underflow"], answer
 
 
 def test_the_same_loop_without_it_is_left_in_peace(tmp_path):

@@ -240,9 +240,10 @@ def has_ended(pid: int) -> bool:
     for _ in range(5000):
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
+            state = Path(f"/proc/{pid}/stat").read_text()
+        except (ProcessLookupError, FileNotFoundError):
             return True
-        if f"{pid} (python) Z" in Path(f"/proc/{pid}/stat").read_text():
+        if f"{pid} (python) Z" in state:
             return True  # ended, and nobody has asked how
         time.sleep(0.05)
     return False

@@ -88,8 +88,8 @@ class Listener(Protocol):
     def see_weights(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
 
-    def see_attempt(self, event: Event) -> None:
-        """A scaler has let a step through, or not."""
+    def see_attempt(self, event: Event, losses: Sequence[ScaledLoss | float]) -> None:
+        """A scaler has let a step with these losses through, or not; if not, the device was asked, and has answered."""
 
     def end_step(self, *, late: bool = False) -> None:
         """A step is over: what comes now belongs to the next one, or, where it was found out late, has begun it."""
@@ -256,7 +256,7 @@ class Watch:
             self._begin_step()
 
     def _begin_step(self) -> None:
-        self.step_losses.clear()
+        self.step_losses = []  # a new list: what a GPU tells late of the last step is told with its losses
         self.unscaled = False
         first = _FIRST if self.light else _FIRST_OF_FULL
         detailed = self.step < first or self.step - 2 ** (self.step.bit_length() - 1) < _WINDOW

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -118,7 +119,7 @@ def judge(seen: Watch, sizes: Tensor | None, gradients: list[Tensor]) -> tuple[A
     Numerics:
         A norm that is not finite may have overflowed: then the largest magnitudes tell. A finite one leaves no doubt.
     """
-    if find_late_losses(seen) or (sizes is not None and late.is_far(sizes)):
+    if find_late_losses(seen.step_losses) or (sizes is not None and late.is_far(sizes)):
         wanted = sizes is not None and (seen.detailed or seen.listener is None)
         return (sizes if wanted else []), wait_for_losses(seen.step_losses, [] if sizes is None else [*sizes.unbind()])
     found = [] if sizes is None else cast("list[float]", sizes.tolist())
@@ -126,7 +127,8 @@ def judge(seen: Watch, sizes: Tensor | None, gradients: list[Tensor]) -> tuple[A
         largest = largest_of(gradients)
         found = [] if largest is None else cast("list[float]", largest.tolist())
     fine = are_finite(found)
-    return found if seen.detailed or not fine else found[:1], 0.0 if fine and loss_is_finite(seen) else math.nan
+    health = 0.0 if fine and are_losses_finite(seen.step_losses) else math.nan
+    return found if seen.detailed or not fine else found[:1], health
 
 
 def wait_for_losses(losses: list[ScaledLoss | float], numbers: list[Tensor], *, flagged: bool = False) -> LateHealth:
@@ -147,14 +149,19 @@ def _are_known_and_finite(losses: list[ScaledLoss | float]) -> bool:
     return {*map(type, losses)} <= _KNOWN and all(map(math.isfinite, losses))
 
 
-def find_late_losses(seen: Watch) -> list[ScaledLoss]:
-    """The losses of the step under way that are still on a device."""
-    return [loss for loss in seen.step_losses if isinstance(loss, ScaledLoss) and isinstance(loss.value, Tensor)]
+def find_late_losses(losses: Iterable[ScaledLoss | float]) -> list[ScaledLoss]:
+    """The losses that are still on a device."""
+    return [loss for loss in losses if isinstance(loss, ScaledLoss) and isinstance(loss.value, Tensor)]
 
 
-def loss_is_finite(seen: Watch) -> bool:
-    """Whether the losses of the step under way are finite; waits for the device where they are there."""
-    return all(math.isfinite(loss) for loss in seen.step_losses)
+def are_losses_finite(losses: Iterable[ScaledLoss | float]) -> bool:
+    """Whether the losses of a step are finite; waits for the device where they are there."""
+    return all(math.isfinite(loss) for loss in losses)
+
+
+def are_losses_lost(losses: Sequence[ScaledLoss | float]) -> bool:
+    """Whether the losses of a step are known by now, and one is not finite."""
+    return not find_late_losses(losses) and not are_losses_finite(losses)
 
 
 def are_weights_finite(weights: list[Tensor]) -> Tensor | bool:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from floatline.probe.aside import Aside
 from floatline.probe.gradient_scales import largest_of
-from floatline.probe.health import find_late_losses, judge, loss_is_finite
+from floatline.probe.health import are_losses_lost, judge
 from floatline.probe.late import LateHealth
 from floatline.probe.watch_steps import describe_step
 
@@ -71,7 +71,7 @@ class OwnUpdates:
         self._sums = self._sums or bool(self._marks)
         self._given = gradients
         self._copy, self._event, self._finite, self._marks = None, None, True, []
-        lost = not find_late_losses(seen) and not loss_is_finite(seen)
+        lost = are_losses_lost(seen.step_losses)
         if not self._alone and not lost:
             return
         if gradients is not None:
@@ -239,7 +239,7 @@ class OwnUpdates:
         }
         event = seen.note("scaler-step", data)
         if seen.listener is not None:
-            seen.listener.see_attempt(event)
+            seen.listener.see_attempt(event, seen.step_losses)
             seen.listener.end_step(late=late)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from floatline.probe.between_steps import BetweenSteps
 from floatline.probe.compiled import unwrap
 from floatline.probe.events import Event, Watch
-from floatline.probe.health import Health, find_late_losses, loss_is_finite
+from floatline.probe.health import Health, are_losses_finite, are_losses_lost
 from floatline.probe.held_forwards import HeldForwards
-from floatline.probe.late import LateHealth
+from floatline.probe.late import LateHealth, ScaledLoss
 from floatline.probe.loose_weights import LooseWeights
 from floatline.probe.script_forward import has_room, replay_forward
 from floatline.probe.script_late import LateSteps
@@ -166,7 +166,7 @@ class StepCapture:
                 before = self._late.weights
         elif before is not None and not before.on_cpu:
             return
-        if before is None or self._kind == "failed":
+        if (before is None and not self._recording.runs) or self._kind == "failed":
             return
         self._before = None
         if not all_finite(_parameters(optimizer)):
@@ -200,12 +200,12 @@ class StepCapture:
         if self._recording.hides(mode):
             self._try(self._recording.end if self._recording.early else self._finish)
 
-    def see_attempt(self, event: Event) -> None:
+    def see_attempt(self, event: Event, losses: Sequence[ScaledLoss | float]) -> None:
         """A scaler has let a step through, or not."""
         self._stepping = event
         if event.data["applied"]:
             self._skips, self._worked = 0, max(self._worked, event.data["scale"])
-            if self._loss_is_lost():
+            if are_losses_lost(losses):
                 self._fail(event, None)
             return
         self._stepping = event  # no optimizer steps: the step is over all the same
@@ -214,14 +214,10 @@ class StepCapture:
         self._skips += 1
         self._relapses += event.data["scale"] <= self._worked
         self._wanted = self._wanted or self._skips in _SEARCH or self._relapses in (3, 9)
-        if self._loss_is_lost():  # no scale is searched for in a forward pass: the next step may tell why
+        if not are_losses_finite(losses):  # no scale is searched for in a forward pass: the next step may tell why
             self._lost += 1
             recorded = self._recording.runs and event.step == self._recording.step
             self._hunts = 0 if recorded else _ATTEMPTS if self._lost in (1, 3, 9) else self._hunts
-
-    def _loss_is_lost(self) -> bool:
-        """Whether the loss is known by now, and not finite."""
-        return not find_late_losses(self._seen) and not loss_is_finite(self._seen)
 
     # What is done about it.
 

@@ -142,27 +142,27 @@ def _watch_step(seen: Watch, step: _Call) -> _Call:
         }
         event = seen.note_cheaply("scaler-step", data)
         seen.note_attempt()
-        num_stepped = seen.num_stepped
+        num_stepped, losses = seen.num_stepped, seen.step_losses
         with _one_event(seen):
             result = step(scaler, optimizer, *args, **kwargs)
         stepped = seen.num_stepped > num_stepped
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
-            _tell(seen, event, applied=stepped)  # torch has asked the device, and left the step out or not
+            _tell(seen, event, losses, applied=stepped)  # torch has asked the device, and left the step out or not
             return result
         flags: list[Tensor] = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
         if stepped and not seen.detailed and len(flags) == 1 and late.is_far(flags[0]):
-            seen.late.ask(flags[0], event.step, lambda found: _tell(seen, event, applied=not found[0]))
+            seen.late.ask(flags[0], event.step, lambda found: _tell(seen, event, losses, applied=not found[0]))
         else:
-            _tell(seen, event, applied=stepped and not any(float(flag) for flag in flags))
+            _tell(seen, event, losses, applied=stepped and not any(float(flag) for flag in flags))
         return result
 
     return watched
 
 
-def _tell(seen: Watch, event: Event, *, applied: bool) -> None:
+def _tell(seen: Watch, event: Event, losses: list[late.ScaledLoss | float], *, applied: bool) -> None:
     event.data["applied"] = applied
     if seen.listener is not None:
-        seen.listener.see_attempt(event)
+        seen.listener.see_attempt(event, losses)
 
 
 def _find_halves(made: Made) -> list[int]:
