@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # processes are many, and a fork wants one thread
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # more processes than a machine has GPUs, and gloo: on the CPU
 
 from campaign.groups import PATIENCE
 from campaign.judge import GOOD, Verdict

@@ -61,3 +61,33 @@ def number(largest=1.0, *, bad=0):
 def test_what_was_not_finite_before_a_step_is_no_divergence_unless_it_is_a_weight(operand, diverged):
     op = Op(0, "aten.mul", "forward", inputs=[operand], outputs=[number(bad=1)])
     assert overflows(Trace([op])) == diverged
+
+
+FUSED = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Sequential(nn.Embedding(64, 16), nn.Flatten(), nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, 2))
+net = net.to(DTYPE)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3, fused=True, eps=EPS)
+for step in range(40):
+    x = torch.randint(0, 64, (16, 8))
+    loss = nn.functional.cross_entropy(net(x).float(), (x.sum(1) > 252).long())
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("settings", "causes"),
+    [
+        ("DTYPE, EPS = torch.float16, 1e-8", ["optimizer-state-underflow"]),  # all is finite, and weights go from 4 to 999
+        ("DTYPE, EPS = torch.float16, 1e-3", []),
+        ("DTYPE, EPS = torch.float32, 1e-8", []),
+    ],
+)
+def test_second_moments_that_are_0_are_told_also_where_nothing_becomes_nan(tmp_path, settings, causes):
+    script = tmp_path / "train.py"
+    script.write_text(f"import torch\n{settings}\n{FUSED}", encoding="utf-8")
+    assert [finding["cause"] for finding in observe(str(script))["findings"]] == causes

@@ -41,7 +41,7 @@ class Module(lightning.LightningModule):
             fully_shard(self.net, mesh=mesh)
 
     def training_step(self, batch, _):
-        return F.mse_loss(self.net(batch[0]).float(), batch[1])
+        return F.mse_loss(self.net(batch[0]).float(), batch[1].float())
 
     def configure_optimizers(self):
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)

@@ -28,8 +28,8 @@ MOVES = 0.01
 # Updates that are lost show in a slow run, too: a share of the loss that is above what rounding does to it.
 SLOWLY = 0.002
 
-# Share of second moments that are 0: above it Adam no longer divides by what it has seen.
-DEAD = 0.5
+# Share of second moments that are 0 while the first are not: above it, it is no accident.
+DEAD = 0.05
 
 # Steps from which on a run is not repeated lightly.
 LONG = 400
@@ -68,9 +68,9 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
     if trace is None:
         return []
     evidence.found_in = trace
-    dead = _dead_moments(evidence)
-    if dead > DEAD:
-        return [_dead_state(evidence, dead)]
+    dead = find_dead_state(evidence)
+    if dead:
+        return dead
     scale = evidence.scale_at(evidence.given.step_to_trace)
     searches = scale != 1.0 and not _stays_too_large(evidence.given)
     births = [birth for birth in find_births(trace) if not searches or not is_search(birth, scale)]
@@ -152,27 +152,29 @@ def _state_underflow(evidence: Evidence, updates: list[Birth]) -> Finding:
     )
 
 
-def _dead_moments(evidence: Evidence) -> float:
-    """The largest share of second moments that were 0 in 16 bits, in a step before the one that failed."""
-    failed = evidence.given.step_to_trace
-    return max((e.data.get("dead_moments", 0.0) for e in evidence.given.of("step") if e.step < failed), default=0.0)
+def find_dead_state(evidence: Evidence) -> list[Finding]:
+    """Second moments that are 0 in 16 bits, before the step that failed, if one did.
 
-
-def _dead_state(evidence: Evidence, share: float) -> Finding:
-    """A fused Adam divides by what it has before it rounds: no NaN in the step, but weights that run away."""
+    A fused Adam adds eps in FP32: there is no NaN in the step, but weights run away.
+    """
+    steps = [e for e in evidence.given.of("step") if not evidence.fails or e.step < evidence.given.step_to_trace]
+    share: float = max((e.data.get("dead_moments", 0.0) for e in steps), default=0.0)
+    if share <= DEAD:
+        return []
     made = next(iter(evidence.given.optimizers), None)
     place = _find_narrowing(evidence.given)
     cause = find_cause("optimizer-state-underflow")
-    return Finding(
+    finding = Finding(
         cause,
-        seen=f"{share:.0%} of the second moments are 0 in 16 bits where the gradient is not: each step divides by its "
-        "own gradient alone, and the weights run away; in FP32 they do not",
+        seen=f"{share:.0%} of the second moments are 0 in 16 bits, and what is divided by them is not: the step moves "
+        "these weights many times too far; in FP32 they are not 0",
         fix=next(iter(cause.remedies), ""),
         module="optimizer.step",
         file=place[0],
         line=place[1],
         op=made.call if made else "",
     )
+    return [finding]
 
 
 def _params(op: Op) -> list[str]:
@@ -183,6 +185,9 @@ def find_silent_damage(evidence: Evidence) -> list[Finding]:
     """What 16 bits lose without inf or NaN; nothing where FP32 does no better."""
     if evidence.fails or evidence.fails_in_fp32:
         return []
+    dead = find_dead_state(evidence)
+    if dead:
+        return dead
     for step in _steps_to_look_at(evidence):
         trace = evidence.trace(step)
         if trace is None:

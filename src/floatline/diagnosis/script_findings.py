@@ -12,7 +12,7 @@ from floatline.diagnosis.exceptions import find_exceptions
 from floatline.diagnosis.learning import find_what_never_learns
 from floatline.diagnosis.loop import find_loop_faults
 from floatline.diagnosis.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
-from floatline.diagnosis.numbers import find_failures, find_silent_damage
+from floatline.diagnosis.numbers import find_dead_state, find_failures, find_silent_damage
 from floatline.diagnosis.resuming import find_schedule_ahead
 from floatline.diagnosis.script_evidence import ScriptEvidence, lacks_forward, starts_spoilt, step_fails
 from floatline.findings import Finding
@@ -43,6 +43,7 @@ def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Findi
     for family in (
         lambda: find_exceptions(evidence.given, None),
         lambda: [] if follows else loop,
+        lambda: find_dead_state(evidence),  # weights that run away for it are no divergence
         lambda: _find_what_fp32_has_too(evidence, motion),
         lambda: find_failures(_without_history(evidence)),
         lambda: find_silent_damage(evidence),

@@ -94,6 +94,7 @@ class StepCapture:
         self._wanted = False
         self._broken = False  # recording went wrong, and is to be ended
         self._hunts = 0  # steps that are still recorded to see a lost loss come again
+        self._rests_until = 0  # the first of them that may be recorded
 
     # What the watch tells.
 
@@ -105,7 +106,7 @@ class StepCapture:
         last, self._last_step = self._last_step, event.step
         if event.step == last:
             return
-        if self._recording.early or (not self._recording.runs and self._is_wanted()):
+        if self._recording.early or (not self._recording.runs and self._is_wanted(event.step)):
             self._try(self._begin_with_forward)
 
     def _note_event(self) -> None:
@@ -161,7 +162,7 @@ class StepCapture:
             return
         self._count(event)
         if self._seen.detailed and _is_narrow(optimizer) and event.kind == "step":
-            event.put("dead_moments", share_of_dead_moments(optimizer, _parameters(optimizer)))
+            event.put("dead_moments", share_of_dead_moments(optimizer))
             if before is None and self._late.kept_step == event.step:  # the next step would spoil the optimizer's state
                 before = self._late.weights
         elif before is not None and not before.on_cpu:
@@ -181,18 +182,19 @@ class StepCapture:
 
     def end_step(self, *, late: bool = False) -> None:
         """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
-        if self._recording.runs or not self._is_wanted():
+        step = self._seen.step + 1
+        if self._recording.runs or not self._is_wanted(step):
             return
         if self._seen.roots or not self._seen.leaves:
-            self._begin_early(self._seen.step + 1)
+            self._begin_early(step)
         else:  # no module is called: a whole step is recorded from here on, or from the next backward pass on
-            self._try(lambda: self._begin_without_module(self._seen.step + (2 if late else 1)))
+            self._try(lambda: self._begin_without_module(step + late))
 
     def end_backward(self) -> None:
         """A loop without modules and optimizers has gradients: it updates its weights, then it begins a step."""
         if self._recording.runs:
             self._recording.see_backward()
-        elif self._is_wanted(after=1):
+        elif self._is_wanted(self._seen.step + 1, after=1):
             self._try(self._begin_between)
 
     def leave_mode(self, mode: object) -> None:
@@ -243,12 +245,12 @@ class StepCapture:
         else:
             self._attempts = _ATTEMPTS  # nothing healthy is left to try it on
 
-    def _is_wanted(self, *, after: int = 0) -> bool:
-        """Whether the next step is recorded; `after` is how many will have been applied by then."""
+    def _is_wanted(self, step: int, *, after: int = 0) -> bool:
+        """Whether a step is recorded that begins next; `after` is how many will have been applied by then."""
         self._kind = "healthy"
         if self._healthy is not None:
             return True
-        hunts = self._hunts > 0
+        hunts = self._hunts > 0 and step >= self._rests_until
         self._hunts -= hunts
         if not self._wanted and not hunts and self._schedule.num_applied + after < self._schedule.due:
             return False
@@ -333,6 +335,9 @@ class StepCapture:
         if trace is None:
             return
         self._put_back()
+        # What comes before the next forward pass went into this step. A step or two further on a whole one begins: now
+        # one, now two, as what fails may be every second step.
+        self._rests_until = self._recording.step + 2 + self._hunts % 2
         seconds = time.perf_counter() - self._clock
         self.seconds += seconds
         self.steps.append(Captured(self._recording.step, self._kind, trace, seconds))

@@ -316,7 +316,7 @@ def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[Event, list[Tensor], 
 
 def _finish_step(optimizer: Optimizer, event: Event, parameters: list[Tensor], copies: list[Tensor] | None) -> None:
     with Aside():
-        event.data["dead_moments"] = share_of_dead_moments(optimizer, parameters)
+        event.data["dead_moments"] = share_of_dead_moments(optimizer)
         if copies is not None and parameters:
             moved = [(new.detach() != old).any() for new, old in zip(parameters, copies, strict=True)]
             event.data["moved"] = torch.stack([flag.to(moved[0].device) for flag in moved]).any()

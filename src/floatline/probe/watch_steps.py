@@ -18,6 +18,10 @@ from floatline.probe.tracing import holds_numbers
 
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _NUMBERS = frozenset((float,))
+# What Adam, RMSprop and Adagrad call the mean or the sum of squared gradients.
+_SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
+# An eps that is as large as a hundredth of what it divides keeps steps in bounds.
+_FAR_ABOVE = 100
 
 
 def has_bad(*trees: Any) -> Tensor | bool:
@@ -111,14 +115,21 @@ def read_rates(seen: Watch, optimizer: Optimizer) -> list[float]:
     return seen.rates[id(optimizer)]
 
 
-def share_of_dead_moments(optimizer: Optimizer, parameters: list[Tensor]) -> float:
-    """Share of the second moments that are 0 in 16 bits after a step whose gradient was not."""
+def share_of_dead_moments(optimizer: Optimizer) -> float:
+    """Share of the second moments that are 0 in 16 bits, and whose weights an optimizer moves too far for that.
+
+    Where a second moment has become 0, Adam divides by eps alone, or, if it is fused, by the last gradient's share of
+    the moment and eps: those count whose first moment, or gradient, is far above eps.
+    """
     dead = total = 0
     with Aside():
-        for parameter in parameters:
-            moment = optimizer.state.get(parameter, {}).get("exp_avg_sq")
-            if parameter.grad is None or not isinstance(moment, Tensor) or moment.dtype not in _SIXTEEN_BITS:
-                continue
-            dead += int(((moment == 0) & (parameter.grad != 0)).sum())
-            total += moment.numel()
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                state: dict[str, Any] = optimizer.state.get(parameter, {})
+                moment = next((state[name] for name in _SECOND_MOMENTS if name in state), None)
+                if parameter.grad is None or not isinstance(moment, Tensor) or moment.dtype not in _SIXTEEN_BITS:
+                    continue
+                first = state.get("exp_avg", parameter.grad)
+                dead += int(((moment == 0) & (first.float().abs() > _FAR_ABOVE * float(group.get("eps", 0.0)))).sum())
+                total += moment.numel()
     return dead / total if total else 0.0
