@@ -146,7 +146,7 @@ def test_a_stop_of_the_guard_exits_with_1_and_says_why(target, command):
     code, out, _ = command(f"{target}:poisoned", "--policy", "ultra-conservative", "--folder", "b", "--format", "json")
     assert code == 1
     assert json.loads(out)["stopped"].startswith("Stopped at step ")
-    assert json.loads(out)["last_loss"] == "nan"
+    assert json.loads(out)["last_loss"] == "NaN"
 
 
 WRONG = {

@@ -25,7 +25,7 @@ from floatline.guard.wrappers import reshard
 from floatline.plan import Plan, Scaling
 
 ROWS = 12
-GOES_BACK = fl.Policy(snapshot_gib=0.05, snapshot_every=2, rollback_reach=4, outlier_warmup=8)
+GOES_BACK = fl.Policy(snapshot_gib=0.05, snapshot_every=2, rollback_reach=4, skip_outliers=True, outlier_warmup=8)
 PLANS = {
     "fp32": "fp32",
     "bf16-mixed": "bf16-mixed",

@@ -228,7 +228,7 @@ def test_weights_that_are_broken_already_are_said():
     with pytest.raises(fl.GuardStop):
         guard.step(lambda x: model(x).float().mean(), torch.ones(2, 4))
     assert (
-        "weight is not finite before the step" in str(guard.run.diary.accounts.last_event or "") or guard._failures.said
+        "weight is not finite before the step" in str(guard.run.diary.accounts.last_event or "") or guard.run.diagnoses
     )
     assert diagnoser.named == []
 

@@ -26,7 +26,7 @@ from floatline.plan import Plan, Scaling
 NAN = float("nan")
 KINDS = ("DDP", "FSDP2")
 FP16 = Plan(name="fp16", weights="fp32", compute="fp16", scaling=Scaling(init_scale=1024.0))
-GOES_BACK = Policy(snapshot_gib=0.1, snapshot_every=2, rollback_reach=2, outlier_warmup=100)
+GOES_BACK = Policy(snapshot_gib=0.1, snapshot_every=2, rollback_reach=2, skip_outliers=True, outlier_warmup=100)
 
 
 class Net(nn.Module):
@@ -169,7 +169,7 @@ def nan_after_the_sum(ranks, kind, make, **options):
 
 def spike(ranks, kind, **options):
     """The loss of one process jumps, and its gradient does not."""
-    guard = ranks.guard(kind, policy=Policy(outlier_warmup=8), **options)
+    guard = ranks.guard(kind, policy=Policy(skip_outliers=True, outlier_warmup=8), **options)
     model, outcomes = guard.run.model, []
     for step in range(14):
         extra = 50.0 if step == 12 and ranks.rank == 1 else 0.0

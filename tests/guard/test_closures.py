@@ -1,12 +1,13 @@
-"""Micro-batches: the step sees the average over items, and closures can be run again exactly."""
+"""Micro-batches: the step sees the average over items, and what cannot be averaged is refused."""
 
 import contextlib
 
 import pytest
 import torch
 
+import floatline as fl
 from floatline.errors import GuardError
-from floatline.guard.closures import Randomness, Sum, run_micro_batches, take_loss
+from floatline.guard.closures import Sum, check_closure, run_micro_batches, take_loss
 
 
 def model_and_data(items=10):
@@ -73,17 +74,64 @@ def test_what_cannot_be_trained_on_is_refused(value, message):
         take_loss(value, "The loss")
 
 
+BAD_WEIGHTS = [(-1, "-1"), (-0.5, "-0.5"), (float("nan"), "nan"), (float("inf"), "inf"), (torch.tensor(-2.0), "-2")]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(("weight", "shown"), BAD_WEIGHTS)
+def test_a_weight_that_is_no_number_of_items_is_refused_in_one_line(weight, shown, place):
+    weights = [4, 4]
+    weights[place] = weight
+    model, data = model_and_data()
+    with pytest.raises(GuardError) as refused:
+        run(model, lambda i: (model(data[:4]).square().mean(), weights[i]), [0, 1])
+    assert str(refused.value) == (
+        f"The weight of micro-batch {place + 1} is {shown}. Give the number of its items: finite, and not below 0."
+    )
+
+
+def test_a_weight_of_many_numbers_is_refused():
+    with pytest.raises(
+        GuardError, match=r"^The weight of micro-batch 1 has shape \(2,\)\. Give the number of its items"
+    ):
+        Sum().add(torch.ones((), requires_grad=True), torch.ones(2))
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, torch.tensor(0)])
+def test_a_step_whose_weights_add_up_to_0_is_refused(zero):
+    model, data = model_and_data()
+    with pytest.raises(GuardError) as refused:
+        run(model, lambda _: (model(data).square().mean(), zero), [0, 1])
+    assert str(refused.value) == (
+        "The weights of a step's micro-batches (2) add up to 0. "
+        "Give the number of items of each, and make no step without items."
+    )
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0), (0, 0, 4), (0, 3, 0, 1)])
+def test_a_micro_batch_without_items_adds_nothing_wherever_it_stands(sizes):
+    model, data = model_and_data(4)
+    parts = data.split(list(sizes))
+    total, grad = run(model, lambda x: (model(x).square().sum() / max(1, len(x)), len(x)), parts)
+    whole, expected = run(model, lambda x: model(x).square().mean(), [data])
+    torch.testing.assert_close(grad, expected)
+    torch.testing.assert_close(total.mean, whole.mean)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, fl.optim.AdamW])
+def test_an_optimizer_that_needs_no_closure_is_taken(kind):
+    check_closure(kind([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_in_one_line():
+    with pytest.raises(GuardError) as refused:
+        check_closure(torch.optim.LBFGS([torch.nn.Parameter(torch.ones(2))]))
+    assert str(refused.value) == (
+        "LBFGS.step() needs a closure, and a guarded step is decided from gradients computed once. "
+        "Use another optimizer, such as floatline.optim.AdamW, or train with LBFGS without a guard."
+    )
+
+
 def test_an_update_without_a_loss_is_refused():
     with pytest.raises(GuardError, match="before backward"):
         _ = Sum().mean
-
-
-def test_a_closure_runs_again_with_the_same_random_numbers():
-    before = Randomness(torch.device("cpu"))
-    first = torch.rand(3)
-    after = torch.rand(3)
-    with before.replayed():
-        assert torch.equal(torch.rand(3), first)
-    before.restore()
-    assert torch.equal(torch.rand(3), first)
-    assert torch.equal(torch.rand(3), after)

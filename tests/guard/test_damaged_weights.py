@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 import floatline as fl
 
-GOES_BACK = fl.Policy(snapshot_gib=0.05, snapshot_every=2, rollback_reach=4, outlier_warmup=8)
+GOES_BACK = fl.Policy(snapshot_gib=0.05, snapshot_every=2, rollback_reach=4, skip_outliers=True, outlier_warmup=8)
 
 
 def sgd(model):

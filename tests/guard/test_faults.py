@@ -171,7 +171,7 @@ def plain(fault: Fault) -> tuple[float, int | None]:
 def guarded(fault: Fault, *, policy: fl.Policy = POLICY) -> tuple[float, Net, fl.Guard]:
     model = make_model()
     optimizer = fl.optim.AdamW(model.parameters(), lr=1e-2)
-    guard = fl.Guard(model, optimizer, plan="fp16-mixed", policy=policy)
+    guard = fl.Guard(model, optimizer, plan="fp16-mixed", clip_norm=1.0, policy=policy)
     guard.scheduler(falling_rate(optimizer))
     for number in range(fault.steps):
         fault.plant(number, model)

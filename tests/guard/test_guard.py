@@ -169,9 +169,9 @@ def test_gradients_are_clipped_by_any_norm(norm_type):
     assert outcome.grad_norm == pytest.approx(float(norm))
 
 
-def test_without_a_word_on_clipping_the_norm_is_clipped_to_one():
-    assert make_guard().clip_norm == 1.0
-    assert make_guard(clip_norm=math.inf).clip_norm == math.inf
+def test_without_a_word_on_clipping_nothing_is_clipped():
+    assert make_guard().clip_norm == math.inf
+    assert make_guard(clip_norm=1.0).clip_norm == 1.0
     assert make_guard(plan="safe").clip_norm == 5.0
 
 
@@ -386,6 +386,8 @@ def test_what_cannot_be_guarded_is_refused_in_one_line():
         (lambda: fl.Guard(model, optimizer, plan="fp32", policy="bold"), GuardError, "bold"),
         (lambda: fl.Guard(model, optimizer, plan="fp32").step(lambda _: None), GuardError, "no batch"),
         (lambda: fl.Guard(model, optimizer, plan="fp32").update(), GuardError, "before backward"),
+        (lambda: fl.Guard(model, torch.optim.LBFGS(model.parameters()), plan="fp32"), GuardError, "LBFGS.step.. needs"),
+        (lambda: fl.Policy(skip_outliers=1), GuardError, "skip_outliers is 1. Give True or False."),
         (lambda: fl.Policy(probe_after=0), GuardError, "probe_after is 0"),
         (lambda: fl.Policy(outlier_score="6"), GuardError, "outlier_score is '6'"),
     ]

@@ -13,8 +13,9 @@ from floatline.optim.survey import Survey
 from floatline.plan import Scaling
 
 
-def make(scaling=None, **numbers):
-    return Judge(torch.device("cpu"), scaling=scaling, policy=Policy(**numbers))
+def make(scaling=None, *, skip_outliers=True, **numbers):
+    policy = Policy(skip_outliers=skip_outliers, **numbers)
+    return Judge(torch.device("cpu"), scaling=scaling, policy=policy)
 
 
 def survey(norm: float, bad: int = 0) -> Survey:
@@ -73,6 +74,15 @@ def test_a_spike_is_an_outlier_and_does_not_enter_the_window():
     assert seen["loss_score"] > 6
     assert not decision.applied
     assert torch.equal(j.window.nan_to_num(7.0), before.nan_to_num(7.0))
+
+
+def test_without_a_word_on_outliers_a_spike_is_applied_and_its_score_reported():
+    j = make(skip_outliers=False)
+    settle(j)
+    seen, decision = judge(j, 8.0, 50.0)
+    assert (seen["reason"], bool(decision.applied)) == (0, True)
+    assert min(seen["loss_score"], seen["norm_score"]) > 6
+    assert judge(make(skip_outliers=False), math.nan, 1.0)[0]["reason"] == 2
 
 
 def test_a_spike_before_the_warm_up_is_not_judged():

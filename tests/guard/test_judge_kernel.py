@@ -23,6 +23,19 @@ def pair(scaling, **numbers):
     return judges
 
 
+class Known:
+    """Says of a batch that it was skipped before, or was not."""
+
+    def __init__(self, known):
+        self.known = torch.tensor(known, device=DEVICE)
+
+    def were_skipped(self):
+        return self.known
+
+    def note(self, skipped):
+        assert not (self.known & skipped)
+
+
 def stream(num, seed=0):
     """Losses and norms of a run with everything that can happen in it."""
     generator = torch.Generator().manual_seed(seed)
@@ -39,9 +52,12 @@ def survey(norm):
     return Survey(torch.tensor([norm], device=DEVICE).square(), torch.zeros(1, dtype=torch.int32, device=DEVICE))
 
 
-@pytest.mark.parametrize(("scaling", "steps"), [(None, 12), (Scaling(growth_interval=3, hysteresis=2), 85)])
-def test_every_number_is_that_of_the_torch_operations(scaling, steps):
-    plain, fused = pair(scaling)
+@pytest.mark.parametrize(
+    ("scaling", "steps", "skip_outliers"),
+    [(None, 12, False), (Scaling(growth_interval=3, hysteresis=2), 85, True), (Scaling(), 65, False)],
+)
+def test_every_number_is_that_of_the_torch_operations(scaling, steps, skip_outliers):
+    plain, fused = pair(scaling, skip_outliers=skip_outliers)
     skips = {20: True, 21: torch.tensor(True, device=DEVICE), 22: torch.tensor(False, device=DEVICE), 23: False}
     for i, (loss, norm) in enumerate(stream(steps)):
         options = {
@@ -49,6 +65,8 @@ def test_every_number_is_that_of_the_torch_operations(scaling, steps):
             "divisor": (1.0, 4.0, torch.tensor(2.5, device=DEVICE))[i % 3],
             "skip": skips.get(i),
         }
+        if skip_outliers and i > 50:
+            options["samples"] = Known(i == 60)
         if i % 5 == 0:
             options["norm"] = torch.tensor(norm * 3, device=DEVICE)
         one, two = (j.judge(torch.tensor(loss, device=DEVICE), survey(norm), **options) for j in (plain, fused))
@@ -62,7 +80,7 @@ def test_every_number_is_that_of_the_torch_operations(scaling, steps):
 
 
 def test_the_stream_above_holds_every_reason():
-    plain, _ = pair(Scaling(growth_interval=3))
+    plain, _ = pair(Scaling(growth_interval=3), skip_outliers=True)
     seen = {int(plain.judge(torch.tensor(loss, device=DEVICE), survey(norm)).report[3]) for loss, norm in stream(85)}
     assert seen == {0, 1, 2, 3}
 

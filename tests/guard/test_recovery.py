@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from floatline.causes import CAUSES
 from floatline.errors import GuardError
-from floatline.guard.actions import AcceptRegime, AskCanary, CheckWeights, Escalate, Rollback, Stop
+from floatline.guard.actions import AcceptRegime, AskCanary, CheckWeights, Escalate, Rollback, Stop, Warn
 from floatline.guard.policy import Policy
 from floatline.guard.recovery import Recovery, Seen
 
@@ -387,11 +387,32 @@ def test_every_cause_of_a_stop_is_in_the_catalogue():
 
 
 @given(st.lists(st.tuples(st.floats(), st.floats(), st.floats(), st.floats()), max_size=60))
-def test_applied_steps_ask_for_nothing(numbers):
+def test_applied_steps_ask_for_nothing_but_a_word_about_outliers(numbers):
     recovery = make(replace(SMALL, most_bad=1, least_success=1.0, success_window=5))
     for attempt, (loss, scale, loss_score, norm_score) in enumerate(numbers):
-        assert recovery.observe(Seen(attempt, None, loss, 1.0, scale, loss_score, norm_score)) == []
+        asked = recovery.observe(Seen(attempt, None, loss, 1.0, scale, loss_score, norm_score))
+        is_outlier = loss_score > SMALL.outlier_score or norm_score > SMALL.outlier_score
+        assert all(isinstance(action, Warn) and is_outlier for action in asked)
     assert recovery.healthy
+
+
+def test_outliers_that_are_trained_on_are_spoken_of_once_a_burst():
+    recovery = make(SMALL)
+    scores = dict.fromkeys((*range(40, 50), 60, 90), 20.0)
+    said = [
+        (i, action.message)
+        for i in range(120)
+        for action in recovery.observe(Seen(i, None, 9.0, 1.0, 1.0, scores.get(i, 0.0), math.nan))
+    ]
+    words = "loss 9 is out of line (score 20.0); trained on as any other step"
+    assert said == [(40, words), (90, words)]  # 60 belongs to the burst that began at 40
+
+
+def test_checkpoints_of_the_first_version_know_nothing_of_outliers_that_were_trained_on():
+    recovery = make(SMALL)
+    old = {name: value for name, value in recovery.state_dict().items() if name != "noted"}
+    recovery.load_state_dict(old)
+    assert recovery.state_dict()["noted"] == -1
 
 
 def test_one_skipped_step_among_them_does():

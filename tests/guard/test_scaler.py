@@ -138,7 +138,10 @@ def test_wrong_factors_raise_what_torch_raises(options):
         ({"cap": NAN}, "cap nan cannot be a scale. Give a finite number above 0."),
         ({"floor": 8.0, "cap": 4.0}, "floor 8 is above cap 4. Give a floor no larger than the cap."),
         ({"hysteresis": 0}, "hysteresis 0 is not a number of overflows. Give a whole number from 1 up."),
-        ({"init_scale": 0.5}, "init_scale 0.5 is outside floor 1 and cap 1.67772e+07. Move init_scale or the limit."),
+        (
+            {"init_scale": 0.5, "floor": 1.0},
+            "init_scale 0.5 is outside floor 1 and cap 1.67772e+07. Move init_scale or the limit.",
+        ),
     ],
 )
 def test_wrong_limits_are_refused_in_one_line(options, message):

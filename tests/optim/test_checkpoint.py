@@ -327,6 +327,84 @@ def test_tied_weights_are_written_under_each_name_and_load_again(tmp_path):
     assert same_bits(before, snapshot(optimizer))
 
 
+def tied_model():
+    model = nn.ModuleDict({"in": nn.Embedding(7, 4), "out": nn.Linear(4, 7, bias=False)}).half()
+    model["out"].weight = model["in"].weight
+    return model, optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def test_two_values_for_a_tied_weight_are_refused_before_anything_changes():
+    model, optimizer = tied_model()
+    before = model["in"].weight.detach().clone()
+    other = torch.zeros(7, 4)
+    other[0, 0] = 1.0
+    with pytest.raises(OptimizerError) as refused:
+        optimizer.load_master(model, {"in.weight": torch.zeros(7, 4), "out.weight": other})
+    assert str(refused.value) == (
+        "'in.weight' and 'out.weight' are one tied weight, and their values differ in 1 of 28 elements. "
+        "Give the weight under one of its names, or the same values under both."
+    )
+    assert torch.equal(model["in"].weight, before)
+
+
+@pytest.mark.parametrize("fill", [0.5, float("nan")])
+def test_one_value_under_both_names_of_a_tied_weight_is_taken(fill):
+    model, optimizer = tied_model()
+    both = {"in.weight": torch.full((7, 4), fill), "out.weight": torch.full((7, 4), fill)}
+    optimizer.load_master(model, both)
+    assert torch.equal(model["out"].weight.detach().nan_to_num(3.0), both["in.weight"].half().nan_to_num(3.0))
+
+
+def stepped(kind, **options):
+    params = [nn.Parameter(torch.ones(3))]
+    optimizer = kind(params, lr=0.01, **options)
+    for _ in range(3):
+        params[0].grad = torch.ones(3)
+        optimizer.step()
+    return optimizer
+
+
+FOREIGN = {
+    "RMSprop": (lambda: stepped(torch.optim.RMSprop), "square_avg"),
+    "RMSprop, centered": (lambda: stepped(torch.optim.RMSprop, centered=True), "square_avg and grad_avg"),
+    "Adagrad": (lambda: stepped(torch.optim.Adagrad), "sum"),
+    "SGD with momentum": (lambda: stepped(torch.optim.SGD, momentum=0.9), "momentum_buffer"),
+    "Lion": (lambda: stepped(optim.Lion), "exp_avg"),
+    "Lion in 8 bits": (lambda: stepped(optim.Lion, states="int8"), "exp_avg"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_the_moments_of_another_kind_of_optimizer_are_refused(name):
+    make, held = FOREIGN[name]
+    optimizer = stepped(optim.AdamW)
+    before = snapshot(optimizer)
+    with pytest.raises(OptimizerError) as refused:
+        optimizer.load_state_dict(make().state_dict())
+    assert str(refused.value) == (
+        f"The checkpoint holds {held} for a weight, and AdamW needs exp_avg and exp_avg_sq. "
+        "Load a checkpoint of AdamW, or begin without one."
+    )
+    assert same_bits(before, snapshot(optimizer))
+
+
+def test_what_has_all_the_moments_or_none_is_taken():
+    optimizer = stepped(optim.AdamW)
+    optimizer.load_state_dict(stepped(torch.optim.Adam).state_dict())
+    assert optimizer.state[optimizer.param_groups[0]["params"][0]]["step"] == 3
+    optimizer.load_state_dict(stepped(torch.optim.SGD).state_dict())  # it keeps no momentum: AdamW begins anew
+    stepped(optim.SGD, momentum=0.9).load_state_dict(stepped(torch.optim.SGD, momentum=0.9).state_dict())
+
+
+def test_a_group_of_sgd_without_momentum_leaves_adamw_its_moments():
+    optimizer = stepped(optim.AdamW)
+    optimizer.load_state_dict(stepped(torch.optim.SGD).state_dict())
+    param = optimizer.param_groups[0]["params"][0]
+    param.grad = torch.ones(3)
+    optimizer.step()
+    assert {"exp_avg", "exp_avg_sq"} <= optimizer.state[param].keys()
+
+
 def test_frozen_and_float32_weights_come_along():
     model = make_model(torch.float16)
     model[2].float()

@@ -64,3 +64,14 @@ def test_a_full_checkpoint_of_shards_resumes_bit_for_bit(found, states):
 
 def test_float32_weights_load_into_shards(found):
     assert both(found, "master file on shards") == [True, True]
+
+
+@pytest.mark.parametrize("way", ["DTensor", "local part"])
+def test_shards_that_were_written_continue_as_one_process_does(found, way):
+    assert both(found, f"written through the {way}: shards equal one process") == [True, True]
+
+
+@pytest.mark.parametrize("kind", ["DDP", "FSDP2"])
+def test_a_rollback_in_place_keeps_the_remainders(found, kind):
+    assert both(found, f"{kind}: rolled back bit for bit") == [True, True]
+    assert min(both(found, f"{kind}: has remainders")) > 0

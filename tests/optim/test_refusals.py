@@ -1,5 +1,7 @@
 """What cannot be trained is refused in one line that says what to do."""
 
+import inspect
+
 import pytest
 import torch
 from tests.optim.steps import make_params
@@ -24,9 +26,17 @@ CASES = {
     "eps": (lambda: optim.AdamW([weight()], eps=-1e-8), r"eps is -1e-08"),
     "decay": (lambda: optim.AdamW([weight()], weight_decay=float("nan")), r"weight_decay is nan"),
     "betas": (lambda: optim.Adam([weight()], betas=(0.9, 1.0)), r"betas are \(0\.9, 1\.0\)"),
+    "one beta": (lambda: optim.AdamW([weight()], betas=(0.9,)), r"betas are \(0\.9,\)\. Use two numbers from 0 up"),
+    "three betas": (lambda: optim.Lion([weight()], betas=(0.9, 0.9, 0.9)), r"betas are \(0\.9, 0\.9, 0\.9\)\. Use two"),
+    "a number for betas": (lambda: optim.Adam([weight()], betas=0.9), r"betas are 0\.9\. Use two numbers"),
+    "betas of a group": (lambda: optim.Adam([{"params": [weight()], "betas": ()}]), r"betas are \(\)\. Use two"),
     "momentum": (lambda: optim.SGD([weight()], momentum=-0.9), r"momentum is -0\.9"),
     "nesterov": (lambda: optim.SGD([weight()], nesterov=True), r"nesterov=True with momentum 0\.0"),
     "amsgrad": (lambda: optim.AdamW([weight()], amsgrad=True), r"amsgrad=True is not supported\. Use amsgrad=False"),
+    "differentiable": (
+        lambda: optim.Lion([weight()], differentiable=True),
+        r"differentiable=True is not supported\. Use differentiable=False",
+    ),
     "integer": (
         lambda: optim.SGD([torch.ones(2, dtype=torch.int64)]),
         r"shape \(2,\) is torch\.int64\. Use float32, float16 or bfloat16",
@@ -54,10 +64,39 @@ def test_a_refused_group_leaves_the_optimizer_as_it_was():
     assert len(optimizer.param_groups) == 1
 
 
-@pytest.mark.parametrize("flag", ["capturable", "differentiable", "foreach", "fused"])
-def test_torch_flags_are_not_taken(flag):
-    with pytest.raises(TypeError, match=flag):
-        optim.AdamW([weight()], **{flag: True})
+KINDS = {optim.AdamW: torch.optim.AdamW, optim.Adam: torch.optim.Adam, optim.SGD: torch.optim.SGD}
+FLAGS = [{"foreach": True}, {"foreach": False}, {"fused": True}, {"capturable": True}, {"differentiable": False}]
+
+
+def weights_after(kind, **options):
+    params = make_params(torch.float32)
+    optimizer = kind(params, lr=0.01, **options)
+    for step in range(3):
+        for param in params:
+            param.grad = torch.full_like(param, 0.1 * (step + 1))
+        optimizer.step()
+    return params, optimizer
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("kind", [*KINDS, optim.Lion])
+def test_torchs_flags_are_taken_and_change_nothing(kind, flags):
+    plain, without = weights_after(kind)
+    params, given = weights_after(kind, **flags)
+    assert all(torch.equal(a, b) for a, b in zip(params, plain, strict=True))
+    assert given.state_dict()["param_groups"] == without.state_dict()["param_groups"]
+
+
+def test_the_comparison_above_sees_a_setting_that_counts():
+    plain, _ = weights_after(optim.AdamW)
+    params, _ = weights_after(optim.AdamW, maximize=True)
+    assert not all(torch.equal(a, b) for a, b in zip(params, plain, strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_setting_of_torchs_class_is_taken_here(kind):
+    torchs = inspect.signature(KINDS[kind]).parameters.keys()
+    assert torchs - inspect.signature(kind).parameters.keys() <= {"decoupled_weight_decay"}  # that one is AdamW
 
 
 def test_sparse_gradients_are_refused_before_anything_changes():

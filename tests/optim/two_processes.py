@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from floatline import optim
+from floatline.optim.mesh import local_part
 
 STEPS = 6
 
@@ -67,6 +68,12 @@ def set_grads(model, seed):
         param.grad = grad
 
 
+def live(model, optimizer):
+    """This process's part of weights and states, as a guard finds them."""
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return [local_part(tensor.detach()) for tensor in (*model.parameters(), *states)]
+
+
 def largest_difference(one, two):
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
@@ -91,6 +98,35 @@ def checks(rank, folder):
             second.step()
         one, two = first.master_state_dict(whole), second.master_state_dict(parts)
         found[f"{name}: shards equal one process"] = all(torch.equal(one[key], two[key]) for key in one)
+
+    # Writes from outside, which the wrapper or its local part counts: the same bits again.
+    for name, write in (("DTensor", lambda p: p.mul_(-0.5)), ("local part", lambda p: local_part(p).mul_(-0.5))):
+        whole, parts = make_model(torch.bfloat16), sharded(torch.bfloat16, mesh)
+        pairs = [(model, optim.AdamW(model.parameters(), lr=1e-2)) for model in (whole, parts)]
+        for step in range(STEPS):
+            for model, optimizer in pairs:
+                if step == 3:
+                    with torch.no_grad():
+                        for param in model.parameters():
+                            write(param)
+                set_grads(model, step)
+                optimizer.step()
+        one, two = (optimizer.master_state_dict(model) for model, optimizer in pairs)
+        found[f"written through the {name}: shards equal one process"] = all(torch.equal(one[k], two[k]) for k in one)
+
+    # Forward, backward and a rollback in place are no such writes.
+    for name in ("DDP", "FSDP2"):
+        model = DistributedDataParallel(make_model(torch.bfloat16)) if name == "DDP" else sharded(torch.bfloat16, mesh)
+        optimizer, _ = train(model, torch.bfloat16, rank)
+        kept = [tensor.clone() for tensor in live(model, optimizer)]
+        train(model, torch.bfloat16, rank, optimizer=optimizer)
+        after = [tensor.clone() for tensor in live(model, optimizer)]
+        with torch.no_grad():
+            for tensor, value in zip(live(model, optimizer), kept, strict=True):
+                tensor.copy_(value)
+        train(model, torch.bfloat16, rank, optimizer=optimizer)
+        found[f"{name}: rolled back bit for bit"] = all(map(torch.equal, after, live(model, optimizer)))
+        found[f"{name}: has remainders"] = sum(bool(s["remainder"].any()) for s in optimizer.state.values())
 
     # Norm and clipping over the mesh.
     whole, parts = make_model(torch.float32), sharded(torch.float32, mesh)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from floatline.ledger.lines import plain_json
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,17 +34,7 @@ def text_console() -> Console:
 
 
 def print_json(result: dict[str, Any]) -> None:
-    """Write one JSON object to stdout; NaN and infinity become strings, so that every parser reads it."""
-    text = json.dumps(_plain(result), indent=2, ensure_ascii=False, allow_nan=False)
+    """Write one JSON object to stdout; NaN and infinity are written as in the ledger, so that every parser reads it."""
+    text = json.dumps(plain_json(result), indent=2, ensure_ascii=False, allow_nan=False)
     # Half of a pair of UTF-16, which a JSON file may hold, has no UTF-8; so written it is JSON's own escape.
     typer.echo(text.encode("utf-8", errors="backslashreplace").decode("utf-8"))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    return value

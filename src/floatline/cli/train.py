@@ -197,7 +197,7 @@ class _Bar:
     def show(self, outcome: Outcome) -> None:
         """Move on by one step."""
         self._outcomes.append(outcome)
-        if len(self._outcomes) <= self._trainer.guard.run.policy.read_after:
+        if len(self._outcomes) <= self._trainer.guard.policy.read_after:
             return
         old = self._outcomes.popleft()
         self._skips += not old.applied
@@ -214,7 +214,7 @@ class _Bar:
 
     def _end_epoch(self) -> None:
         """A line for the epoch that is over, above the bar."""
-        account = self._trainer.guard.run.diary.accounts.epochs.get(-1 if self._epoch is None else self._epoch)
+        account = self._trainer.guard.accounts.epochs.get(-1 if self._epoch is None else self._epoch)
         if account is not None and not self._progress.disable:
             self._progress.console.print(describe_epoch(cast("int", self._epoch), account), highlight=False)
 
@@ -243,7 +243,7 @@ def _write(result: RunResult, trainer: Trainer, *, place: str, again: str) -> No
     from rich.text import Text
 
     console = text_console()
-    lines = trainer.guard.run.diary.accounts.summary().splitlines()
+    lines = trainer.guard.accounts.summary().splitlines()
     lines += [describe_epoch(number, account) for number, account in result.epochs[-_MOST_EPOCHS:]]
     name = trainer.workload.metric_name
     if result.metric is not None:

@@ -16,6 +16,7 @@ from floatline.diagnosis.loss_scale import best_factor
 from floatline.diagnosis.search_errors import Outcome, Tolerance, error_of, moved_weights, relative_error
 from floatline.diagnosis.search_log import SearchLog, key_of, question
 from floatline.guard.tf32 import tf32_products
+from floatline.ledger.lines import encode_number
 from floatline.probe.frames import find_raiser
 from floatline.probe.line_islands import Line, LineIslands
 from floatline.probe.replay import Agreement, Replay, Step, compare_steps
@@ -279,8 +280,9 @@ class Judge:
 
 
 def _as_text(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    return encode_number(value) if isinstance(value, float) else value
 
 
 def _as_float(value: Any) -> Any:
-    return float(value) if value in ("nan", "inf", "-inf") else value
+    """Also as the first version wrote it: nan and inf."""
+    return float(value) if value in ("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf") else value

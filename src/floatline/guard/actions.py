@@ -79,19 +79,36 @@ class Warn:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """Say aloud that many steps in a row failed.
+
+    Args:
+        num: How many.
+        since: The first of them.
+        reason: Why the last one was skipped.
+    """
+
+    num: int
+    since: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Save the state, and end the run.
 
     Args:
         cause_id: Cause in the catalogue; '' where it is not known.
-        message: What happened, and what to do.
+        message: What happened.
+        advice: What to do, where no diagnosis says it better.
     """
 
     cause_id: str
     message: str
+    advice: str = ""
 
 
-Action: TypeAlias = CheckWeights | AskCanary | Rollback | AcceptRegime | Escalate | RaiseScale | Warn | Stop
+Action: TypeAlias = CheckWeights | AskCanary | Rollback | AcceptRegime | Escalate | RaiseScale | Warn | Alarm | Stop
 
 
 def stop_at_collapse(num: int, attempt: int, floor: float | None) -> Stop:
@@ -138,13 +155,13 @@ def stop_at_bad_row(num: int, since: int, *, sound: bool, only_outliers: bool) -
         else "The ledger has the reason of each: look at their batches, or raise most_bad in the policy."
     )
     cause = "bad-input-data" if sound and only_outliers else ""
-    return Stop(cause, f"{num:,} steps in a row were skipped, since step {since:,}. {advice}")
+    return Stop(cause, f"{num:,} steps in a row were skipped, since step {since:,}.", advice)
 
 
 def stop_at_low_success(applied: int, window: int, least: float) -> Stop:
     """Too few of the last steps were applied."""
     return Stop(
         "",
-        f"Only {applied:,} of the last {window:,} steps were applied, and least_success is {least:g}. The ledger has "
-        "the reason of each skip: mend the most frequent one, or lower least_success in the policy.",
+        f"Only {applied:,} of the last {window:,} steps were applied, and least_success is {least:g}.",
+        "The ledger has the reason of each skip: fix the most frequent one, or lower least_success in the policy.",
     )

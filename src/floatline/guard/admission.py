@@ -56,10 +56,10 @@ def check_update(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
 def choose_clipping(
     plan: Plan, clip_norm: float | None, clip_value: float | None, norm_type: float
 ) -> tuple[float, float | None, float]:
-    """Norm, value and kind of norm to clip by: the caller's, the plan's, or a norm of 1."""
+    """Norm, value and kind of norm to clip by: the caller's, the plan's, or none at all."""
     if clip_norm is None and clip_value is None and plan.clip is not None:
         clip = plan.clip
         return (math.inf if clip.max_norm is None else clip.max_norm), clip.max_value, clip.norm_type
     if clip_value is not None:
         return math.inf, clip_value, norm_type
-    return (1.0 if clip_norm is None else float(clip_norm)), None, norm_type
+    return (math.inf if clip_norm is None else float(clip_norm)), None, norm_type

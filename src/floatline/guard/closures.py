@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from floatline.errors import GuardError
 from floatline.guard.agreement import agree_on_mean
+from floatline.guard.leftover import find_divisor
 
 Loss = Tensor | tuple[Tensor, float | Tensor]
 
@@ -30,8 +33,10 @@ class Sum:
     Args:
         loss: Sum of the losses, each times its weight; float32.
         weight: Sum of the weights, as multiples of `first`.
-        first: Weight of the first micro-batch.
+        first: Weight of the first micro-batch that has one above 0.
         num: Micro-batches so far.
+        divisor: What the first loss was divided by; 1.0 where it was not, or nobody looks.
+        looks: Whether to look for it.
         group: Processes that train together; None is the default group.
     """
 
@@ -39,15 +44,20 @@ class Sum:
     weight: float | Tensor = 0.0
     first: float | Tensor = 1.0
     num: int = 0
+    divisor: float = 1.0
+    looks: bool = False
     group: dist.ProcessGroup | None = None
 
     def add(self, loss: Tensor, weight: float | Tensor | None) -> Tensor:
-        """Take one loss; gives it back times its weight, to go backward from."""
-        relative: float | Tensor = 1.0
-        if weight is not None and self.num == 0:
-            self.first = agree_on_mean(weight, home=loss.device, group=self.group)
-        if weight is not None and self.first is not weight:
-            relative = weight / self.first
+        """Take one loss; gives it back times its weight, to go backward from.
+
+        Raises:
+            GuardError: The weight cannot be a number of items. Tensors on a GPU are not looked at: they may still be
+                computed.
+        """
+        if self.looks and self.num == 0:
+            self.divisor = find_divisor(loss)
+        relative = 1.0 if weight is None else self._as_multiple(_take_weight(weight, self.num + 1), loss.device)
         weighted = loss if isinstance(relative, float) and relative == 1.0 else loss * relative
         part = weighted.detach().to(torch.float32)
         self.loss = part if self.loss is None else self.loss + part
@@ -55,15 +65,59 @@ class Sum:
         self.num += 1
         return weighted
 
+    def _as_multiple(self, weight: float | Tensor, home: torch.device) -> float | Tensor:
+        """A weight as a multiple of the first one that is not 0."""
+        if not isinstance(self.weight, Tensor) and self.weight == 0:
+            self.first = agree_on_mean(weight, home=home, group=self.group)
+        if self.first is weight:
+            return 1.0 if isinstance(weight, Tensor) or weight else 0.0
+        if isinstance(self.first, Tensor):
+            # Where no process has an item yet, there is no first weight, and 0 / 0 would be NaN.
+            return weight / torch.where(self.first == 0, 1.0, self.first)
+        return weight / self.first
+
     @property
     def mean(self) -> Tensor:
         """The average loss."""
         if self.loss is None:
             raise GuardError("update() was called before backward(). Call backward(loss) for each batch first.")
         if not isinstance(self.weight, Tensor):
+            if self.weight == 0:
+                raise GuardError(
+                    f"The weights of a step's micro-batches ({self.num:,}) add up to 0. "
+                    "Give the number of items of each, and make no step without items."
+                )
             return self.loss if self.weight == 1.0 else self.loss / self.weight
         # A process that has no items adds nothing: its loss is what it was, not 0 / 0.
         return self.loss / torch.where(self.weight == 0, 1.0, self.weight)
+
+
+def _take_weight(weight: float | Tensor, number: int) -> float | Tensor:
+    """A micro-batch's weight, as a number where reading it costs nothing; GuardError where it can be none."""
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1:
+            raise GuardError(
+                f"The weight of micro-batch {number} has shape {tuple(weight.shape)}. Give the number of its items."
+            )
+        if weight.device.type != "cpu":
+            return weight
+    value = float(weight)
+    if not 0 <= value < math.inf:
+        raise GuardError(
+            f"The weight of micro-batch {number} is {value:g}. Give the number of its items: finite, and not below 0."
+        )
+    return value
+
+
+def check_closure(optimizer: torch.optim.Optimizer) -> None:
+    """GuardError for an optimizer that computes the loss several times in a step, such as LBFGS."""
+    parameter = inspect.signature(optimizer.step).parameters.get("closure")
+    if parameter is not None and parameter.default is inspect.Parameter.empty:
+        name = type(optimizer).__name__
+        raise GuardError(
+            f"{name}.step() needs a closure, and a guarded step is decided from gradients computed once. "
+            f"Use another optimizer, such as floatline.optim.AdamW, or train with {name} without a guard."
+        )
 
 
 def take_loss(given: Any, name: str) -> tuple[Tensor, float | Tensor | None]:
@@ -100,31 +154,6 @@ def synced_at_the_end(model: nn.Module, is_last: bool) -> Generator[None]:
         yield
 
 
-class Randomness:
-    """The state of torch's random number generators, so that a closure can be run again exactly."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._host = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore(self) -> None:
-        """Go back to it."""
-        torch.set_rng_state(self._host)
-        if self._cuda is not None:
-            torch.cuda.set_rng_state(self._cuda, self._device)
-
-    @contextlib.contextmanager
-    def replayed(self) -> Generator[None]:
-        """Run something with this state, and then go on as if it had not run."""
-        now = Randomness(self._device)
-        self.restore()
-        try:
-            yield
-        finally:
-            now.restore()
-
-
 def run_micro_batches(
     compute_loss: Callable[[Any], Loss],
     batches: Sequence[Any],
@@ -133,6 +162,7 @@ def run_micro_batches(
     autocast: Callable[[], contextlib.AbstractContextManager[Any]],
     scale: Tensor,
     group: dist.ProcessGroup | None = None,
+    looks: bool = False,
 ) -> Sum:
     """Forward and backward of every micro-batch; gradients are added to what the parameters hold.
 
@@ -143,12 +173,14 @@ def run_micro_batches(
         autocast: Gives the context of the forward pass.
         scale: What losses are multiplied by.
         group: Processes that train together; None is the default group.
+        looks: Whether to look for a division that the average over micro-batches makes a second time.
     """
-    total = Sum(group=group)
+    total = Sum(group=group, looks=looks)
     for i, batch in enumerate(batches):
         with synced_at_the_end(model, i == len(batches) - 1):
             with autocast():
                 value = compute_loss(batch)
             loss, weight = take_loss(value, "The value of compute_loss")
             (total.add(loss, weight).to(torch.float32) * scale).backward()
+    _ = total.mean  # refuses a step without items, before anything is made of its gradients
     return total

@@ -81,7 +81,8 @@ class Diary:
         counts = {"epoch": outcome.epoch, "batch": outcome.batch, "micro_batches": outcome.micro_batches}
         known = {name: value for name, value in counts.items() if value is not None}
         norms = outcome.layer_norms
-        record = Step(outcome.attempt, time.time(), outcome.applied, outcome.reason, None, known, numbers, norms)
+        when, ranks = time.time(), outcome.ranks
+        record = Step(outcome.attempt, when, outcome.applied, outcome.reason, None, known, numbers, norms, ranks)
         self._tell(record)
         if self.ledger is not None:
             self._hand_over(
@@ -99,6 +100,7 @@ class Diary:
                 loss_score=numbers.get("loss_score"),
                 norm_score=numbers.get("norm_score"),
                 layer_norms=norms,
+                ranks=ranks,
             )
 
     def note(self, event: str, message: str, **values: float) -> None:

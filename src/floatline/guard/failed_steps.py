@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from floatline.guard.closures import Loss
+from floatline.guard.diary import is_first_process
 from floatline.guard.outcome import Outcome
 from floatline.guard.random_state import RandomState
 from floatline.guard.run import Run
+from floatline.guard.voice import say
 from floatline.guard.wrappers import unwrap
 from floatline.numerics import foreach
 
@@ -66,13 +68,9 @@ class FailureWatch:
     Args:
         run: The run.
         on_failure: Called with each failed step. What it raises is noted, and the run goes on.
-
-    Attributes:
-        said: What it said, with the number of the step before it.
     """
 
     def __init__(self, run: Run, on_failure: OnFailure) -> None:
-        self.said: list[str] = []
         self._run = run
         self._on_failure = on_failure
         self._kept: deque[_Kept] = deque()
@@ -112,8 +110,10 @@ class FailureWatch:
             first = next(iter(str(error).splitlines()), "")
             words = f"the failed step could not be diagnosed: {type(error).__name__}: {first}"
         if words:
-            self.said.append(f"step {outcome.attempt:,}: {words}")
+            self._run.diagnoses.append(f"diagnosis of step {outcome.attempt:,}: {words}")
             self._run.diary.note("diagnosis", words)
+            if is_first_process(self._run.judge.group):
+                say(self._run.diagnoses[-1])
 
     def _is_failure(self, outcome: Outcome) -> bool:
         """Whether a smaller scale would not have helped: NaN in the forward pass, or an overflow at the smallest."""

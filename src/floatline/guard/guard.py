@@ -19,7 +19,8 @@ from floatline.guard import guard_state, rank_files
 from floatline.guard.admission import check_parameters, check_update, check_weights, choose_clipping
 from floatline.guard.applied_plan import AppliedPlan
 from floatline.guard.averages import Average
-from floatline.guard.closures import Loss, Randomness, Sum, run_micro_batches, synced_at_the_end, take_loss
+from floatline.guard.buffers import Buffers
+from floatline.guard.closures import Loss, Sum, check_closure, run_micro_batches, synced_at_the_end, take_loss
 from floatline.guard.diary import Diary
 from floatline.guard.failed_steps import FailureWatch, OnFailure
 from floatline.guard.judge import Judge, Verdict
@@ -27,14 +28,17 @@ from floatline.guard.layers import Layers
 from floatline.guard.outcome import Outcome
 from floatline.guard.placements import describe_run
 from floatline.guard.policy import Policy, resolve_policy
+from floatline.guard.random_state import RandomState
 from floatline.guard.recovery import Recovery
 from floatline.guard.rescue import Rescue
 from floatline.guard.run import Run
+from floatline.guard.samples import Samples
 from floatline.guard.schedules import Schedules, check_rates
 from floatline.guard.snapshots import SnapshotRing
 from floatline.guard.stepping import Stepper, check_clip, check_gradients, norm_of
 from floatline.guard.underflow import Lost
 from floatline.guard.wrappers import drop_gradients, unwrap
+from floatline.ledger.account import Accounts
 from floatline.ledger.ledger import Ledger
 from floatline.ledger.listener import Listener
 from floatline.optim.survey import Decision, Survey
@@ -57,7 +61,8 @@ class Guard:
         model: The model; plain, compiled, or wrapped by DDP or FSDP2.
         optimizer: Trains the model's parameters.
         plan: Precision, scaling and clipping: a name, a YAML file or a Plan.
-        clip_norm: Largest norm of the unscaled gradients. None takes the plan's clipping, or 1.0; math.inf clips none.
+        clip_norm: Largest norm of the unscaled gradients. None takes the plan's clipping, where it has one; math.inf
+            clips none.
         clip_value: Largest magnitude of an element of the unscaled gradients, in place of a norm.
         norm_type: Which norm `clip_norm` bounds; 2 costs nothing extra.
         policy: When to skip, go back and stop: a Policy, a preset's name, or None for the plan's.
@@ -106,6 +111,7 @@ class Guard:
         check_weights(optimizer, plan)
         check_gradients(optimizer)
         check_rates(optimizer)
+        check_closure(optimizer)
         check_update(optimizer, plan)
         self.clip_norm, self.clip_value, self.norm_type = choose_clipping(plan, clip_norm, clip_value, norm_type)
         self._late = policy.read_after if device.type == "cuda" else 0
@@ -126,8 +132,10 @@ class Guard:
                 can_roll_back=policy.snapshot_gib > 0,
             ),
             ring=SnapshotRing(policy=policy, process_group=process_group),
+            samples=Samples(model, device) if policy.skip_outliers else None,
         )
         self._stepper = Stepper(optimizer, clip_value=self.clip_value)
+        self._buffers = Buffers(model)
         self._layers = Layers(
             unwrap(model),
             optimizer,
@@ -139,7 +147,7 @@ class Guard:
         self._rescue = Rescue(self.run, canary=canary)
         self._failures = None if on_failure is None else FailureWatch(self.run, on_failure)
         self._due_every = max(1, due_every)
-        self._sum = Sum(group=process_group)
+        self._sum = Sum(group=process_group, looks=True)
         self._pending: deque[Outcome] = deque()
         self.lost: Lost | None = None
         self.on_outcome: Callable[[Outcome], None] | None = None
@@ -157,6 +165,30 @@ class Guard:
     def describe_plan(self) -> str:
         """Where each module of the model ended up, and why; as a table."""
         return describe_run(unwrap(self.run.model), self.plan, self.run.islands)
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer whose steps are guarded."""
+        return self.run.optimizer
+
+    @property
+    def policy(self) -> Policy:
+        """When steps are skipped, when the run goes back, when it stops."""
+        return self.run.policy
+
+    @property
+    def scale(self) -> Tensor:
+        """The loss scale of the next step, on the device: what a loss is multiplied by that goes backward by itself."""
+        return self.run.judge.scale
+
+    @property
+    def accounts(self) -> Accounts:
+        """Totals of all steps that have been read so far, in all and per epoch."""
+        return self.run.diary.accounts
+
+    def note(self, message: str, **values: float) -> None:
+        """Write a note into the ledger."""
+        self.run.diary.note("note", message, **values)
 
     @property
     def attempts(self) -> int:
@@ -189,10 +221,12 @@ class Guard:
         if self._sum.num:
             raise GuardError("step() was called between backward() and update(). Call update() first.")
         self._rescue.remember(compute_loss, micro_batches[0])
+        self._stepper.drop_gradients()  # another guard's step may have left some
         for retries in range(self.run.policy.retry_overflow + 1):
-            before = Randomness(self.run.device) if self.run.policy.retry_overflow else None
+            before = RandomState.now() if self.run.policy.retry_overflow else None
             if self._failures is not None:
                 self._failures.keep(self.attempts + 1, compute_loss, micro_batches)
+            self._buffers.keep(anew=True)
             total = self._run(compute_loss, micro_batches)
             outcome = self._finish(total, skip, retries=retries)
             if before is None or retries == self.run.policy.retry_overflow or outcome.reason != "overflow":
@@ -209,12 +243,20 @@ class Guard:
                 autocast=self.autocast,
                 scale=self.run.judge.scale,
                 group=self.run.judge.group,
+                looks=not self.attempts,
             )
         except BaseException:
-            # Half a gradient must not be added to the next step's.
-            self.run.optimizer.zero_grad(set_to_none=True)
-            drop_gradients(self.run.model)
+            self._abandon()
             raise
+
+    def _abandon(self) -> None:
+        """Leave nothing of a step that was not made: half a gradient must not be added to the next step's."""
+        self._stepper.drop_gradients()
+        drop_gradients(self.run.model)
+        self._buffers.undo()
+        self._sum = Sum(group=self.run.judge.group)
+        if self.run.samples is not None:
+            self.run.samples.drop()
 
     def backward(self, loss: Tensor, *, weight: float | Tensor | None = None, last: bool = True) -> None:
         """Send a loss backward, scaled; call it once for each micro-batch, then `update`.
@@ -225,6 +267,8 @@ class Guard:
             last: False: more micro-batches follow, and FSDP2 may wait with exchanging gradients. (For DDP, put
                 forward and backward of all but the last into `model.no_sync()`.)
         """
+        if not self._sum.num:
+            self._stepper.drop_gradients()  # another guard's step may have left some
         loss, _ = take_loss(loss, "The loss")
         sync = hasattr(self.run.model, "set_requires_gradient_sync")
         with synced_at_the_end(self.run.model, last) if sync else contextlib.nullcontext():
@@ -244,7 +288,7 @@ class Guard:
     def take_step(self, total: Sum, *, skip: bool | Tensor | None = None) -> Outcome:
         """Decide on gradients that the caller made: for a framework that runs forward and backward by itself.
 
-        The losses went backward times `guard.run.judge.scale`. Gradients stay where they are.
+        The losses went backward times `guard.scale`. Gradients stay where they are.
 
         Args:
             total: The losses, and what the gradients are divided by.
@@ -272,11 +316,11 @@ class Guard:
     def _finish(
         self, total: Sum, skip: bool | Tensor | None, *, retries: int = 0, keep_gradients: bool = False
     ) -> Outcome:
-        check_rates(self.run.optimizer)
+        loss = total.mean
+        before = self.run.attempts, self.run.batch
         self.run.attempts += 1
         if self.run.batch is not None and not retries:
             self.run.batch += 1
-        loss = total.mean
         divisor = total.weight
         found: list[Verdict] = []
         names = self._layers.due(self.attempts)
@@ -291,6 +335,7 @@ class Guard:
                 divisor=divisor,
                 norm=norm_of(self.run.optimizer, self.norm_type) if math.isfinite(self.clip_norm) else None,
                 skip=skip,
+                samples=self.run.samples,
             )
             found.append(verdict)
             if verdict.divisor is not None:
@@ -300,15 +345,43 @@ class Guard:
             return verdict.decision
 
         lr = self.run.optimizer.param_groups[0]["lr"]
-        self._layers.count(self.attempts)
-        decision = self._stepper.step(judge, unit)
-        if not keep_gradients:
-            self._stepper.drop_gradients()
-        if self.run.average is not None:
-            self.run.average.update(decision.applied)
+        marks = self._stepper.marks()
+        try:
+            check_rates(self.run.optimizer)
+            self._layers.count(self.attempts)
+            self._stepper.step(judge, unit)
+        except BaseException:
+            if not found or self._stepper.marks() == marks:  # no weight has moved: there was no step
+                self.run.attempts, self.run.batch = before
+                self._abandon()
+                raise
+            self._note(found[0], records, total, lr, retries, keep_gradients=False)
+            raise
+        outcome = self._note(found[0], records, total, lr, retries, keep_gradients=keep_gradients)
+        if total.num > 1 and total.divisor == total.num:
+            self.note(
+                f"the loss of a micro-batch is divided by {total.num}, and the guard averages over the {total.num} as "
+                f"well: gradients are {total.num} times smaller than in a loop that divides once. Return the mean loss"
+            )
         self.run.schedules.attempt()
+        self._learn(self._late)
+        self._rescue.snapshot_if_due()
+        self.run.diary.check()  # last: on several processes the others have made the whole step
+        return outcome
+
+    def _note(
+        self,
+        verdict: Verdict,
+        records: list[tuple[tuple[str, ...], Tensor]],
+        total: Sum,
+        lr: float | Tensor,
+        retries: int,
+        *,
+        keep_gradients: bool,
+    ) -> Outcome:
+        """A step was made or left out: that is in the account, whatever comes now."""
         outcome = Outcome(
-            found[0].report,
+            verdict.report,
             attempt=self.attempts,
             due=self.attempts % self._due_every == 0,
             epoch=self.run.epoch,
@@ -317,21 +390,24 @@ class Guard:
             lr=None if isinstance(lr, Tensor) else float(lr),
             layers=records[0] if records else None,
             retries=retries,
+            votes=verdict.votes,
         )
         self._pending.append(outcome)
-        self._learn(self._late)
-        self._rescue.snapshot_if_due()
-        self.run.diary.check()  # last: on several processes the others have made the whole step
+        if not keep_gradients:
+            self._stepper.drop_gradients()
+        self._buffers.settle(verdict.decision.applied)
+        if self.run.average is not None:
+            self.run.average.update(verdict.decision.applied)
         return outcome
 
     def _learn(self, leave: int) -> None:
         """Read what became of earlier steps, except the last `leave`, and act on it."""
         while len(self._pending) > leave:
             outcome = self._pending.popleft()
-            self.run.schedules.learn(applied=outcome.applied)
             lost = self._layers.lost(outcome.attempt)
             self.lost = lost or self.lost
             self.run.diary.write(outcome, lost=None if lost is None else lost.share)
+            self.run.schedules.learn(applied=outcome.applied)  # may raise: a schedule has an end
             if self.on_outcome is not None:
                 self.on_outcome(outcome)
             if self._failures is not None:
@@ -388,8 +464,7 @@ class Guard:
     def summary(self) -> str:
         """What happened, in five lines, and one for each diagnosis; waits for the device."""
         self.drain()
-        said = [] if self._failures is None else self._failures.said
-        return "\n".join([self.run.diary.accounts.summary(), *(f"diagnosis of {words}" for words in said)])
+        return "\n".join([self.run.diary.accounts.summary(), *self.run.diagnoses])
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything needed to go on as if nothing had happened: tensors, and what JSON can hold."""
@@ -399,6 +474,7 @@ class Guard:
     def load_state_dict(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave, with the same model, optimizer and schedulers."""
         self._pending.clear()
+        self._buffers.forget()
         self.run.optimizer.zero_grad(set_to_none=True)
         guard_state.restore(self.run, tensors, state)
 
@@ -446,6 +522,9 @@ class Guard:
             self.drain()
         finally:
             self.run.applied.remove()
+            self._buffers.remove()
+            if self.run.samples is not None:
+                self.run.samples.remove()
             self.run.diary.close()
 
     def __enter__(self) -> Guard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any, cast
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from floatline.errors import FloatlineError, GuardError
 from floatline.guard.plain_values import DAMAGE
+from floatline.guard.random_state import load_random, save_random
 from floatline.guard.run import Run
 from floatline.guard.wrappers import reshard, unwrap
 from floatline.ledger.account import Accounts
@@ -57,10 +57,10 @@ def buffer_names(run: Run) -> list[str]:
 def collect(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and JSON of a guarded run, random number generators included."""
     tensors = live_tensors(run)
-    tensors["rng.host"] = torch.get_rng_state()
-    if run.device.type == "cuda":
-        tensors["rng.cuda"] = torch.cuda.get_rng_state(run.device)
-    version, words, gauss = random.getstate()
+    if run.samples is not None:
+        tensors |= run.samples.state()
+    random_tensors, random_fields = save_random(run.device)
+    tensors |= random_tensors
     numbers = {
         f"{index}.{key}": value
         for index, state in _optimizer_states(run).items()
@@ -85,7 +85,7 @@ def collect(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "snapshots": run.ring.state_dict(),
         "accounts": run.diary.accounts.as_json(),
         "average": None if run.average is None else run.average.decay,
-        "python_random": [version, list(words), gauss],
+        **random_fields,
     }
     return tensors, state
 
@@ -128,18 +128,15 @@ def _restore(run: Run, tensors: dict[str, Tensor], state: dict[str, Any]) -> Non
                 f"The state's plan '{plan.name}' has other {key} than the guard's. Make it with that plan."
             )
     run.take_plan(plan, state["islands"])
-    for name, tensor in live.items():
-        tensor.copy_(tensors[name])
+    for name, tensor in (live | ({} if run.samples is None else run.samples.state())).items():
+        if name in tensors:
+            tensor.copy_(tensors[name])
     _restore_optimizer(run, tensors, state["optimizer"])
     run.schedules.load_state_dict(state["schedules"])
     run.recovery.load_state_dict(state["recovery"])
     run.diary.accounts = Accounts.from_json(state["accounts"])
     run.attempts, run.epoch, run.batch = state["attempts"], state["epoch"], state["batch"]
-    version, words, gauss = state["python_random"]
-    random.setstate((version, tuple(words), gauss))
-    torch.set_rng_state(tensors["rng.host"])
-    if "rng.cuda" in tensors and run.device.type == "cuda":
-        torch.cuda.set_rng_state(tensors["rng.cuda"], run.device)
+    load_random(run.device, tensors, state)
 
 
 def _optimizer_states(run: Run) -> dict[int, dict[str, Any]]:

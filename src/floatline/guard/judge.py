@@ -15,6 +15,7 @@ from torch import Tensor
 from floatline.errors import GuardError
 from floatline.guard.agreement import num_processes
 from floatline.guard.policy import Policy
+from floatline.guard.samples import Samples
 from floatline.optim.survey import Decision, Survey
 from floatline.plan import Scaling
 
@@ -34,11 +35,13 @@ class Verdict:
         decision: For the optimizer.
         report: The numbers of NAMES, float32.
         divisor: The mean of all processes' divisors, which gradients were divided by; None where there is only one.
+        votes: For each process, whether it is for skipping the step; None where there is only one.
     """
 
     decision: Decision
     report: Tensor
     divisor: Tensor | None = None
+    votes: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Seen:
         is_total: Whether `size` is that sum.
         skip: Whether a process wants to skip.
         divisor: Mean of the divisors; None where there is only one.
+        known: Whether a process has skipped a sample of its batch before; None where nobody asks.
+        votes: For each process, whether its loss is not finite, or where all are, its gradients, or it wants to skip.
     """
 
     loss: Tensor
@@ -60,6 +65,8 @@ class Seen:
     is_total: bool
     skip: bool | Tensor | None = None
     divisor: Tensor | None = None
+    known: Tensor | None = None
+    votes: Tensor | None = None
 
 
 class Judge:
@@ -68,8 +75,9 @@ class Judge:
     Numerics:
         Score of x: (ln x - median of the last 16) / max(score_floor, 1.4826 median|d| / sqrt 2), where d are the
         differences between neighbours among the last 128; differences take the trend out. Only applied steps enter
-        the windows, so neither NaN nor an outlier ever moves them. No score before `outlier_warmup` steps, and none
-        for x <= 0: NaN then, which is never above the limit.
+        the windows, so neither NaN nor an outlier that is skipped ever moves them. No score before `outlier_warmup`
+        steps, and none for x <= 0: NaN then, which is never above the limit. Scores are reported; they decide on a
+        step only where the policy has `skip_outliers`.
         Scale: x backoff on overflow (from the hysteresis-th in a row on), x growth after growth_interval applied
         steps, kept within floor and cap. A loss that is not finite says nothing about the scale: it stays.
         Everything is chosen with `where`; nothing is multiplied by zero. Checked by tests/guard/test_judge.py against
@@ -110,6 +118,7 @@ class Judge:
         divisor: float | Tensor = 1.0,
         norm: Tensor | None = None,
         skip: bool | Tensor | None = None,
+        samples: Samples | None = None,
     ) -> Verdict:
         """Decide one step, and move scale and windows accordingly.
 
@@ -120,18 +129,23 @@ class Judge:
             divisor: What gradients are divided by besides the scale: the batches that were summed.
             norm: Scaled norm that is clipped by, where it is not the Euclidean one.
             skip: True: do not make the step, whatever was found.
+            samples: Knows the batch, where outliers are skipped: one that was skipped before is not skipped again.
         """
+        known = None if samples is None else samples.were_skipped()
         if num_processes(self.group) == 1 and norm is None:
-            seen = Seen(loss.detach().to(torch.float32).reshape(()), None, survey.whole.total, is_total=True)
+            own = loss.detach().to(torch.float32).reshape(())
+            seen = Seen(own, None, survey.whole.total, is_total=True, known=known)
         else:
-            seen = self._agree(loss.detach().to(torch.float32), survey, norm, divisor, skip)
+            seen = self._agree(loss.detach().to(torch.float32), survey, norm, divisor, skip, known)
             skip = seen.skip
             divisor = divisor if seen.divisor is None else seen.divisor
         if self._fused is not None:
             verdict = self._fused(self, seen, clip_norm=clip_norm, divisor=divisor, skip=skip)
         else:
             verdict = self._judge(seen, clip_norm=clip_norm, divisor=divisor, skip=skip)
-        return verdict if seen.divisor is None else replace(verdict, divisor=seen.divisor)
+        if samples is not None:
+            samples.note(verdict.report[NAMES.index("reason")] == OUTLIER)
+        return verdict if seen.divisor is None else replace(verdict, divisor=seen.divisor, votes=seen.votes)
 
     def _judge(self, seen: Seen, *, clip_norm: float, divisor: float | Tensor, skip: bool | Tensor | None) -> Verdict:
         scale = self.scale
@@ -142,7 +156,10 @@ class Judge:
         values = torch.stack([worst, size])
         logs = values.log()
         scores = self._scores(logs)
-        outlier = (scores > self.policy.outlier_score).any() | (size > self.policy.skip_norm_above)
+        outlier = size > self.policy.skip_norm_above
+        if self.policy.skip_outliers:
+            strange = (scores > self.policy.outlier_score).any()
+            outlier = outlier | (strange if seen.known is None else strange & ~seen.known)
         reason = torch.where(outlier, OUTLIER, 0.0)
         if skip is not None:
             wanted = torch.as_tensor(skip, device=self.device).to(torch.bool).reshape(())
@@ -185,7 +202,13 @@ class Judge:
         self.good_steps.copy_(torch.where(grow, 0.0, good))
 
     def _agree(
-        self, loss: Tensor, survey: Survey, norm: Tensor | None, divisor: float | Tensor, skip: bool | Tensor | None
+        self,
+        loss: Tensor,
+        survey: Survey,
+        norm: Tensor | None,
+        divisor: float | Tensor,
+        skip: bool | Tensor | None,
+        known: Tensor | None,
     ) -> Seen:
         """What all processes see together: one all-reduce, whatever their number, and whether gradients are sharded."""
         loss = loss.reshape(()).to(self.device)
@@ -195,13 +218,14 @@ class Judge:
         size = total if norm is None else torch.where(total.isfinite(), norm.to(torch.float32), math.inf)
         if world == 1:
             size = size.sqrt() if norm is None else size
-            return Seen(loss, None, size / (self.scale * divisor), is_total=False, skip=skip)
+            return Seen(loss, None, size / (self.scale * divisor), is_total=False, skip=skip, known=known)
         wanted = torch.as_tensor(False if skip is None else skip, device=self.device).to(torch.float32).reshape(())
         # A row for each process: summing rows of zeros hands every process all rows, inf and NaN included.
-        rows = torch.zeros(world, 4, dtype=torch.float32, device=self.device)
+        rows = torch.zeros(world, 5, dtype=torch.float32, device=self.device)
         # Gradients were averaged over the processes: so are the divisors, or the replicas would come apart.
         share = torch.zeros((), dtype=torch.float32, device=self.device) + divisor
-        rows[dist.get_rank(self.group)] = torch.stack([loss, size, wanted, share])
+        met = torch.zeros_like(wanted) if known is None else known.to(torch.float32)
+        rows[dist.get_rank(self.group)] = torch.stack([loss, size, wanted, share, met])
         dist.all_reduce(rows, group=self.group)
         losses, divisors = rows[:, 0], rows[:, 3]
         divisor = divisors.mean()
@@ -210,7 +234,11 @@ class Judge:
         mean = (losses * divisors).mean() / divisor
         size = rows[:, 1].sum().sqrt() if norm is None else rows[:, 1].max()
         size = torch.where(size.isfinite(), size / (self.scale * divisor), math.inf)
-        return Seen(mean, worst, size, is_total=False, skip=(rows[:, 2] > 0).any(), divisor=divisor)
+        known = None if known is None else (rows[:, 4] > 0).any()
+        bad = ~losses.isfinite()
+        votes = (torch.where(bad.any(), bad, ~rows[:, 1].isfinite()) | (rows[:, 2] > 0)).to(torch.float32)
+        skips = (rows[:, 2] > 0).any()
+        return Seen(mean, worst, size, is_total=False, skip=skips, divisor=divisor, known=known, votes=votes)
 
     def _share_of_total(self, survey: Survey, world: int) -> Tensor:
         """What this process adds to the sum of squares: each gradient's part, or 1 / N of what all N processes hold."""

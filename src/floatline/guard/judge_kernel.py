@@ -53,11 +53,12 @@ def _push(window, log, accepted, WINDOW: tl.constexpr):
 
 @triton.jit
 def judge_kernel(
-    loss_ptr, worst_ptr, size_ptr, divisor_ptr, skip_ptr,
+    loss_ptr, worst_ptr, size_ptr, divisor_ptr, skip_ptr, known_ptr,
     scale_ptr, good_ptr, overflows_ptr, window_ptr, applied_ptr, out_ptr,
     divisor, clip_norm, outlier_score, skip_norm_above, score_floor, growth, backoff, floor, cap,
     warmup, interval, hysteresis,
     IS_TOTAL: tl.constexpr, DIVISOR_IN_MEMORY: tl.constexpr, HAS_SKIP: tl.constexpr, HAS_CLIP: tl.constexpr,
+    SKIP_OUTLIERS: tl.constexpr, HAS_KNOWN: tl.constexpr,
     SCALED: tl.constexpr, ROBUST: tl.constexpr, WINDOW: tl.constexpr, RECENT: tl.constexpr,
 ):  # fmt: skip
     """Decide one step; see `Judge.judge`. `size` is a sum of squares, or a norm, of the scaled gradients."""
@@ -76,7 +77,12 @@ def judge_kernel(
     loss_score = _score(window_ptr, loss_log, warmup, score_floor, ROBUST, WINDOW, RECENT)
     norm_score = _score(window_ptr + WINDOW, norm_log, warmup, score_floor, ROBUST, WINDOW, RECENT)
     # Places in REASONS, the stronger ones last.
-    outlier = (loss_score > outlier_score) | (norm_score > outlier_score) | (norm > skip_norm_above)
+    outlier = norm > skip_norm_above
+    if SKIP_OUTLIERS:
+        strange = (loss_score > outlier_score) | (norm_score > outlier_score)
+        if HAS_KNOWN:
+            strange = strange & (tl.load(known_ptr) == 0)
+        outlier = outlier | strange
     reason = tl.where(outlier, 3.0, 0.0)
     if HAS_SKIP:
         reason = tl.where(tl.load(skip_ptr) != 0, 4.0, reason)

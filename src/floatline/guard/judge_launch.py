@@ -46,6 +46,8 @@ class FusedJudge:
             "DIVISOR_IN_MEMORY": shared is not None,
             "HAS_SKIP": asked is not None,
             "HAS_CLIP": math.isfinite(clip_norm),
+            "SKIP_OUTLIERS": policy.skip_outliers,
+            "HAS_KNOWN": seen.known is not None,
             "SCALED": judge.scaling is not None,
             "ROBUST": ROBUST,
             "WINDOW": WINDOW,
@@ -53,6 +55,7 @@ class FusedJudge:
         }
         tensors = (
             loss, worst, seen.size, loss if shared is None else shared, applied if asked is None else asked,
+            applied if seen.known is None else seen.known,
             judge.scale, judge.good_steps, judge.overflows, judge.window, applied, out,
         )  # fmt: skip
         numbers = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from typing import Any, cast
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from floatline.errors import GuardError
 from floatline.guard import guard_state
+from floatline.guard.random_state import draw_random
 from floatline.guard.run import Run
 from floatline.guard.wrappers import reshard, unwrap
 from floatline.optim import mesh
@@ -69,7 +69,8 @@ def fit(run: Run, parts: list[Part], rank: int) -> Part:
         # States go through memory in the order of their weights.
         found[name] = torch.empty_like(held, dtype=part.dtype, device="cpu").copy_(part)
     if rank >= len(parts):
-        state = {**state, "python_random": _draw_random(run, found, rank)}
+        drawn, fields = draw_random(run.device, _seed_of(found, rank))
+        found, state = found | drawn, {**state, **fields}
     return found, state
 
 
@@ -99,13 +100,8 @@ def _check_blocks(name: str, owner: Tensor, shared: dict[str, Tensor]) -> None:
         )
 
 
-def _draw_random(run: Run, tensors: dict[str, Tensor], rank: int) -> list[Any]:
-    """Random numbers for a process that was not there before; gives Python's, and puts torch's among the tensors."""
+def _seed_of(tensors: dict[str, Tensor], rank: int) -> int:
+    """Where a process begins that was not there before: it follows from process 0's random numbers and its own rank."""
     before = bytes(cast("list[int]", tensors["rng.host"].tolist()))
     digest = hashlib.sha256(before + rank.to_bytes(8, "little")).digest()
-    seed = int.from_bytes(digest[:7], "little")
-    tensors["rng.host"] = torch.Generator().manual_seed(seed).get_state()
-    if run.device.type == "cuda":
-        tensors["rng.cuda"] = torch.Generator(run.device).manual_seed(seed).get_state()
-    version, words, gauss = random.Random(seed).getstate()  # noqa: S311 no secret depends on it
-    return [version, list(words), gauss]
+    return int.from_bytes(digest[:7], "little")

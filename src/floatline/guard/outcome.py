@@ -22,6 +22,7 @@ class Outcome:
         batch: Batch within the epoch.
         micro_batches: Batches that were summed.
         lr: Learning rate of the first group.
+        votes: For each process, whether it is for skipping the step, on the device; None where there is only one.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Outcome:
         lr: float | None = None,
         layers: tuple[tuple[str, ...], Tensor] | None = None,
         retries: int = 0,
+        votes: Tensor | None = None,
     ) -> None:
         self.attempt = attempt
         self.due = due
@@ -47,6 +49,7 @@ class Outcome:
         self.report = report  # the numbers of NAMES, on the device
         self._late = LateValues({}, [(NAMES, report)])
         self._layers = None if layers is None else LateValues({}, [layers])
+        self._votes = None if votes is None else LateValues({}, [(tuple(map(str, range(len(votes)))), votes)])
         self._numbers: dict[str, float] | None = None
 
     @property
@@ -66,6 +69,13 @@ class Outcome:
         """Why the step was skipped; None if it was applied."""
         place = int(self.numbers["reason"])
         return None if place == 0 else REASONS[place - 1]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The processes for which the step was skipped; none where it was applied, or there is only one."""
+        if self._votes is None or self.applied:
+            return ()
+        return tuple(int(rank) for rank, vote in self._votes.read().items() if vote)
 
     @property
     def applied(self) -> bool:

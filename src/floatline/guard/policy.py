@@ -13,7 +13,9 @@ class Policy:
     """When a step is skipped, when the run goes back, when it stops.
 
     Args:
-        outlier_score: A loss or gradient norm with a higher score is skipped; inf never.
+        outlier_score: A loss or gradient norm with a higher score is an outlier; inf: none is. It is noted.
+        skip_outliers: Skip outliers, instead of training on them. One that has a sample in common with an outlier that
+            was skipped before is trained on, and so is a level that persists.
         outlier_warmup: Accepted steps before the score is used.
         skip_norm_above: A gradient norm above this number is skipped, too; inf never. A folk remedy: see `remedies`.
         score_floor: Smallest scale of the score: ln x must move by score_floor * outlier_score at least.
@@ -36,6 +38,7 @@ class Policy:
         underflow_act: Share at which the scale is raised.
         underflow_every: Steps between two counts; 0 never counts.
         collapse_after: Overflows in a row at the smallest scale after which no scale can work.
+        warn_after: Failed steps in a row after which a line on stderr says so.
         most_bad: Skipped steps in a row that stop the run; None never.
         least_success: Share of applied steps, over the last success_window, below which the run stops.
         success_window: Steps the share is taken over.
@@ -43,6 +46,7 @@ class Policy:
     """
 
     outlier_score: float = 6.0
+    skip_outliers: bool = False
     outlier_warmup: int = 32
     skip_norm_above: float = math.inf
     score_floor: float = 0.01
@@ -65,7 +69,8 @@ class Policy:
     underflow_act: float = 0.05
     underflow_every: int = 100
     collapse_after: int = 20
-    most_bad: int | None = None
+    warn_after: int = 10
+    most_bad: int | None = 200
     least_success: float = 0.0
     success_window: int = 500
     read_after: int = 4
@@ -75,6 +80,10 @@ class Policy:
             value = getattr(self, field.name)
             lowest, highest = _LIMITS.get(field.name, (0, math.inf))
             if field.name == "most_bad" and value is None:
+                continue
+            if field.type == "bool":
+                if not isinstance(value, bool):
+                    raise GuardError(f"{field.name} is {value!r}. Give True or False.")
                 continue
             whole = field.type in ("int", "int | None")
             good = isinstance(value, int) if whole else isinstance(value, int | float)
@@ -102,6 +111,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "underflow_warn": (0, 1),
     "underflow_act": (0, 1),
     "collapse_after": (1, math.inf),
+    "warn_after": (1, math.inf),
     "most_bad": (1, math.inf),
     "least_success": (0, 1),
     "success_window": (1, math.inf),
@@ -110,8 +120,8 @@ _LIMITS: dict[str, tuple[float, float]] = {
 
 DEFAULT = Policy()
 POLICIES: dict[str, Policy] = {
-    # Unattended runs: snapshots, and a stop before a broken data set has used up the night.
-    "safe": replace(DEFAULT, snapshot_gib=8.0, most_bad=200, least_success=0.5),
+    # Unattended runs: outliers are skipped, snapshots are kept, and a run that loses most of its work is stopped.
+    "safe": replace(DEFAULT, skip_outliers=True, snapshot_gib=8.0, least_success=0.5),
     # What costs nothing, and a stop when most of the work is lost.
     "balanced": replace(DEFAULT, least_success=0.5),
     # A short, expensive fine-tuning: retry what overflowed, stop after ten bad batches in a row.

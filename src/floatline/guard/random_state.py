@@ -1,11 +1,11 @@
-"""RandomState: every random number generator that a step may draw from, as it was, for JSON and back."""
+"""RandomState: every random number generator that a step may draw from, as it was, for files and back."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -42,9 +42,7 @@ class RandomState:
     def restore(self) -> None:
         """Go back to them; devices that are not there any more are left out."""
         random.setstate(cast("Any", self.python))
-        numpy = sys.modules.get("numpy")
-        if self.numpy is not None and numpy is not None:
-            numpy.random.set_state(self.numpy)
+        restore_numpy(self.numpy)
         torch.set_rng_state(self.host)
         if self.cuda and torch.cuda.is_available():
             for device, state in list(enumerate(self.cuda))[: torch.cuda.device_count()]:
@@ -63,12 +61,7 @@ class RandomState:
     def as_parts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors, and what JSON can hold."""
         tensors = {"rng.host": self.host, **{f"rng.cuda.{i}": state for i, state in enumerate(self.cuda)}}
-        version, words, gauss = self.python
-        numpy = self.numpy
-        if numpy is not None:
-            name, numbers, place, has_gauss, own = numpy
-            numpy = (str(name), [int(n) for n in numbers], int(place), int(has_gauss), float(own))
-        return tensors, {"python": [version, list(words), gauss], "numpy": None if numpy is None else list(numpy)}
+        return tensors, {"python": _python_fields(self.python), "numpy": _numpy_fields(self.numpy)}
 
     @classmethod
     def from_parts(cls, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> RandomState:
@@ -84,3 +77,70 @@ class RandomState:
             tensors["rng.host"],
             tuple(cuda),
         )
+
+
+def seed_all(seed: int) -> None:
+    """Begin every generator anew; numpy takes 32 bits of the seed, and counts only where it is loaded."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def restore_numpy(state: Sequence[Any] | None) -> None:
+    """Take numpy's global generator back, as it is or as JSON held it; nothing where it was not loaded or is not."""
+    numpy = sys.modules.get("numpy")
+    if state is not None and numpy is not None:
+        numpy.random.set_state(tuple(state))
+
+
+def save_random(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a checkpoint holds of the generators of a process that trains on one device; see `load_random`."""
+    now = RandomState.now()
+    cuda = {} if device.type != "cuda" else {"rng.cuda": torch.cuda.get_rng_state(device)}
+    return {"rng.host": now.host, **cuda}, _fields(now)
+
+
+def draw_random(device: torch.device, seed: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The same for a process that begins from a seed; the generators of this process stay as they are."""
+    host = torch.Generator().manual_seed(seed).get_state()
+    cuda = {} if device.type != "cuda" else {"rng.cuda": torch.Generator(device).manual_seed(seed).get_state()}
+    numpy = sys.modules.get("numpy")
+    own = None if numpy is None else tuple(numpy.random.RandomState(seed % 2**32).get_state())
+    python = random.Random(seed).getstate()  # noqa: S311 no secret depends on it
+    return {"rng.host": host, **cuda}, _fields(RandomState(python, own, host, ()))
+
+
+def load_random(device: torch.device, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> None:
+    """Go back to what `save_random` gave, on whatever device this process trains now.
+
+    A checkpoint of an earlier version does not hold numpy's numbers; they are then left as they are.
+
+    Args:
+        device: Where the run trains.
+        tensors: The tensors, among others.
+        fields: The fields, among others.
+    """
+    version, words, gauss = fields["python_random"]
+    random.setstate((int(version), tuple(words), gauss))
+    restore_numpy(fields.get("numpy_random"))
+    torch.set_rng_state(tensors["rng.host"])
+    if "rng.cuda" in tensors and device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng.cuda"], device)
+
+
+def _fields(state: RandomState) -> dict[str, Any]:
+    return {"python_random": _python_fields(state.python), "numpy_random": _numpy_fields(state.numpy)}
+
+
+def _python_fields(state: tuple[Any, ...]) -> list[Any]:
+    version, words, gauss = state
+    return [version, list(words), gauss]
+
+
+def _numpy_fields(state: tuple[Any, ...] | None) -> list[Any] | None:
+    if state is None:
+        return None
+    name, numbers, place, has_gauss, gauss = state
+    return [str(name), [int(number) for number in numbers], int(place), int(has_gauss), float(gauss)]

@@ -43,7 +43,8 @@ def save(run: Run, folder: Path, tensors: dict[str, Tensor], state: dict[str, An
     rank = dist.get_rank(group)
     if rank and not any(map(mesh.is_distributed, run.model.parameters())):
         own = guard_state.buffer_names(run)
-        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("rng.") or name in own}
+        own += [name for name in tensors if name.startswith(("rng.", "samples."))]
+        tensors = {name: tensors[name] for name in tensors if name in own}
     failure = None
     try:
         run_files.save_checkpoint(_of_rank(folder, rank), run.attempts, tensors, state)

@@ -10,6 +10,7 @@ from typing import Any
 from floatline.guard.actions import (
     AcceptRegime,
     Action,
+    Alarm,
     AskCanary,
     CheckWeights,
     Escalate,
@@ -39,6 +40,9 @@ __all__ = [
     "Stop",
     "Warn",
 ]
+
+BURST = 16
+"""Ordinary steps after which an outlier is spoken of again."""
 
 RECHECK_EVERY = 10
 """Non-finite losses between two looks at the weights, which may have been damaged meanwhile."""
@@ -116,10 +120,18 @@ class Recovery:
             now.since_rollback += 1
             if now.since_rollback >= self._policy.forget_rollbacks:
                 now.rollbacks = 0
-            return []
+            return self._note_outlier(seen)
         now.bad += 1
         if now.bad == 1:
             now.bad_since = seen.attempt
+        alarm: list[Action] = []
+        if now.bad == self._policy.warn_after:
+            alarm = [Alarm(now.bad, now.bad_since, seen.reason or "")]
+        return [*alarm, *self._act_on(seen)]
+
+    def _act_on(self, seen: Seen) -> list[Action]:
+        """What is to be done about a step that was skipped."""
+        now = self._now
         actions: list[Action] = []
         if seen.reason == "overflow":
             actions = self._on_overflow(seen)
@@ -203,6 +215,16 @@ class Recovery:
             return []
         now.question = "nonfinite"
         return [CheckWeights()]
+
+    def _note_outlier(self, seen: Seen) -> list[Action]:
+        """A word about an outlier that was trained on, where it is the first after a row of ordinary steps."""
+        score = max((s for s in (seen.loss_score, seen.norm_score) if not math.isnan(s)), default=0.0)
+        if score <= self._policy.outlier_score:
+            return []
+        begins = self._now.noted < 0 or seen.attempt - self._now.noted > BURST
+        self._now.noted = seen.attempt
+        what = f"loss {seen.loss:.4g}" if seen.loss_score == score else f"gradient norm {seen.grad_norm:.4g}"
+        return [Warn(f"{what} is out of line (score {score:.1f}); trained on as any other step")] if begins else []
 
     def _on_outlier(self, seen: Seen) -> list[Action]:
         now, policy = self._now, self._policy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ from floatline.guard import guard_state, rank_files
 from floatline.guard.actions import (
     AcceptRegime,
     Action,
+    Alarm,
     AskCanary,
     CheckWeights,
     Escalate,
@@ -26,13 +28,16 @@ from floatline.guard.actions import (
     Warn,
 )
 from floatline.guard.agreement import num_processes
-from floatline.guard.closures import Loss, Randomness, take_loss
-from floatline.guard.nonfinite import first_nonfinite
+from floatline.guard.closures import Loss, take_loss
+from floatline.guard.diary import is_first_process
+from floatline.guard.nonfinite import Place, first_nonfinite
 from floatline.guard.outcome import Outcome
+from floatline.guard.random_state import RandomState
 from floatline.guard.recovery import Seen, is_sound
 from floatline.guard.run import Run
 from floatline.guard.snapshots import Snapshot
 from floatline.guard.underflow import Lost
+from floatline.guard.voice import say, what_to_run
 from floatline.guard.wrappers import unwrap
 
 USUAL_SCALE = 2.0**16
@@ -52,9 +57,11 @@ class Rescue:
         self._run = run
         self._canary = canary
         self._latest: Outcome | None = None  # the step that is acted on
+        self._closure: Callable[[], Loss] | None = None  # gives the loss of the last batch
 
     def remember(self, compute_loss: Callable[[Any], Loss], batch: Any) -> None:
-        """Keep the first batch as canary, where the run can go back at all."""
+        """Keep the last batch, to say where it fails, and the first as canary, where the run can go back at all."""
+        self._closure = lambda: compute_loss(batch)
         if self._canary is None and self._run.policy.snapshot_gib > 0:
             self._canary = lambda: compute_loss(batch)
             self._run.recovery.can_probe = True
@@ -143,9 +150,33 @@ class Rescue:
                 run.diary.note("scale-change", message, scale=float(run.judge.scale))
             case Warn():
                 run.diary.note("note", action.message)
+            case Alarm():
+                self._raise_alarm(action)
             case Stop():
                 self._stop(action)
         return []
+
+    def _raise_alarm(self, action: Alarm) -> None:
+        """Say that many steps in a row failed, where that begins, and what to run."""
+        run, outcome = self._run, self._latest
+        ranks = () if outcome is None else outcome.ranks
+        words = f"{action.num} steps in a row failed, since step {action.since:,}: {action.reason}"
+        words += f", rank {', '.join(map(str, ranks))}" if ranks else ""
+        place = self._find_place() if action.reason == "forward-nonfinite" else None
+        words += f"; first in {place}" if place is not None else ""
+        words += f"; {run.diagnoses[-1]}" if run.diagnoses else f". To find the cause: {what_to_run()}"
+        run.diary.note("note", words)
+        if is_first_process(run.judge.group):
+            say(words)
+
+    def _find_place(self) -> Place | None:
+        """Where the last batch fails; None where it does not, or cannot be run again."""
+        closure = self._closure
+        if closure is None:
+            return None
+        with contextlib.suppress(Exception):  # a word less, and the run goes on
+            return first_nonfinite(unwrap(self._run.model), lambda: self.replay(closure))
+        return None
 
     @torch.no_grad()
     def weights_are_finite(self) -> bool:
@@ -180,7 +211,7 @@ class Rescue:
         run = self._run
         modes = [(module, module.training) for module in run.model.modules()]
         context = run.autocast() if precision is None else torch.autocast(run.device.type, enabled=False)
-        randomness = Randomness(run.device)
+        randomness = RandomState.now()
         run.model.eval()
         try:
             # With gradients on, so that take_loss can tell a loss from a constant; nothing goes backward.
@@ -299,7 +330,8 @@ class Rescue:
             tensors, state = guard_state.collect(run)
             path = rank_files.save(run, run.diary.folder / "stopped", tensors, {**state, "extra": {}})
             kept += f" State: {path}."
-        message = f"Stopped{place}: {action.message}{kept}"
+        advice = f"The {run.diagnoses[-1]}" if run.diagnoses else action.advice
+        message = f"Stopped{place}: {action.message}{' ' * bool(advice)}{advice}{kept}"
         run.diary.note("stop", message)
         try:
             run.diary.flush()

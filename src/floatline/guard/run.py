@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from floatline.guard.islands import Islands, Outputs
 from floatline.guard.judge import Judge
 from floatline.guard.policy import Policy
 from floatline.guard.recovery import Recovery
+from floatline.guard.samples import Samples
 from floatline.guard.schedules import Schedules
 from floatline.guard.snapshots import SnapshotRing
 from floatline.plan import Plan
@@ -41,6 +42,8 @@ class Run:
         recovery: What trouble was seen, and what was done about it.
         ring: Snapshots.
         average: Average of the weights, where one is kept.
+        samples: Those of skipped outliers, where outliers are skipped.
+        diagnoses: What was found out about steps that failed, each with its step.
         attempts: Steps so far.
         epoch: Epoch, where the caller counts them.
         batch: Batch within the epoch.
@@ -58,6 +61,8 @@ class Run:
     recovery: Recovery
     ring: SnapshotRing
     average: Average | None = None
+    samples: Samples | None = None
+    diagnoses: list[str] = field(default_factory=list[str])
     attempts: int = 0
     epoch: int | None = None
     batch: int | None = None

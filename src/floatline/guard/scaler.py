@@ -17,6 +17,10 @@ from floatline.guard.agreement import agree_on_overflow
 from floatline.guard.unscaling import unscale, widen_fp16
 from floatline.numerics.moving import send
 
+_FLOOR, _CAP = 1.0, 2.0**24
+# A scale is a number of float32, and so is its inverse.
+_SMALLEST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
 
 class LossScaler(torch.amp.GradScaler):
     """Multiplies the loss, divides the gradients, skips a step that is not finite, and moves the scale.
@@ -32,14 +36,14 @@ class LossScaler(torch.amp.GradScaler):
 
     Args:
         device: Device type.
-        init_scale: Scale at the start.
+        init_scale: Scale at the start; any number but NaN. A limit that was not given moves to let it in.
         growth_factor: What the scale is multiplied by after growth_interval steps without overflow.
         backoff_factor: What it is multiplied by after an overflow.
         growth_interval: Half of torch's 2000: a scale that had to fall comes back sooner.
         enabled: False: every method does nothing, and `step` is the optimizer's step.
-        floor: Smallest scale. Without one, 144 steps that are not finite in a row make 1 / scale inf, and the next
-            healthy step writes inf into the weights.
-        cap: Largest scale.
+        floor: Smallest scale; None is 1, or an `init_scale` between 0 and that. Without one, 144 steps that are not
+            finite in a row make 1 / scale inf, and the next healthy step writes inf into the weights.
+        cap: Largest scale; None is 2^24, or a larger `init_scale`.
         hysteresis: The scale falls from the N-th overflow in a row on; the steps are skipped all the same.
         process_group: Processes that train together, or None for the default group. If any of them finds an inf or
             NaN, all skip the step: one all-reduce of 8 bytes for each optimizer.
@@ -54,19 +58,23 @@ class LossScaler(torch.amp.GradScaler):
         growth_interval: int = 1000,
         enabled: bool = True,
         *,
-        floor: float = 1.0,
-        cap: float = 2.0**24,
+        floor: float | None = None,
+        cap: float | None = None,
         hysteresis: int = 1,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
-        _check_limits(floor=floor, cap=cap, hysteresis=hysteresis)
-        if self._enabled and not floor <= init_scale <= cap:
+        start = _number(init_scale, "init_scale") if self._enabled else _FLOOR
+        low = floor if floor is not None else _lowered(start)
+        high = cap if cap is not None else _raised(start)
+        _check_limits(floor=low, cap=high, hysteresis=hysteresis)
+        if self._enabled and ((floor is not None and start < floor) or (cap is not None and start > cap)):
             raise ScalerError(
-                f"init_scale {init_scale:g} is outside floor {floor:g} and cap {cap:g}. Move init_scale or the limit."
+                f"init_scale {start:g} is outside floor {low:g} and cap {high:g}. Move init_scale or the limit."
             )
-        self._floor = float(floor)
-        self._cap = float(cap)
+        self._init_scale = min(max(start, low), high)
+        self._floor = float(low)
+        self._cap = float(high)
         self._hysteresis = hysteresis
         self._process_group = process_group
         self._init_overflows = 0
@@ -121,7 +129,8 @@ class LossScaler(torch.amp.GradScaler):
             # It knows more: a norm that overflowed, or a skip the caller asked for.
             return optimizer.decision.applied.to(torch.float32)
         if not found:
-            return torch.ones((), dtype=torch.float32, device=optimizer.param_groups[0]["params"][0].device)
+            devices = (param.device for group in optimizer.param_groups for param in group["params"])
+            return torch.ones((), dtype=torch.float32, device=next(devices, "cpu"))
         home = found[0].device
         total = found[0] if len(found) == 1 else torch.stack([send(f, home) for f in found]).sum()
         return (total == 0).to(torch.float32)
@@ -130,13 +139,17 @@ class LossScaler(torch.amp.GradScaler):
         """Move the scale, once after the steps of all optimizers, and keep it within floor and cap.
 
         Args:
-            new_scale: The scale to take instead, brought within floor and cap.
+            new_scale: The scale to take instead, brought within floor and cap: 0 is the floor. A tensor is read on
+                the host.
+
+        Raises:
+            ScalerError: `new_scale` is NaN.
         """
         if not self._enabled:
             self._iteration_over = True
             return
-        if isinstance(new_scale, (int, float)):
-            new_scale = _positive(float(new_scale), "new_scale")
+        if new_scale is not None:
+            new_scale = self._within(new_scale)
         before = overflow = None
         if new_scale is None and self._hysteresis > 1 and self._scale is not None:
             before, overflow = self._scale.clone(), self._overflow_found(self._scale.device)
@@ -148,6 +161,13 @@ class LossScaler(torch.amp.GradScaler):
             scale.copy_(torch.where(overflow & (count < self._hysteresis), before, scale))
         scale.clamp_(self._floor, self._cap)
         self._iteration_over = True
+
+    def _within(self, given: float | Tensor) -> float | Tensor:
+        """A new scale within the limits. A tensor comes back as it is: torch says what is wrong with one."""
+        if isinstance(given, Tensor):
+            _number(math.nan if bool(given.isnan().any()) else 1.0, "new_scale")
+            return given
+        return min(max(_number(given, "new_scale"), self._floor), self._cap)
 
     def _overflow_found(self, home: torch.device) -> Tensor | None:
         states = cast("Iterable[dict[str, Any]]", self._per_optimizer_states.values())
@@ -220,6 +240,24 @@ def _check_limits(*, floor: float, cap: float, hysteresis: int) -> None:
         raise ScalerError(f"floor {floor:g} is above cap {cap:g}. Give a floor no larger than the cap.")
     if isinstance(hysteresis, bool) or not isinstance(hysteresis, int) or hysteresis < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ScalerError(f"hysteresis {hysteresis!r} is not a number of overflows. Give a whole number from 1 up.")
+
+
+def _number(value: float | Tensor, name: str) -> float:
+    """A number that can be brought within limits."""
+    number = float(value)
+    if math.isnan(number):
+        raise ScalerError(f"{name} nan cannot be a scale. Give a number, such as 65536.")
+    return number
+
+
+def _lowered(start: float) -> float:
+    """The floor that lets a start value in: it stays so large that 1 / scale is finite in float32."""
+    return min(_FLOOR, max(start, _SMALLEST)) if start > 0 else _FLOOR
+
+
+def _raised(start: float) -> float:
+    """The cap that lets a start value in: a number of float32. An infinite one is no scale, and gives nothing away."""
+    return max(_CAP, min(start, _LARGEST)) if math.isfinite(start) else _CAP
 
 
 def _positive(value: float, name: str) -> float:

@@ -29,6 +29,7 @@ class Standing:
     scaled: bool = False  # a scale above the smallest was seen
     question: str = ""  # why weights or canary were asked for
     outcomes: str = ""  # of the last `success_window` steps: 1 applied, 0 skipped
+    noted: int = -1  # the last outlier that was trained on
 
     def end_streaks(self) -> None:
         """Begin to count anew what is counted in a row."""
@@ -42,6 +43,7 @@ class Standing:
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Standing:
         """What `as_json` was called on; GuardError for anything else."""
+        state = {"noted": -1, **state}  # checkpoints of version 0.1 do not have it
         for field in fields(cls):
             value = state.get(field.name)
             if type(value).__name__ != field.type:

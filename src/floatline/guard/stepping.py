@@ -56,6 +56,11 @@ class Stepper:
             self._step_plain(decision)
         return decision
 
+    def marks(self) -> list[int]:
+        """How often the first weight of each group was written to: tells whether a step that raised has moved any."""
+        groups = ((p for p in group["params"] if p.grad is not None) for group in self.optimizer.param_groups)
+        return [mesh.local_part(p.detach())._version for group in groups for p in [next(group, None)] if p is not None]
+
     def drop_gradients(self) -> None:
         """Set every gradient to None, as the optimizer's zero_grad does, without the time that it takes to say so."""
         for group in self.optimizer.param_groups:

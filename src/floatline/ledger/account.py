@@ -147,6 +147,12 @@ class Accounts:
             if len(self.epochs) > MAX_EPOCHS:
                 del self.epochs[next(iter(self.epochs))]
 
+    def in_short(self) -> str:
+        """Steps that were applied, and why others were not, in one line."""
+        run = self.run
+        reasons = "".join(f", {count:,} {reason}" for reason, count in run.skipped.items() if count)
+        return f"{run.applied:,} of {run.attempted:,} steps applied{reasons}"
+
     def summary(self) -> str:
         """What happened, in five lines."""
         run = self.run

@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -194,6 +194,7 @@ class Ledger:
         norm_score: Number | None = None,
         layer_norms: Mapping[str, Number] | Vector | None = None,
         packed: Vector | None = None,
+        ranks: Sequence[int] = (),
     ) -> None:
         """Record one attempted step, with the values as they are now.
 
@@ -217,6 +218,7 @@ class Ledger:
             norm_score: Outlier score of the norm.
             layer_norms: Norm by layer name; or names and a 1-D tensor, copied at once.
             packed: Names of numbers, 'applied' or 'reason', and a 1-D tensor that holds them, copied at once.
+            ranks: Processes for which the step was skipped.
 
         Raises:
             LedgerError: The record contradicts itself, the ledger is closed, or what was appended before cannot be
@@ -246,7 +248,7 @@ class Ledger:
         elif layer_norms is not None:
             norms = LateValues(layer_norms)
         values = LateValues(numbers, () if packed is None else [packed])
-        self._writer.put(PendingStep(_now(), values, text, cause, counts, norms))
+        self._writer.put(PendingStep(_now(), values, text, cause, counts, norms, tuple(ranks)))
 
     def event(
         self,

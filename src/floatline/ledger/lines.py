@@ -57,6 +57,7 @@ class Step:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     numbers: dict[str, float] = field(default_factory=dict[str, float])
     layer_norms: dict[str, float] | None = None
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,15 @@ def decode_number(value: Any) -> float:
     return float(value)
 
 
+def plain_json(value: Any) -> Any:
+    """Dicts, lists, tuples and numbers as strict JSON holds them, with every float as `encode_number` has it."""
+    if isinstance(value, dict):
+        return {str(key): plain_json(item) for key, item in cast("dict[Any, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return [plain_json(item) for item in cast("list[Any]", value)]
+    return encode_number(float(value)) if isinstance(value, float) else value
+
+
 def encode_line(fields: dict[str, Any]) -> bytes:
     """One JSON line, newline included; ValueError where it would be too long to read back."""
     line = _ENCODER.encode(fields).encode() + b"\n"
@@ -151,6 +161,8 @@ def encode_record(record: Record) -> dict[str, Any]:
     fields = {"kind": "step", "attempt": record.attempt, "time": record.time, "applied": record.applied}
     fields |= {name: text for name, text in (("reason", record.reason), ("cause", record.cause)) if text is not None}
     fields |= record.counts
+    if record.ranks:
+        fields["ranks"] = list(record.ranks)
     fields |= _encode_numbers(record.numbers)
     return fields if record.layer_norms is None else {**fields, "layer_norms": _encode_numbers(record.layer_norms)}
 
@@ -202,7 +214,15 @@ def _decode_step(left: dict[str, Any], time: float) -> Step:
     counts = {name: take_count(left, name) for name in COUNTS if name in left}
     numbers = {name: decode_number(left.pop(name)) for name in NUMBERS if name in left}
     layer_norms = take_numbers(left, "layer_norms") if "layer_norms" in left else None
-    return Step(attempt, time, applied, reason, cause, counts, numbers, layer_norms)
+    return Step(attempt, time, applied, reason, cause, counts, numbers, layer_norms, _take_ranks(left))
+
+
+def _take_ranks(fields: dict[str, Any]) -> tuple[int, ...]:
+    """Remove and return the processes for which a step was skipped; ValueError where they are none."""
+    ranks = fields.pop("ranks", [])
+    if not isinstance(ranks, list) or any(type(rank) is not int or rank < 0 for rank in cast("list[Any]", ranks)):
+        raise ValueError(f"ranks is {ranks!r:.40}, not a list of numbers")
+    return tuple(cast("list[int]", ranks))
 
 
 def _decode_event(left: dict[str, Any], time: float) -> Event:

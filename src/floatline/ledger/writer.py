@@ -43,6 +43,7 @@ class PendingStep:
     cause: str | None
     counts: dict[str, int]
     layer_norms: LateValues | None
+    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ class LedgerWriter:
             reason = None if applied else reason
         norms = None if item.layer_norms is None else item.layer_norms.read()
         cause = item.cause if reason is not None else None
-        return Step(attempted + 1, item.time, reason is None, reason, cause, item.counts, numbers, norms)
+        return Step(attempted + 1, item.time, reason is None, reason, cause, item.counts, numbers, norms, item.ranks)
 
     def _write(self, *, sync: bool = False) -> None:
         """Hand the lines to the operating system, unless that failed and nobody has asked to try again."""

@@ -34,7 +34,8 @@ def write_baseline(path: Path, findings: Iterable[LintFinding], *, root: Path | 
         {"file": file, "code": code, "text": text, "count": count}
         for (file, code, text), count in sorted(known.items())
     ]
-    text = json.dumps({"floatline_baseline": _VERSION, "findings": entries}, indent=1, ensure_ascii=False) + "\n"
+    data = {"floatline_baseline": _VERSION, "findings": entries}
+    text = json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         write_whole(path, text)
     except OSError as error:

@@ -26,6 +26,10 @@ class AdamW(Optimizer):
         weight_decay: Share of lr by which weights shrink each step.
         amsgrad: Not supported; True is refused.
         maximize: Go up the gradient.
+        foreach: Taken and ignored, so that torch's class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
+        differentiable: Not supported; True is refused.
         update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
         states: How moments are stored: "fp32", "bf16" or "int8".
         seed: Key of random choices.
@@ -45,6 +49,10 @@ class AdamW(Optimizer):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
+        differentiable: bool = False,
         update: UpdateName = "exact",
         states: StatesName = "fp32",
         seed: int = 0,
@@ -52,6 +60,8 @@ class AdamW(Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         if amsgrad:
             defaults["amsgrad"] = amsgrad
+        if differentiable:
+            defaults["differentiable"] = differentiable
         super().__init__(params, defaults, rule=rules.ADAMW, update=update, states=states, seed=seed)
 
 
@@ -69,6 +79,10 @@ class Adam(Optimizer):
         weight_decay: Factor of the weight that is added to its gradient.
         amsgrad: Not supported; True is refused.
         maximize: Go up the gradient.
+        foreach: Taken and ignored, so that torch's class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
+        differentiable: Not supported; True is refused.
         update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
         states: How moments are stored: "fp32", "bf16" or "int8".
         seed: Key of random choices.
@@ -84,6 +98,10 @@ class Adam(Optimizer):
         amsgrad: bool = False,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
+        differentiable: bool = False,
         update: UpdateName = "exact",
         states: StatesName = "fp32",
         seed: int = 0,
@@ -91,4 +109,6 @@ class Adam(Optimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         if amsgrad:
             defaults["amsgrad"] = amsgrad
+        if differentiable:
+            defaults["differentiable"] = differentiable
         super().__init__(params, defaults, rule=rules.ADAM, update=update, states=states, seed=seed)

@@ -79,9 +79,27 @@ def load_master(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Te
     for name, tensor in own.items():
         if id(tensor) not in given:
             raise OptimizerError(f"The weights lack {name!r}. Save them with master_state_dict or save_master.")
+    _check_tied(own, tensors)
     held = {id(param) for param in _params(optimizer)}
     for name, value in tensors.items():
         _set(optimizer, own[name], value, name=name, trained=id(own[name]) in held)
+
+
+def _check_tied(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse two values for one weight: the later name would win, and the other would be lost without a word."""
+    first: dict[int, str] = {}
+    for name, value in tensors.items():
+        other = first.setdefault(id(own[name]), name)
+        before = tensors[other]
+        if before is value or before.shape != value.shape:  # another shape is refused with both shapes
+            continue
+        before = before.to(value.device)
+        differ = (before != value) & ~(before.isnan() & value.isnan())
+        if bool(differ.any()):
+            raise OptimizerError(
+                f"{other!r} and {name!r} are one tied weight, and their values differ in {int(differ.sum()):,} of "
+                f"{value.numel():,} elements. Give the weight under one of its names, or the same values under both."
+            )
 
 
 def _master(optimizer: Optimizer, tensor: Tensor, *, trained: bool) -> Tensor:

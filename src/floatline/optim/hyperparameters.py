@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any, NoReturn, cast
 
 import torch
@@ -43,14 +44,19 @@ def check_group(group: dict[str, Any]) -> None:
         value = group.get(name)
         if value is not None and not 0 <= float(value) < math.inf:
             raise OptimizerError(f"{name} is {float(value)}. Use a finite number from 0 up.")
-    betas = group.get("betas", ())
-    if any(isinstance(beta, Tensor) or not 0 <= beta < 1 for beta in betas):
-        raise OptimizerError(f"betas are {tuple(betas)}. Use two numbers from 0 up to, and without, 1.")
+    if "betas" in group and not _are_betas(group["betas"]):
+        raise OptimizerError(f"betas are {group['betas']}. Use two numbers from 0 up to, and without, 1.")
     if group.get("nesterov") and (group["momentum"] == 0 or group["dampening"] != 0):
         raise OptimizerError(
             f"nesterov=True with momentum {group['momentum']} and dampening {group['dampening']}. "
             "Use a momentum above 0 and dampening 0."
         )
+
+
+def _are_betas(betas: Any) -> bool:
+    if not isinstance(betas, tuple | list) or len(cast("tuple[Any, ...]", betas)) != 2:
+        return False
+    return all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in cast("tuple[Any, ...]", betas))
 
 
 def check_options(*, scale: float | Tensor | None, clip_norm: float | Tensor | None) -> None:

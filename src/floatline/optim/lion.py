@@ -24,6 +24,10 @@ class Lion(Optimizer):
         betas: Share of the momentum in the direction, and decay of the momentum.
         weight_decay: Share of lr by which weights shrink each step.
         maximize: Go up the gradient.
+        foreach: Taken and ignored, so that torch's class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
+        differentiable: Not supported; True is refused.
         update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
         states: How the momentum is stored: "fp32", "bf16" or "int8".
         seed: Key of random choices.
@@ -37,9 +41,15 @@ class Lion(Optimizer):
         weight_decay: float = 0.0,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
+        differentiable: bool = False,
         update: UpdateName = "exact",
         states: StatesName = "fp32",
         seed: int = 0,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        if differentiable:
+            defaults["differentiable"] = differentiable
         super().__init__(params, defaults, rule=rules.LION, update=update, states=states, seed=seed)

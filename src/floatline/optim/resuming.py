@@ -66,6 +66,7 @@ def load_state(optimizer: Optimizer, state_dict: dict[str, Any], load: Callable[
 def _adopt(optimizer: Optimizer, param: Tensor, group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Tensor]:
     """One parameter's saved state, in this optimizer's form."""
     weight = mesh.local_part(param.detach())
+    _check_kind(optimizer, group, saved)
     names = [name for name in optimizer.rule.states_for(group) if saved.get(name) is not None]
     # torch's SGD counts no steps; where it has a momentum, it has made at least one.
     step = float(saved.get("step", 1.0 if names else 0.0))
@@ -95,6 +96,20 @@ def _adopt(optimizer: Optimizer, param: Tensor, group: dict[str, Any], saved: di
         value = _local_value(param, saved[key], key)
         extras[key].copy_(value.view(torch.int16) if key == "remainder" else value)
     return {key: mesh.like_param(param, key, tensor) for key, tensor in (state | extras).items()}
+
+
+def _check_kind(optimizer: Optimizer, group: dict[str, Any], saved: dict[str, Any]) -> None:
+    """Refuse the moments of another kind of optimizer: a step counter without moments would make a huge first step."""
+    needed = optimizer.rule.states_for(group)
+    beside = ("step", *storage.EXTRAS.values())
+    held = [name for name, value in saved.items() if value is not None and name not in beside]
+    held = [name for name in held if not (name.endswith("_scale") and name.removesuffix("_scale") in held)]
+    if held and any(name not in held for name in needed):
+        kind = type(optimizer).__name__
+        raise OptimizerError(
+            f"The checkpoint holds {' and '.join(held)} for a weight, and {kind} needs {' and '.join(needed)}. "
+            f"Load a checkpoint of {kind}, or begin without one."
+        )
 
 
 def _widen(value: Tensor, scale: Tensor | None) -> Tensor:

@@ -32,7 +32,9 @@ class Rule:
 
     def states_for(self, group: dict[str, Any]) -> tuple[str, ...]:
         """The states that a group's parameters need: none for SGD without momentum."""
-        return () if group.get("momentum") == 0 else self.state_names
+        # A group that was loaded from another optimizer's checkpoint may carry a momentum that means nothing here.
+        without = self.state_names == ("momentum_buffer",) and group["momentum"] == 0
+        return () if without else self.state_names
 
 
 def _adam(params: list[Tensor], grads: list[Tensor], states: States, steps: list[float], group: dict[str, Any]) -> None:

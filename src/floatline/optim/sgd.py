@@ -26,6 +26,10 @@ class SGD(Optimizer):
         weight_decay: Factor of the weight that is added to its gradient.
         nesterov: Look ahead along the momentum.
         maximize: Go up the gradient.
+        foreach: Taken and ignored, so that torch's class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
+        differentiable: Not supported; True is refused.
         update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
         states: How the momentum is stored: "fp32", "bf16" or "int8".
         seed: Key of random choices.
@@ -41,6 +45,10 @@ class SGD(Optimizer):
         nesterov: bool = False,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
+        differentiable: bool = False,
         update: UpdateName = "exact",
         states: StatesName = "fp32",
         seed: int = 0,
@@ -53,4 +61,6 @@ class SGD(Optimizer):
             "nesterov": nesterov,
             "maximize": maximize,
         }
+        if differentiable:
+            defaults["differentiable"] = differentiable
         super().__init__(params, defaults, rule=rules.SGD, update=update, states=states, seed=seed)

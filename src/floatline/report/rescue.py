@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 from floatline import __version__
+from floatline.ledger.lines import plain_json
 from floatline.report.document import Block, Code, Document, Part, Table, Tile, Tone, Words
 from floatline.report.package_files import put_in_place
 from floatline.report.validation_facts import document_of
@@ -67,7 +68,7 @@ def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
         put_in_place(files["fix.patch"], rescue.patch)
     put_in_place(files["report.html"], page_of(document_of_rescue(rescue), tones=_TONES))
     written = {name: str(path) for name, path in files.items()}
-    data = json.dumps(_plain({**rescue.in_full(), "files": written}), indent=1, ensure_ascii=False, allow_nan=False)
+    data = json.dumps(plain_json({**rescue.in_full(), "files": written}), indent=1, ensure_ascii=False, allow_nan=False)
     put_in_place(files["rescue.json"], data + "\n")
     finish(folder, proved=rescue.proved)
     return written
@@ -228,14 +229,3 @@ def _row(label: str, words: str) -> Text:
 
 def _printable(words: str) -> str:
     return "".join(c if c.isprintable() else " " for c in words)
-
-
-def _plain(value: Any) -> Any:
-    """NaN and infinity as texts: strict JSON has none."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return str(value)
-    return value

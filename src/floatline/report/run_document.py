@@ -120,7 +120,7 @@ def _tiles(run: RunFacts) -> tuple[Tile, ...]:
 
 
 def _flags(run: RunFacts) -> tuple[str, ...]:
-    flags: list[str] = []
+    flags = [str(event) for event in run.events if event.event == "diagnosis"][-1:]
     if run.num_missed:
         flags.append(f"{run.num_missed:,} steps are in parts of the ledger that were deleted: in the totals only.")
     if run.num_resumes:

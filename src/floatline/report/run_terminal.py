@@ -69,6 +69,9 @@ def draw_runs(runs: Sequence[RunFacts], *, width: int = 80, height: int | None =
 
 def _one(run: RunFacts, width: int, height: int | None) -> list[Text]:
     lines = [*_head(run, width), Text(f"{'':{_LABEL}}{_pace(run)}", style="dim")]
+    found = [event for event in run.events if event.event == "diagnosis"]
+    if found:  # what is known about the cause comes first
+        lines += _labelled("cause", f"{found[-1].message} (step {found[-1].attempt:,})", width, "bold red")
     lines += _row("loss", show_number(run.account.last_loss), _values(run, _loss), loss_of(run), width)
     lines += _row("norm", show_number(run.grad_norm), _values(run, _norm), norm_of(run), width)
     lines += _row("scale", show_scale(run.account.scale), _powers(_values(run, _scale)), scale_of(run), width)

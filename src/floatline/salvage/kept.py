@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from floatline.errors import RescueError
 from floatline.ledger.folder_lock import FolderLock
+from floatline.ledger.lines import plain_json
 from floatline.whole_files import read_bounded, write_whole
 
 RESULTS = ("plan.yaml", "fix.patch", "rescue.json", "report.html")
@@ -50,7 +51,7 @@ class Kept:
         if folder is None:
             return
         refuse_foreign(folder)
-        asked = json.loads(json.dumps(asked))
+        asked = json.loads(json.dumps(plain_json(asked), allow_nan=False))
         try:
             self._stages.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(self._stages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from os import PathLike
@@ -24,11 +23,11 @@ AnyPlan = Plan | str | PathLike[str]
 
 
 def shared_policy(workload: Workload) -> Policy:
-    """The policy for runs that are compared: what the workload sets, whatever the plan; else no outlier is skipped.
+    """The policy for runs that are compared: what the workload sets, whatever the plan, or the default.
 
     A preset's own policy would be a second difference between two plans, and FP32 as a reference trains on every batch.
     """
-    return replace(DEFAULT, **{"outlier_score": math.inf, **workload.policy})
+    return replace(DEFAULT, **workload.policy)
 
 
 def save_settings(folder: Path, plan: Plan, policy: Policy, config: Mapping[str, Any]) -> None:
@@ -40,7 +39,7 @@ def save_settings(folder: Path, plan: Plan, policy: Policy, config: Mapping[str,
     if config:
         write_yaml(folder / CONFIG, dict(config))
     try:
-        write_whole(folder / _POLICY, json.dumps(encode_state(asdict(policy)), indent=2) + "\n")
+        write_whole(folder / _POLICY, json.dumps(encode_state(asdict(policy)), indent=2, allow_nan=False) + "\n")
     except OSError as error:
         raise GuardError(f"{folder} cannot be written: {error.strerror}. Choose another folder.") from None
 

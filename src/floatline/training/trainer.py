@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from floatline.guard.guard import Guard
 from floatline.guard.islands import cast_weights
 from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy, resolve_policy
+from floatline.guard.random_state import restore_numpy, seed_all
 from floatline.guard.run import DTYPES
 from floatline.guard.run_files import newest_checkpoint, prune_checkpoints
 from floatline.ledger.parts import list_parts
@@ -28,7 +28,6 @@ from floatline.presets import resolve_plan
 from floatline.training.best import Best, is_better
 from floatline.training.interrupt import Interrupt
 from floatline.training.metric import measure_metric
-from floatline.training.numpy_random import numpy_state, restore_numpy, seed_numpy
 from floatline.training.placement import place, take_optimizer
 from floatline.training.result import RunResult
 from floatline.training.settings import AnyPlan, check_config, load_settings, save_settings
@@ -126,7 +125,7 @@ class Trainer:
         if self.guard.loss_fn is not None:
             self.workload = replace(workload, loss_fn=self.guard.loss_fn)  # as the plan computes it
         try:
-            self._seed_all()
+            seed_all(self._seed)
             if resume:
                 self._go_on(keep_steps=steps is None)
             else:
@@ -161,7 +160,7 @@ class Trainer:
             # Steps that are still under way after an error or a stop would only say the same again.
             with contextlib.suppress(GuardStop):
                 self.guard.close()
-        account = self.guard.run.diary.accounts.run
+        account = self.guard.accounts.run
         kept, stopped_at = None, None
         if self.folder is not None:
             kept = newest_checkpoint(self.folder)
@@ -180,7 +179,7 @@ class Trainer:
             stopped=None if stop is None else str(stop),
             finding=None if stop is None else stop.finding,
             best=self.best,
-            epochs=tuple(self.guard.run.diary.accounts.epochs.items()),
+            epochs=tuple(self.guard.accounts.epochs.items()),
         )
 
     def _evaluate(self) -> None:
@@ -214,11 +213,6 @@ class Trainer:
         if holds and not resume:
             raise GuardError(f"{self.folder} already holds a run. Resume it (--resume), or choose another folder.")
 
-    def _seed_all(self) -> None:
-        random.seed(self._seed)
-        torch.manual_seed(self._seed)
-        seed_numpy(self._seed)
-
     def _go_on(self, *, keep_steps: bool) -> None:
         extra = self.guard.load(cast("Path", self.folder))
         for name, value in self._settings().items():
@@ -230,7 +224,7 @@ class Trainer:
         self.steps_done = self._saved = extra["steps_done"]
         self.steps = extra["steps"] if keep_steps else self.steps
         self.best = Best.of(extra.get("best"))
-        restore_numpy(extra["numpy_random"])
+        restore_numpy(extra.get("numpy_random"))  # an earlier version kept it here; now the guard restores it
 
     def _settings(self) -> dict[str, Any]:
         """What a resumed run must have in common with the one that was ended."""
@@ -240,7 +234,7 @@ class Trainer:
         self.guard.drain()
         note = "" if self.workload.note is None else self.workload.note(self.workload.model)
         if note:
-            self.guard.run.diary.note("note", note)
+            self.guard.note(note)
         if self.folder is None or self._saved == self.steps_done:
             return
         self.guard.run.diary.flush()  # first: the ledger lacks no step that a checkpoint holds
@@ -252,7 +246,7 @@ class Trainer:
         """What a checkpoint holds besides the guard's state."""
         best = None if self.best is None else self.best.as_json()
         counts = {"steps": self.steps, "steps_done": self.steps_done, "best": best}
-        return {**self._settings(), **counts, "numpy_random": numpy_state()}
+        return {**self._settings(), **counts}
 
     @contextlib.contextmanager
     def arithmetic(self) -> Generator[None]:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 from floatline.errors import ComparisonError
 from floatline.ledger.folder_lock import FolderLock
+from floatline.ledger.lines import plain_json
 from floatline.validate.pairs import ArmRun
 from floatline.whole_files import read_bounded, write_whole
 
@@ -41,7 +42,7 @@ class Store:
             ) from None
         self._lock = FolderLock(self.folder)
         try:
-            self._open(json.loads(json.dumps(asked)), resume=resume)
+            self._open(json.loads(json.dumps(plain_json(asked), allow_nan=False)), resume=resume)
         except BaseException:
             self.close()
             raise

@@ -56,7 +56,7 @@ class GuardedAccelerator(Accelerator):
             self._prepare_weights(unwrap(model))
         self.floatline.begin(self.device)
         result = super().prepare(*args, device_placement=device_placement)
-        guarded = [guard.run.optimizer for guard in self.floatline.guards]
+        guarded = [guard.optimizer for guard in self.floatline.guards]
         for optimizer in (wrapped.optimizer for wrapped in self._optimizers):
             if not any(optimizer is own for own in guarded):
                 self._guard(optimizer)
@@ -128,9 +128,9 @@ class GuardedAccelerator(Accelerator):
         given = {id(param) for param in params}
         found: torch.optim.Optimizer | None = None
         for guard in self.floatline.guards:
-            own = {id(param) for group in guard.run.optimizer.param_groups for param in group["params"]}
+            own = {id(param) for group in guard.optimizer.param_groups for param in group["params"]}
             if own <= given and found is None:
-                found = guard.run.optimizer
+                found = guard.optimizer
             elif own & given:
                 return None
         return found

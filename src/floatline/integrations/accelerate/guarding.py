@@ -22,8 +22,6 @@ from floatline.integrations.accelerate.scaler import GuardScaler
 from floatline.ledger.parts import list_parts
 from floatline.plan import Plan
 
-_MOST_BAD = 200  # a run that only skips must end at some time
-
 
 @dataclass
 class Guarding:
@@ -118,15 +116,13 @@ class Guarding:
 
 
 def choose_policy(policy: Policy | str | None, plan: Plan) -> Policy:
-    """The policy, without what a framework's schedule undoes; where none is given, with an end and without outliers.
+    """The policy, without what a framework's schedule undoes.
 
     Args:
         policy: What the user gave.
         plan: Its name may be a preset's.
     """
     chosen = resolve_policy(policy, plan_name=plan.name)
-    if policy is None:
-        chosen = replace(chosen, outlier_score=math.inf, most_bad=chosen.most_bad or _MOST_BAD)
     # The framework's schedule sets the learning rate in every step: a cut would not last.
     return replace(chosen, lr_cut_from=chosen.most_rollbacks + 1)
 

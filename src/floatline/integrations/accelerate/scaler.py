@@ -92,7 +92,7 @@ class GuardScaler(LossScaler):
     def guard_of(self, optimizer: torch.optim.Optimizer) -> Guard:
         """The guard of an optimizer."""
         for guard in self.guards:
-            if guard.run.optimizer is optimizer:
+            if guard.optimizer is optimizer:
                 return guard
         raise GuardError(
             f"{type(optimizer).__name__} has no guard. Give it to accelerator.prepare together with its model."
@@ -113,7 +113,7 @@ class GuardScaler(LossScaler):
             part = outputs.detach().reshape(()).to(torch.float32)
             self._loss = part if self._loss is None else self._loss + part.to(self._loss.device)
             self._num_losses += 1
-        scale = self.guards[0].run.judge.scale
+        scale = self.guards[0].scale
         # With several optimizers the first one's step may move the scale before the second one's.
         self._used = scale.clone() if len(self.guards) > 1 else scale
         return outputs.to(torch.float32) * scale.to(outputs.device)
@@ -142,7 +142,7 @@ class GuardScaler(LossScaler):
         guard = self.guard_of(optimizer)
         if id(guard) in self._unscaled:
             raise RuntimeError("unscale_() has already been called on this optimizer since its last step.")
-        used = guard.run.judge.scale if self._used is None else self._used
+        used = guard.scale if self._used is None else self._used
         widen_fp16(optimizer)
         found = unscale(optimizer, inverse=used.reciprocal(), zero=torch.zeros_like(used), keep=False)
         flags = [flag.to(used.device) for flag in found.values()]
@@ -175,7 +175,7 @@ class GuardScaler(LossScaler):
         if self._last is None or self._used is None:
             raise GuardError("step() was called before backward(). Call accelerator.backward(loss) for each batch.")
         loss, num = self._last
-        scale = guard.run.judge.scale
+        scale = guard.scale
         # Gradients are multiples of scale * divisor: of the scale they were made with, or of 1.
         if id(guard) in self._unscaled:
             divisor = scale.reciprocal()
@@ -192,7 +192,7 @@ class GuardScaler(LossScaler):
 
     def _debt(self, guard: Guard) -> int:
         """Skipped steps that nobody was told of yet."""
-        return guard.run.diary.accounts.run.num_skipped - self._told.get(id(guard), 0)
+        return guard.accounts.run.num_skipped - self._told.get(id(guard), 0)
 
     def was_skipped(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a step of the optimizer was skipped; after each step, one skip is told of, if there is one to tell.
@@ -214,7 +214,7 @@ class GuardScaler(LossScaler):
 
     def get_scale(self) -> float:
         """The scale; waits for the device."""
-        return float(self.guards[0].run.judge.scale) if self.guards else super().get_scale()
+        return float(self.guards[0].scale) if self.guards else super().get_scale()
 
     def drain(self) -> None:
         """Read what became of all steps; waits for the device."""
@@ -236,7 +236,7 @@ class GuardScaler(LossScaler):
             return
         saved_state.restore(self.guards, state_dict)
         for guard, debt in zip(self.guards, state_dict.get(_DEBTS, [0] * len(self.guards)), strict=True):
-            self._told[id(guard)] = guard.run.diary.accounts.run.num_skipped - debt
+            self._told[id(guard)] = guard.accounts.run.num_skipped - debt
 
 
 @torch.no_grad()

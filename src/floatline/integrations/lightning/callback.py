@@ -17,6 +17,7 @@ from floatline.diagnosis.in_place import Diagnoser
 from floatline.errors import GuardError, GuardStop, LedgerError
 from floatline.guard.failed_steps import OnFailure
 from floatline.guard.policy import Policy
+from floatline.guard.voice import say
 from floatline.integrations.lightning.precision import PrecisionHooks
 from floatline.integrations.lightning.steps import GuardedSteps
 from floatline.integrations.lightning.watching import Watching
@@ -99,7 +100,6 @@ class CallbackHooks(Base):
             resume=resume,
             layers_every=self._layers_every,
             on_failure=self._on_failure if module.automatic_optimization else None,
-            outliers=True,
             steps=_planned_steps(trainer),
         )
 
@@ -128,7 +128,7 @@ class CallbackHooks(Base):
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """The guards are there."""
         if self._steps is not None:
-            self.accounts = [guard.run.diary.accounts for guard in self._steps.guards]
+            self.accounts = [guard.accounts for guard in self._steps.guards]
             self._replay = _replay(pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -137,7 +137,7 @@ class CallbackHooks(Base):
         if steps is None or not steps.guards or not pl_module.automatic_optimization:
             return
         guard = steps.guards[0]
-        if self._replay is None or (self._on_failure is None and guard.run.policy.snapshot_gib == 0):
+        if self._replay is None or (self._on_failure is None and guard.policy.snapshot_gib == 0):
             return
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._batches = []
@@ -163,10 +163,13 @@ class CallbackHooks(Base):
                 logger.log_metrics(layers, step=trainer.fit_loop.epoch_loop._batches_that_stepped)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Hear of a stop while the run still is one."""
+        """Hear of a stop while the run still is one; and say in one line what became of it."""
         if self._steps is not None:
             self._steps.drain()
-            self.accounts = [guard.run.diary.accounts for guard in self._steps.guards]
+            self.accounts = [guard.accounts for guard in self._steps.guards]
+            if trainer.is_global_zero:
+                for accounts in self.accounts:
+                    say(f"{accounts.in_short()}; floatline watch {self.folder}")
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
         """Write down what ended the run; a stop is there already."""
@@ -177,9 +180,9 @@ class CallbackHooks(Base):
                 with contextlib.suppress(Exception):
                     guard.drain()
                 first = next(iter(str(exception).splitlines()), "")
-                guard.run.diary.note("note", f"the run ended with {type(exception).__name__}: {first}"[:500])
+                guard.note(f"the run ended with {type(exception).__name__}: {first}"[:500])
             guard.run.diary.flush()
-        self.accounts = [guard.run.diary.accounts for guard in self._steps.guards]
+        self.accounts = [guard.accounts for guard in self._steps.guards]
 
 
 def _planned_steps(trainer: Any) -> int | None:

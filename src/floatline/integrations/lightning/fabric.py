@@ -123,7 +123,7 @@ class FabricHooks(Base):
 
     def _guard(self, optimizer: Any) -> None:
         own = getattr(optimizer, "optimizer", optimizer)
-        if any(guard.run.optimizer is own for guard in self.steps.guards):
+        if any(guard.optimizer is own for guard in self.steps.guards):
             return
         params = [param for group in own.param_groups for param in group["params"]]
         if self.steps.arithmetic.dtype is not None and not isinstance(own, optim.Optimizer):

@@ -37,7 +37,7 @@ class Metrics:
         """Totals of all optimizers, numbers of the newest step, and how far gradients are from the format's end."""
         if not guards:
             return {}
-        account = _added_up([guard.run.diary.accounts.run for guard in guards])
+        account = _added_up([guard.accounts.run for guard in guards])
         found = {f"{PREFIX}applied": float(account.applied)}
         if self.latest is not None:
             found |= values_of(_step(self.latest, with_layers=False), account, None)

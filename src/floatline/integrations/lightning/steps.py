@@ -151,7 +151,7 @@ class GuardedSteps:
         """The guard of an optimizer, wrapped or not."""
         own = getattr(optimizer, "optimizer", optimizer)
         for guard in self.guards:
-            if guard.run.optimizer is own:
+            if guard.optimizer is own:
                 return guard
         raise GuardError(f"{type(own).__name__} is not one of the run's optimizers. Give it in configure_optimizers.")
 
@@ -218,7 +218,7 @@ class GuardedSteps:
         if id(guard) not in self._unscaled or self._used is None:
             return
         self._unscaled.discard(id(guard))
-        multiply_gradients(guard.run.optimizer, self._used)
+        multiply_gradients(guard.optimizer, self._used)
 
     def drain(self) -> None:
         """Read what became of all steps; waits for the device."""

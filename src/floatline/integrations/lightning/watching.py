@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from floatline.guard.policy import Policy, resolve_policy
 from floatline.plan import Plan
 
 # A Trainer that counts applied steps alone must not wait for ever for steps that all fail.
-_MOST_BAD = 200
 
 
 @dataclass
@@ -24,7 +22,6 @@ class Watching:
         resume: Go on with the ledger that the folder holds.
         layers_every: Record the gradient norm of each parameter every N steps; 0 never.
         on_failure: Called with each failed step.
-        outliers: Skip steps whose loss or norm is far out of line, where no policy is given.
         steps: Steps that the run will have, where that is known; for the ledger's header.
     """
 
@@ -33,11 +30,10 @@ class Watching:
     resume: bool = False
     layers_every: int = 0
     on_failure: OnFailure | None = None
-    outliers: bool = False
     steps: int | None = None
 
     def resolve(self, plan: Plan, *, alone: bool = True) -> Policy:
-        """The policy that was given, or the plan's, with an end to a row of bad steps.
+        """The policy that was given, or the plan's.
 
         Args:
             plan: The plan.
@@ -45,9 +41,4 @@ class Watching:
                 along, and leave their states.
         """
         policy = resolve_policy(self.policy, plan_name=plan.name)
-        if not alone:
-            policy = replace(policy, snapshot_gib=0.0)
-        if self.policy is not None:
-            return policy
-        score = policy.outlier_score if self.outliers else math.inf
-        return replace(policy, outlier_score=score, most_bad=policy.most_bad or _MOST_BAD)
+        return policy if alone else replace(policy, snapshot_gib=0.0)

@@ -9,6 +9,7 @@ from typing import Any
 
 from floatline.errors import GuardError
 from floatline.integrations.loggers.logger import Logger, Row, load_package
+from floatline.ledger.lines import plain_json
 
 
 class TensorBoardLogger(Logger):
@@ -47,7 +48,7 @@ class TensorBoardLogger(Logger):
 
     def _describe(self, metadata: Mapping[str, Any]) -> None:
         # Four spaces make it code in Markdown, which is what texts are shown as.
-        text = json.dumps(metadata, indent=2, default=str)
+        text = json.dumps(plain_json(metadata), indent=2, default=str, allow_nan=False)
         self._writer.add_text("floatline/plan", "\n".join(f"    {line}" for line in text.splitlines()))
 
     def _finish(self) -> None:

@@ -44,9 +44,9 @@ class FloatlineCallback(TrainerCallback):
         steps of the run.
         """
         self.guard.drain()
-        account = self.guard.run.diary.accounts.run
+        account = self.guard.accounts.run
         found = {"floatline/skipped": float(account.num_skipped)}
-        last = self._guarding.scaler.outcome_of(self.guard.run.optimizer) if self._guarding is not None else None
+        last = self._guarding.scaler.outcome_of(self.guard.optimizer) if self._guarding is not None else None
         if last is not None:
             found |= {"floatline/scale": last.scale, "floatline/grad_norm": last.grad_norm}
         if self.guard.lost is not None:
@@ -64,7 +64,7 @@ class FloatlineCallback(TrainerCallback):
             )
         guard = self.guard
         if state.global_step:
-            guard.run.diary.note("note", f"resumed at step {state.global_step:,} of {state.max_steps:,}")
+            guard.note(f"resumed at step {state.global_step:,} of {state.max_steps:,}")
 
     def on_epoch_begin(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_kwargs: Any

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from floatline import optim
+from floatline.diagnosis.in_place import Diagnoser
 from floatline.errors import GuardError
 from floatline.guard.closures import Loss
 from floatline.guard.failed_steps import OnFailure
@@ -37,6 +38,7 @@ def prepare_trainer(
     *,
     policy: Policy | str | None = None,
     folder: str | Path | None = None,
+    diagnose: Diagnoser | bool = True,
     on_failure: OnFailure | None = None,
     layers_every: int = 50,
 ) -> FloatlineCallback:
@@ -59,7 +61,8 @@ def prepare_trainer(
         policy: When to skip, go back and stop: a Policy or a preset's name. None skips what is not finite, and stops
             after 200 skips in a row.
         folder: Run folder of the ledger; None is the Trainer's `output_dir`.
-        on_failure: Called with each failed step, such as `floatline.Diagnoser()`.
+        diagnose: Explain failed steps, for which the model is run again on copies; a `Diagnoser` says how.
+        on_failure: Called with each failed step, instead.
         layers_every: Record the gradient norm of each parameter every N steps; 0 never.
 
     Returns:
@@ -73,6 +76,8 @@ def prepare_trainer(
     else:
         plan = resolve_plan(plan)
         _cast_parameters(model, plan)
+    if on_failure is None and diagnose:
+        on_failure = Diagnoser() if diagnose is True else diagnose
     guarding = attach(
         trainer.accelerator,
         plan,

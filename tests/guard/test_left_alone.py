@@ -1,0 +1,207 @@
+"""Healthy training under a guard has the bits of the bare loop; a step that raises leaves nothing behind."""
+
+import contextlib
+
+import pytest
+import torch
+from torch import nn
+
+import floatline as fl
+from floatline.plan import Plan, Scaling
+
+OPTIMIZERS = {
+    "SGD": lambda ps, **k: torch.optim.SGD(ps, lr=0.05, momentum=0.9, weight_decay=1e-3, **k),
+    "Adam": lambda ps, **k: torch.optim.Adam(ps, lr=0.01, **k),
+    "AdamW": lambda ps, **k: torch.optim.AdamW(ps, lr=0.01, **k),
+    "Adagrad": lambda ps, **k: torch.optim.Adagrad(ps, lr=0.05, **k),
+    "RMSprop": lambda ps, **k: torch.optim.RMSprop(ps, lr=0.01),
+    "NAdam": lambda ps, **k: torch.optim.NAdam(ps, lr=0.01),
+    "Rprop": lambda ps, **k: torch.optim.Rprop(ps, lr=0.01),
+}
+FUSED = ("SGD", "Adam", "AdamW", "Adagrad")
+SCALING = {"init_scale": 2.0**8, "growth_interval": 20}
+PLANS = {
+    "fp32": "fp32",
+    "bf16-mixed": "bf16-mixed",
+    "fp16-mixed": Plan(name="own", weights="fp32", compute="fp16", scaling=Scaling(**SCALING)),
+}
+
+
+@pytest.fixture(autouse=True)
+def fast_half():
+    with fl.HalfOnCPU():
+        yield
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 3))
+
+
+def batches(num):
+    dice = torch.Generator().manual_seed(1)
+    for i in range(num):
+        x = torch.randn(8, 6, generator=dice) * (30.0 if i % 11 == 10 else 1.0)  # now and then a harder one
+        yield x, torch.randint(0, 3, (8,), generator=dice)
+
+
+def bits(model):
+    return torch.cat([t.detach().flatten().view(torch.uint8) for t in model.state_dict().values()])
+
+
+def bare(name, precision, *, fused, num=60):
+    model = make_model()
+    optimizer = OPTIMIZERS[name](model.parameters(), **({"fused": True} if fused else {}))
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16-mixed", **SCALING)
+    dtype = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(precision)
+    for x, y in batches(num):
+        context = torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext()
+        with context:
+            loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return model
+
+
+def guarded(name, precision, *, fused, num=60):
+    model = make_model()
+    optimizer = OPTIMIZERS[name](model.parameters(), **({"fused": True} if fused else {}))
+    guard = fl.Guard(model, optimizer, plan=PLANS[precision])
+    for b in batches(num):
+        assert guard.step(lambda b: nn.functional.cross_entropy(model(b[0]), b[1]), b).applied
+    return model
+
+
+@pytest.mark.parametrize("precision", PLANS)
+@pytest.mark.parametrize(("name", "fused"), [(n, False) for n in OPTIMIZERS] + [(n, True) for n in FUSED])
+def test_a_run_without_faults_ends_with_the_bits_of_the_bare_loop(name, fused, precision):
+    one, two = (run(name, precision, fused=fused) for run in (bare, guarded))
+    assert torch.equal(bits(one), bits(two))
+
+
+def test_clipping_that_nobody_asked_for_would_show():
+    one, two = bare("SGD", "fp32", fused=False), make_model()
+    guard = fl.Guard(two, OPTIMIZERS["SGD"](two.parameters()), plan="fp32", clip_norm=1.0)
+    for b in batches(60):
+        guard.step(lambda b: nn.functional.cross_entropy(two(b[0]), b[1]), b)
+    assert not torch.equal(bits(one), bits(two))
+
+
+# Gradients of others.
+
+
+@pytest.mark.parametrize("way", ["step", "backward"])
+def test_gradients_that_another_guards_step_has_left_are_not_added(way):
+    torch.manual_seed(0)
+    makes, tells = nn.Linear(3, 4), nn.Linear(4, 1)
+    guards = [fl.Guard(m, torch.optim.SGD(m.parameters(), lr=0.1), plan="fp32") for m in (makes, tells)]
+    x, real = torch.randn(8, 3), torch.randn(8, 4)
+
+    def take(guard, compute):
+        if way == "step":
+            return guard.step(lambda _: compute(), None)
+        guard.backward(compute())
+        return guard.update()
+
+    take(guards[0], lambda: -tells(makes(x)).mean())
+    assert tells.weight.grad is not None  # left by the other model's step
+    alone = nn.Linear(4, 1)
+    alone.load_state_dict(tells.state_dict())
+    (alone(makes(x).detach()) - alone(real)).mean().backward()
+    expected = torch.cat([p.grad.flatten() for p in alone.parameters()]).norm()
+    outcome = take(guards[1], lambda: (tells(makes(x).detach()) - tells(real)).mean())
+    assert outcome.grad_norm == pytest.approx(float(expected), rel=1e-6)
+
+
+# Exceptions.
+
+
+class Boom(BaseException):
+    """What no code expects."""
+
+
+def boom(*_):
+    raise Boom
+
+
+def make_guard(**options):
+    model = make_model()
+    guard = fl.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="fp32", **options)
+    return model, guard
+
+
+def take(guard, model, b):
+    return guard.step(lambda b: nn.functional.cross_entropy(model(b[0]), b[1]), b)
+
+
+def in_backward(guard, model):
+    return model[4].register_full_backward_hook(boom)
+
+
+def before_the_update(guard, model):
+    return guard.run.optimizer.register_step_pre_hook(boom)
+
+
+def after_the_update(guard, model):
+    return guard.run.optimizer.register_step_post_hook(boom)
+
+
+@pytest.mark.parametrize(
+    ("plant", "moves"), [(in_backward, False), (before_the_update, False), (after_the_update, True)]
+)
+def test_weights_ledger_and_attempts_agree_after_a_step_that_raises(tmp_path, plant, moves):
+    model, guard = make_guard(folder=tmp_path)
+    first, second, third = batches(3)
+    take(guard, model, first)
+    before = bits(model)
+    handle = plant(guard, model)
+    with pytest.raises(Boom):
+        take(guard, model, second)
+    handle.remove()
+    assert torch.equal(bits(model), before) is not moves
+    assert all(p.grad is None for p in model.parameters())
+    outcome = take(guard, model, third)
+    assert (outcome.attempt, guard.attempts) == (2 + moves, 2 + moves)
+    guard.close()
+    steps = fl.Ledger.read(tmp_path).applied
+    assert len(steps) == 2 + moves
+
+
+def test_a_norm_is_that_of_its_own_step_after_one_that_raised():
+    model, guard = make_guard()
+    first, second = batches(2)
+    alone, other = make_guard()
+    handle = before_the_update(guard, model)
+    state = torch.get_rng_state()
+    with pytest.raises(Boom):
+        take(guard, model, first)
+    handle.remove()
+    torch.set_rng_state(state)
+    expected = take(other, alone, second).grad_norm
+    torch.set_rng_state(state)
+    assert take(guard, model, second).grad_norm == expected
+
+
+def test_a_learning_rate_that_is_refused_leaves_nothing_behind():
+    model, guard = make_guard()
+    guard.run.optimizer.param_groups[0]["lr"] = float("nan")
+    with pytest.raises(fl.FloatlineError, match="learning rate"):
+        take(guard, model, next(batches(1)))
+    assert guard.attempts == 0
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_the_step_after_which_a_schedule_has_no_more_rates_is_in_the_ledger(tmp_path):
+    model, guard = make_guard(folder=tmp_path)
+    guard.scheduler(torch.optim.lr_scheduler.OneCycleLR(guard.run.optimizer, max_lr=0.1, total_steps=3))
+    made = 0
+    with pytest.raises(ValueError, match="step"):
+        for b in batches(9):
+            before = bits(model)
+            take(guard, model, b)
+            made += 1
+    assert not torch.equal(bits(model), before)
+    guard.close()
+    assert len(fl.Ledger.read(tmp_path).applied) == made + 1 == guard.attempts

@@ -1,0 +1,99 @@
+"""A guard whose steps fail says so, once, and ends the run; what was found out about a failure comes first."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import floatline as fl
+from floatline.ledger.progress import Progress
+from floatline.report.run_document import document_of
+from floatline.report.run_facts import gather
+from floatline.report.run_terminal import draw_runs
+
+
+def make(tmp_path=None, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    guard = fl.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), plan="fp32", folder=tmp_path, **options)
+    return model, guard
+
+
+def train(model, guard, num, *, bad):
+    for i in range(num):
+        x = torch.randn(8, 4)
+        guard.step(lambda x: model(x).square().mean(), x * math.nan if bad(i) else x)
+
+
+def lines(capsys):
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("floatline: ")]
+
+
+def test_ten_failed_steps_in_a_row_are_a_line_on_stderr(capsys, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/home/me/train_it.py"])
+    model, guard = make()
+    train(model, guard, 40, bad=lambda i: 5 <= i < 30)
+    (line,) = lines(capsys)
+    assert "10 steps in a row failed, since step 6: forward-nonfinite" in line
+    assert "first in 0 (Linear, float32)" in line
+    assert line.endswith("To find the cause: floatline diagnose -- python train_it.py")
+    assert guard.run.diary.accounts.run.applied == 15
+
+
+def test_nine_are_not(capsys):
+    model, guard = make()
+    train(model, guard, 60, bad=lambda i: i % 10 != 9)
+    assert lines(capsys) == []
+
+
+def test_each_row_of_failures_has_its_line(capsys):
+    model, guard = make()
+    train(model, guard, 60, bad=lambda i: i % 20 < 15)
+    assert len(lines(capsys)) == 3
+
+
+def test_two_hundred_failed_steps_in_a_row_stop_the_run():
+    model, guard = make()
+    with pytest.raises(fl.GuardStop, match="200 steps in a row were skipped, since step 31"):
+        train(model, guard, 400, bad=lambda i: i >= 30)
+    assert guard.attempts == 230
+
+
+def test_a_policy_without_an_end_goes_on():
+    model, guard = make(policy=fl.Policy(most_bad=None))
+    train(model, guard, 230, bad=lambda i: True)
+    assert guard.attempts == 230
+
+
+def test_a_diagnosis_is_a_line_when_it_is_made_and_the_advice_of_the_stop(capsys, tmp_path):
+    words = "bad-input-data: the batch holds NaN"
+    model, guard = make(tmp_path, on_failure=lambda failed: words, policy=fl.Policy(most_bad=3))
+    with pytest.raises(fl.GuardStop) as stop:
+        train(model, guard, 9, bad=lambda i: i >= 4)
+    said = lines(capsys)
+    assert said[0] == "floatline: diagnosis of step 5: bad-input-data: the batch holds NaN"
+    assert "The diagnosis of step 7: bad-input-data" in str(stop.value)
+    assert "raise most_bad" not in str(stop.value)
+    guard.close()
+
+
+def test_without_a_diagnosis_the_stop_gives_the_usual_advice():
+    model, guard = make(policy=fl.Policy(most_bad=3))
+    with pytest.raises(fl.GuardStop, match="raise most_bad"):
+        train(model, guard, 9, bad=lambda i: i >= 4)
+
+
+def test_the_diagnosis_comes_first_where_a_run_is_watched(tmp_path):
+    words = "exp-overflow at train.py:7"
+    model, guard = make(tmp_path / "run", on_failure=lambda failed: words, policy=fl.Policy(most_bad=3))
+    with pytest.raises(fl.GuardStop):
+        train(model, guard, 9, bad=lambda i: i >= 4)
+    guard.close()
+    progress = Progress(tmp_path / "run")
+    progress.update()
+    run = gather(progress, name="run", now=progress.last_time)
+    text = draw_runs([run], width=100).plain.splitlines()
+    cause = next(i for i, line in enumerate(text) if "exp-overflow at train.py:7" in line)
+    assert cause < next(i for i, line in enumerate(text) if line.startswith("loss"))
+    assert "exp-overflow" in document_of([run])[0].flags[0]
