@@ -198,7 +198,7 @@ def restarts(make: Make, steps: int) -> list[nn.Module]:
     """SGD with momentum and warm restarts: the loss jumps at each."""
     torch.manual_seed(12)
     model = _mlp(8)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     rates = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=100)
     take = make(model, optimizer)
     w = torch.randn(8, 1)

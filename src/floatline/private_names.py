@@ -175,7 +175,8 @@ PRIVATES: tuple[Private, ...] = (
             "torch.Tensor()._version",
             "torch.Tensor()._backward_hooks",
         ),
-        "a backward operation is told by the line of its forward; a rewrite knows who else holds a tensor",
+        "a backward operation is told by the line of its forward; a rewrite knows who else holds a tensor; an "
+        "optimizer sees that others wrote to its weights",
     ),
     Private(
         (

@@ -179,7 +179,7 @@ def test_what_the_hook_gets_is_what_the_step_began_with():
     assert failed.updates_since == 0
     assert failed.batches[0][2] == "bad data"
     assert all(buffer.isfinite().all() for buffer in failed.buffers.values())
-    assert not failed.run.model.norm.running_mean.isfinite().all()  # the failed step has written to it
+    assert failed.run.model.norm.running_mean.isfinite().all()  # the failed step has been undone
 
 
 def test_a_step_that_is_read_late_has_its_own_batch_and_buffers():

@@ -61,7 +61,7 @@ def test_bad_data_whose_gradients_overflow_is_only_skipped():
 def test_a_run_that_cannot_go_back_keeps_the_huge_weight():
     notes, reasons, model = train(replace(GOES_BACK, snapshot_gib=0.0), damage=huge_weight)
     assert set(reasons[20:]) <= {"overflow", "forward-nonfinite"}
-    assert notes == []
+    assert notes == ["note"]  # that ten steps in a row failed
     assert model[2].weight.max() > 1e37
 
 

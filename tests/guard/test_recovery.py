@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from floatline.causes import CAUSES
 from floatline.errors import GuardError
-from floatline.guard.actions import AcceptRegime, AskCanary, CheckWeights, Escalate, Rollback, Stop, Warn
+from floatline.guard.actions import AcceptRegime, Alarm, AskCanary, CheckWeights, Escalate, Rollback, Stop, Warn
 from floatline.guard.policy import Policy
 from floatline.guard.recovery import Recovery, Seen
 
@@ -28,6 +28,8 @@ SMALL = Policy(
     most_rollbacks=4,
     forget_rollbacks=10,
     read_after=2,
+    warn_after=1000,
+    most_bad=None,
 )
 
 
@@ -406,6 +408,13 @@ def test_outliers_that_are_trained_on_are_spoken_of_once_a_burst():
     ]
     words = "loss 9 is out of line (score 20.0); trained on as any other step"
     assert said == [(40, words), (90, words)]  # 60 belongs to the burst that began at 40
+
+
+def test_a_row_of_failures_is_told_once():
+    recovery = make(replace(SMALL, warn_after=4))
+    actions = [recovery.observe(seen(i, "forward-nonfinite")) for i in range(20, 40)]
+    alarms = [(i, action) for i, found in enumerate(actions, 20) for action in found if isinstance(action, Alarm)]
+    assert alarms == [(23, Alarm(4, 20, "forward-nonfinite"))]
 
 
 def test_checkpoints_of_the_first_version_know_nothing_of_outliers_that_were_trained_on():

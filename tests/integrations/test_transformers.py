@@ -327,5 +327,5 @@ def test_damaged_weights_go_back_where_the_policy_keeps_snapshots_and_end_the_ru
     trainer.train()
     assert weights(trainer.model).isfinite().all()
     history = fl.Ledger.read(tmp_path)
-    assert [event.event for event in history.events] == ["rollback"]
+    assert [event.event for event in history.events] == ["diagnosis", "rollback"]
     assert history.reason == [None] * 8 + ["forward-nonfinite"] + [None] * 3

@@ -175,8 +175,8 @@ def test_every_arm_trains_on_outliers_unless_the_workload_asks_otherwise():
         return workload.loss_fn(*arguments) * (1e6 if calls == 70 else 1.0)
 
     skipped: list[int] = []
-    for score, policy in ((math.inf, {}), (6.0, {"outlier_score": 6.0})):
+    for policy in ({}, {"skip_outliers": True}):
         calls, guarded = 0, replace(workload, loss_fn=loss_fn, policy=policy)
-        assert shared_policy(guarded) == replace(DEFAULT, outlier_score=score)
+        assert shared_policy(guarded) == replace(DEFAULT, **policy)
         skipped.append(train_job(job(steps=80, curve_of="loss"), guarded).skipped)
     assert skipped == [0, 1]

@@ -14,6 +14,7 @@ from floatline.guard.run import Run
 from floatline.guard.wrappers import reshard, unwrap
 from floatline.ledger.account import Accounts
 from floatline.optim import mesh
+from floatline.optim.optimizer import Optimizer
 from floatline.plan import Plan
 
 SCHEMA = 1
@@ -26,6 +27,8 @@ def local(tensor: Tensor) -> Tensor:
 
 def live_tensors(run: Run) -> dict[str, Tensor]:
     """The tensors that a step changes, by name, each once: weights, buffers, optimizer states, scale, average."""
+    if isinstance(run.optimizer, Optimizer):
+        run.optimizer.accept_writes()  # no remainder goes with a weight that somebody has written meanwhile
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     model = unwrap(run.model)

@@ -14,6 +14,7 @@ from torch import Tensor
 from floatline import optim
 from floatline.errors import ScalerError
 from floatline.guard.agreement import agree_on_overflow
+from floatline.guard.first_momentum import prepare_momentum
 from floatline.guard.unscaling import unscale, widen_fp16
 from floatline.numerics.moving import send
 
@@ -115,6 +116,8 @@ class LossScaler(torch.amp.GradScaler):
         Returns:
             What the optimizer's step returned; None if it was not called. Ask `applied` whether it was made.
         """
+        if self._enabled:
+            prepare_momentum(optimizer)
         result = super().step(optimizer, *args, **kwargs)
         if self._iteration_over:
             self._flags, self._iteration_over = {}, False

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from floatline import optim
 from floatline.errors import GuardError
+from floatline.guard.first_momentum import is_prepared, prepare_momentum
 from floatline.numerics import foreach
 from floatline.optim import mesh
 from floatline.optim.gradients import Gradients
@@ -79,6 +80,7 @@ class Stepper:
     def _step_fused(self, decision: Decision) -> None:
         """torch's fused kernels divide by grad_scale and leave everything as it is where found_inf is not 0."""
         fused = cast(Any, self.optimizer)
+        prepare_momentum(self.optimizer)
         fused.grad_scale = decision.factor.reciprocal()
         fused.found_inf = (~decision.applied).to(torch.float32)
         try:
@@ -105,7 +107,8 @@ def _kind(optimizer: torch.optim.Optimizer) -> Kind:
         return "floatline"
     # SGD's fused kernel takes found_inf, too; an optimizer that merely has the flag says so by this attribute.
     ready = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return "fused" if ready and all(group.get("fused") for group in optimizer.param_groups) else "plain"
+    fused = ready and all(group.get("fused") for group in optimizer.param_groups)
+    return "fused" if fused and is_prepared(optimizer) else "plain"
 
 
 def check_gradients(optimizer: torch.optim.Optimizer) -> None:

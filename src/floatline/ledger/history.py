@@ -14,7 +14,7 @@ from floatline.ledger.parts import Header, add_up, list_parts, read_part
 if TYPE_CHECKING:
     import numpy as np
 
-COLUMNS = ("attempt", "time", "applied", "reason", "cause", *COUNTS, *NUMBERS, "layer_norms")
+COLUMNS = ("attempt", "time", "applied", "reason", "cause", *COUNTS, *NUMBERS, "layer_norms", "ranks")
 
 
 @dataclass
@@ -52,6 +52,7 @@ class History:
     loss_score: list[float | None] = field(default_factory=list["float | None"])
     norm_score: list[float | None] = field(default_factory=list["float | None"])
     layer_norms: list[dict[str, float] | None] = field(default_factory=list["dict[str, float] | None"])
+    ranks: list[tuple[int, ...]] = field(default_factory=list[tuple[int, ...]])
 
     @property
     def epochs(self) -> dict[int, Account]:
@@ -76,7 +77,7 @@ class History:
         values: list[Any] = getattr(self, name)
         if name == "applied":
             return np.array(values, dtype=bool)
-        if name in ("reason", "cause", "layer_norms"):
+        if name in ("reason", "cause", "layer_norms", "ranks"):
             column = np.empty(len(values), dtype=object)
             column[:] = values
             return column
@@ -98,7 +99,7 @@ class History:
         self._add_step(record)
 
     def _add_step(self, step: Step) -> None:
-        for name in ("attempt", "time", "applied", "reason", "cause", "layer_norms"):
+        for name in ("attempt", "time", "applied", "reason", "cause", "layer_norms", "ranks"):
             getattr(self, name).append(getattr(step, name))
         for name in COUNTS:
             getattr(self, name).append(step.counts.get(name))

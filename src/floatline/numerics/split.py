@@ -48,7 +48,11 @@ def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
     Numerics:
         One exact product and one exact sum: the result is the float32 that was split, bit for bit within
         the bounds stated there. inf and NaN weights come back as they are, except that a bfloat16 inf
-        with a remainder other than 0 is the large finite number it was made from.
+        with a remainder below 0 is the large finite number it was made from.
+        Any other pair, whose weight was changed by somebody else: within half a spacing of a finite weight, with the
+        weight's sign. A bfloat16 zero with a remainder below 0, whose bits together are a NaN, is that zero; a
+        float16 zero takes the remainder's magnitude; 65504 with one above 32763 is 65520.
+        Checked by tests/optim/test_written_weights.py over all pairs of a finite weight and a remainder.
 
     Args:
         weight: float16 or bfloat16 tensor.
@@ -56,11 +60,12 @@ def join_master(weight: Tensor, remainder: Tensor) -> Tensor:
     """
     if weight.dtype == torch.bfloat16:
         high = weight.view(torch.int16).to(torch.int32) << 16
-        return (high + remainder.to(torch.int32)).view(torch.float32)
+        joined = (high + remainder.to(torch.int32)).view(torch.float32)
+        return torch.where(joined.isnan(), high.view(torch.float32), joined)
     if weight.dtype == torch.float16:
         wide = weight.to(torch.float32)
-        # Selecting keeps -0.0 and inf: -0.0 + 0.0 would be +0.0, and inf + 0 * inf NaN.
-        return torch.where(remainder == 0, wide, wide + remainder.to(torch.float32) * _unit(weight))
+        # A master has its weight's sign: -0.0 + 0.0 alone would be +0.0.
+        return (wide + remainder.to(torch.float32) * _unit(weight)).copysign_(wide)
     raise TensorError(f"Cannot join a {weight.dtype} weight. Use torch.float16 or torch.bfloat16.")
 
 

@@ -17,7 +17,7 @@ class Footprint:
 
     Args:
         parts: Bytes by part: "weights", "gradients", "step", the states, their "_scale"s, "remainder" or
-            "compensation".
+            "compensation", and "copies" of weights that others write before every step.
         num_parameters: How many weights there are.
     """
 
@@ -25,7 +25,9 @@ class Footprint:
     num_parameters: int
 
     @classmethod
-    def of(cls, params: Iterable[Tensor], state: Mapping[Tensor, Mapping[str, Any]]) -> Footprint:
+    def of(
+        cls, params: Iterable[Tensor], state: Mapping[Tensor, Mapping[str, Any]], *, copies: Iterable[Tensor] = ()
+    ) -> Footprint:
         """Count the tensors."""
         parts = {"weights": 0, "gradients": 0}
         count = 0
@@ -37,6 +39,8 @@ class Footprint:
                 parts["gradients"] += local_part(param.grad).nbytes
             for name, value in state.get(param, {}).items():
                 parts[name] = parts.get(name, 0) + local_part(value).nbytes
+        for copy in copies:
+            parts["copies"] = parts.get("copies", 0) + copy.nbytes
         return cls(parts, count)
 
     @property

@@ -20,8 +20,9 @@ from floatline.optim.hooks import is_heard, uncompiled
 from floatline.optim.kernels import backend_for, fused_step_for, survey_all
 from floatline.optim.roster import Roster, collect
 from floatline.optim.rules import Rule
-from floatline.optim.storage import StatesName, UpdateName
+from floatline.optim.storage import EXTRAS, StatesName, UpdateName
 from floatline.optim.survey import Decision, Survey, decide
+from floatline.optim.writes import Writes
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -30,6 +31,10 @@ class Optimizer(torch.optim.Optimizer):
     Numerics:
         Every update is computed in float32 from the float32 numbers that weight and states stand for. `update` and
         `states` say how these are stored; see `floatline.optim.storage`.
+        A 16-bit weight that was written from outside counts as written: the next step goes on from that value, bit for
+        bit where torch counts the write (`p.zero_()`, `p.mul_(mask)`, `load_state_dict` of the model), and within half
+        a spacing of it where torch does not (`p.data.zero_()`). A checkpoint of weights and optimizer is loaded in any
+        order. Checked by tests/optim/test_written_weights.py.
 
     Args:
         params: As in torch.optim: tensors, named tensors or parameter groups.
@@ -72,6 +77,7 @@ class Optimizer(torch.optim.Optimizer):
         self.seed = seed
         self.decision: Decision | None = None
         self._roster: Roster | None = None
+        self._writes = Writes()
         super().__init__(params, defaults)
 
     @staticmethod
@@ -86,8 +92,9 @@ class Optimizer(torch.optim.Optimizer):
         return step
 
     def __getstate__(self) -> dict[str, Any]:
+        self.accept_writes()
         own = {name: getattr(self, name) for name in ("rule", "update", "states", "seed")}
-        return {**super().__getstate__(), **own, "decision": None, "_roster": None}
+        return {**super().__getstate__(), **own, "decision": None, "_roster": None, "_writes": Writes()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group of parameters, as torch.optim does, and refuse what cannot be trained here.
@@ -150,9 +157,10 @@ class Optimizer(torch.optim.Optimizer):
     @uncompiled
     @torch.no_grad()
     def _step(self, scale: float | Tensor | None, clip_norm: float | Tensor | None, skip: bool | Tensor | None) -> None:
-        params, entries = self._collect()
+        params, entries = self._begin()
         try:
             self._step_entries(params, entries, scale, clip_norm, skip)
+            self._writes.remember()
         finally:
             if self._roster is not None:
                 self._roster.release()
@@ -160,13 +168,14 @@ class Optimizer(torch.optim.Optimizer):
     @uncompiled
     @torch.no_grad()
     def _step_decided(self, decide: Callable[[Survey], Decision]) -> None:
-        params, entries = self._collect()
+        params, entries = self._begin()
         try:
             survey = self._look(entries)
             if self._roster is None:  # a roster holds plain parameters only: there is no shard to ask for
                 survey = mesh.own_share(survey, params)
             self.decision = decide(survey)
             self._apply(entries)
+            self._writes.remember()
         finally:
             if self._roster is not None:
                 self._roster.release()
@@ -250,6 +259,13 @@ class Optimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             yield from group["params"]
 
+    def _begin(self) -> tuple[list[Tensor], list[Entry]]:
+        """Who takes part in this step, with weights that others have written taken as they are."""
+        params, entries = self._collect()
+        self._writes.watch(params, entries, self.state, extra=EXTRAS.get(self.update))
+        self._writes.settle()
+        return params, entries
+
     def _collect(self) -> tuple[list[Tensor], list[Entry]]:
         """The parameters that have a gradient, and what a backend needs of them."""
         if self._roster is not None and self._roster.refresh(self.param_groups, self.state):
@@ -259,11 +275,20 @@ class Optimizer(torch.optim.Optimizer):
         )
         return params, entries
 
+    def accept_writes(self) -> None:
+        """Let weights that others have written since the last step count as written: zeros stand beside them then.
+
+        `step`, `state_dict`, `master_state_dict` and copying do it by themselves. Call it before you read remainders or
+        compensations from `state`.
+        """
+        self._writes.settle()
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on as if nothing had happened, the weights themselves excepted; as in torch.optim.
 
         The remainder of a sharded weight comes as bfloat16 with the same bits: collectives carry no int16.
         """
+        self.accept_writes()
         saved = super().state_dict()
         packed = cast("dict[Any, Any]", saved["state"])
         for key, state in packed.items():
@@ -281,7 +306,7 @@ class Optimizer(torch.optim.Optimizer):
             state_dict: From an optimizer with the same parameters in the same groups.
         """
         resuming.load_state(self, state_dict, super().load_state_dict)
-        self._roster = None
+        self._roster, self._writes = None, Writes()
 
     def master_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's state with every weight as the float32 number that is being trained.
@@ -289,6 +314,7 @@ class Optimizer(torch.optim.Optimizer):
         Args:
             model: The model whose parameters this optimizer trains, without a DDP wrapper.
         """
+        self.accept_writes()
         return checkpoint.master_state_dict(self, model)
 
     def load_master(self, model: nn.Module, tensors: Mapping[str, Tensor] | str | Path) -> None:
@@ -299,7 +325,7 @@ class Optimizer(torch.optim.Optimizer):
             tensors: Weights by name, or a safetensors file.
         """
         checkpoint.load_master(self, model, tensors)
-        self._roster = None
+        self._roster, self._writes = None, Writes()
 
     def save_master(self, model: nn.Module, path: str | Path) -> None:
         """Write `master_state_dict` to a safetensors file that any tool reads.
@@ -308,6 +334,7 @@ class Optimizer(torch.optim.Optimizer):
             model: The model whose parameters this optimizer trains.
             path: The file.
         """
+        self.accept_writes()
         checkpoint.save_master(self, model, path)
 
     def memory(self) -> Footprint:
@@ -315,7 +342,8 @@ class Optimizer(torch.optim.Optimizer):
 
         States are made in the first step: before it there are none.
         """
-        return Footprint.of(list(self._params()), cast("Mapping[Tensor, dict[str, Any]]", self.state))
+        state = cast("Mapping[Tensor, dict[str, Any]]", self.state)
+        return Footprint.of(list(self._params()), state, copies=self._writes.copies.values())
 
 
 def _product(first: float | Tensor | None, second: Tensor | None, device: torch.device) -> float | Tensor | None:

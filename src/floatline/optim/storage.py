@@ -15,6 +15,8 @@ StatesName = Literal["fp32", "bf16", "int8"]
 UPDATES = ("exact", "stochastic", "kahan", "nearest")
 STATES = ("fp32", "bf16", "int8")
 EXTRAS = {"exact": "remainder", "kahan": "compensation"}
+# Half spacings in the power of two at or below a weight.
+_HALF_SPACINGS = {torch.float16: 2048.0, torch.bfloat16: 256.0}
 # States that are never negative need no sign bit, and must not become zero: they stand in a denominator.
 NONNEGATIVE = frozenset({"exp_avg_sq"})
 
@@ -43,6 +45,10 @@ def load_weight(weight: Tensor, extra: Tensor | None) -> Tensor:
     Numerics:
         With a remainder: exactly the master that was split (see `split_master`). With a compensation: their sum.
         With neither: the weight.
+        A remainder or compensation of another weight: within half a spacing of the weight where that is finite,
+        whatever the extra is (see `join_master`). A compensation of more than half a spacing, inf or NaN is
+        left out; `store_weight` makes none but beside a weight that is inf or NaN.
+        Checked by tests/optim/test_written_weights.py.
 
     Args:
         weight: float32, float16 or bfloat16.
@@ -52,7 +58,14 @@ def load_weight(weight: Tensor, extra: Tensor | None) -> Tensor:
         return weight.to(torch.float32)
     if extra.dtype == torch.int16:
         return join_many(weight, extra)
-    return weight.to(torch.float32) + extra.to(torch.float32)
+    wide, rest = weight.to(torch.float32), extra.to(torch.float32)
+    # Half a spacing is a power of two below the weight's own; room is NaN where both are inf.
+    power = wide.view(torch.int32).bitwise_and(0x7F800000).view(torch.float32)
+    room = power.sub_(rest.abs(), alpha=_HALF_SPACINGS[weight.dtype])
+    # Reading costs nothing on a CPU, and selecting costs more there than all the rest.
+    if not (room.is_cpu and room.numel() and bool(room.min() >= 0)):
+        rest = torch.where(room >= 0, rest, 0.0)
+    return wide.add_(rest)
 
 
 def store_weight(

@@ -110,21 +110,30 @@ def _floor(x):
 
 @triton.jit
 def load_weight(weight, extra, index, mask, UPDATE: tl.constexpr, TYPE: tl.constexpr, MASKED: tl.constexpr):
-    """The float32 weight that the update works on; numerics/split.py says what the remainder is."""
+    """The float32 weight that the update works on; optim/storage.py says what it is where the extra is another's."""
     if TYPE == tl.float32:
         wide = load_block(weight, index, mask, TYPE, MASKED)
     elif UPDATE == "exact":
         remainder = load_block(extra, index, mask, tl.int16, MASKED).to(tl.int32)
         if TYPE == tl.bfloat16:
             high = load_block(weight, index, mask, tl.int16, MASKED).to(tl.int32) << 16
-            wide = (high + remainder).to(tl.float32, bitcast=True)
+            joined = (high + remainder).to(tl.float32, bitcast=True)
+            wide = tl.where(joined == joined, joined, high.to(tl.float32, bitcast=True))
         else:
             low = load_block(weight, index, mask, TYPE, MASKED)
             wide = low.to(tl.float32)
-            wide = tl.where(remainder == 0, wide, wide + remainder.to(tl.float32) * _half_unit(low))
+            sign = wide.to(tl.int32, bitcast=True) & (-2147483648)
+            joined = wide + remainder.to(tl.float32) * _half_unit(low)
+            wide = ((joined.to(tl.int32, bitcast=True) & 0x7FFFFFFF) | sign).to(tl.float32, bitcast=True)
     elif UPDATE == "kahan":
         wide = load_block(weight, index, mask, TYPE, MASKED).to(tl.float32)
-        wide += load_block(extra, index, mask, TYPE, MASKED).to(tl.float32)
+        rest = load_block(extra, index, mask, TYPE, MASKED).to(tl.float32)
+        power = (wide.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        if TYPE == tl.bfloat16:
+            room = power - tl.abs(rest) * 256.0
+        else:
+            room = power - tl.abs(rest) * 2048.0
+        wide += tl.where(room >= 0.0, rest, 0.0)
     else:
         wide = load_block(weight, index, mask, TYPE, MASKED).to(tl.float32)
     return wide
