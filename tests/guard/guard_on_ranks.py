@@ -119,6 +119,7 @@ def told(guard, outcomes):
     """What a run came to, as JSON."""
     return {
         "reasons": [outcome.reason for outcome in outcomes],
+        "ranks": [list(outcome.ranks) for outcome in outcomes],
         "scales": [outcome.scale for outcome in outcomes],
         "losses": [outcome.loss for outcome in outcomes],
         "norms": [outcome.grad_norm for outcome in outcomes],
@@ -336,7 +337,7 @@ def resumed(ranks, kind, make):
     torch.manual_seed(0)
     extra = second.load(folder)
     again = told(second, ranks.train(second, 5, first=5))
-    expected = {name: v[5:] if name in ("reasons", "scales", "losses", "norms") else v for name, v in expected.items()}
+    expected = {name: v[5:] if name in ("reasons", "ranks", "scales", "losses", "norms") else v for name, v in expected.items()}
     same_seed = begin(0)
     same_seed.load(folder)
     torch.manual_seed(0)

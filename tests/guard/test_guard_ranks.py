@@ -73,6 +73,13 @@ def distance(rank):
     return max(abs(a - b) for a, b in zip(rank["weights"], rank["one"]["weights"], strict=True))
 
 
+def guilty(fault, world):
+    """The processes that are to blame, as far as anyone can know: a sum of gradients is NaN on all of them."""
+    if fault == "NaN in a gradient":
+        return [*range(world)]
+    return [world - 1] if fault == "NaN in the batch" else [0]
+
+
 @each_kind
 @pytest.mark.parametrize(("world", "make"), [*((2, make) for make in MAKES), (4, "floatline")])
 @pytest.mark.parametrize(
@@ -88,6 +95,7 @@ def test_a_nan_on_one_process_is_skipped_by_all(world, make, kind, fault, reason
     assert_alike(found)
     for rank in found:
         assert rank["reasons"] == [None, None, reason, None, None]
+        assert rank["ranks"] == [[], [], guilty(fault, world), [], []]
         assert rank["scales"] == [1024.0] * 3 + [scale] * 2
 
 

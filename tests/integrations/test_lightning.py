@@ -129,7 +129,7 @@ def test_fp16_on_a_cpu_is_fp16_with_the_dtypes_of_a_gpu(tmp_path):
     assert [dtype for dtype, _ in found] == [torch.bfloat16] * 2  # what Lightning makes of 16-mixed
 
 
-def test_a_skipped_step_changes_nothing_and_is_told(tmp_path):
+def test_a_skipped_step_changes_nothing_and_is_told(tmp_path, capsys):
     callback = FloatlineCallback(tmp_path / "run", diagnose=False)
     trainer, module = fit(FloatlinePrecision(CALM), tmp_path, rows(bad=[4]), callbacks=[callback])
     assert same(module.seen[4], module.seen[5])
@@ -148,6 +148,9 @@ def test_a_skipped_step_changes_nothing_and_is_told(tmp_path):
     assert metrics["floatline/grad_norm"] == pytest.approx(history.grad_norm[-1])
     assert "9 applied, 1 skipped (1 forward-nonfinite)" in callback.summary()
     assert history.header.metadata["steps"] == 10
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("floatline: ")]
+    path = tmp_path / "run"
+    assert said == [f"floatline: 9 of 10 steps applied, 1 forward-nonfinite; floatline watch {path}"]
 
 
 def test_plain_lightning_counts_the_skipped_step_advances_the_schedule_and_lowers_the_scale(tmp_path):
