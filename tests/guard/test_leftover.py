@@ -49,3 +49,10 @@ def test_a_division_that_is_made_twice_is_noted(way):
 @pytest.mark.parametrize(("by", "num"), [(1, 4), (2, 4), (4, 1)])
 def test_other_divisions_are_not(way, by, num):
     assert notes(by=by, num=num, way=way) == ""
+
+
+def test_half_arithmetic_on_a_cpu_is_no_obstacle():
+    loss = nn.Linear(3, 1)(torch.ones(2, 3)).square().mean()
+    with fl.HalfOnCPU():
+        assert find_divisor(loss / 4) == 4.0
+        assert find_divisor(loss * 0.25) == 4.0

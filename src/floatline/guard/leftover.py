@@ -23,7 +23,10 @@ def find_divisor(loss: Tensor) -> float:
     other = getattr(node, "_saved_other", None)
     if not isinstance(other, Tensor) or other.numel() != 1 or other.device.type != "cpu":
         return 1.0
-    value = float(other)
+    try:
+        value = float(other.numpy())  # a number of the code is no tensor to a dispatch mode, such as HalfOnCPU
+    except (RuntimeError, TypeError):
+        return 1.0
     if node.name() == "DivBackward0":
         return value
     return 1.0 / value if node.name() == "MulBackward0" and value else 1.0
