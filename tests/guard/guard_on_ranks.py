@@ -337,7 +337,8 @@ def resumed(ranks, kind, make):
     torch.manual_seed(0)
     extra = second.load(folder)
     again = told(second, ranks.train(second, 5, first=5))
-    expected = {name: v[5:] if name in ("reasons", "ranks", "scales", "losses", "norms") else v for name, v in expected.items()}
+    lists = ("reasons", "ranks", "scales", "losses", "norms")
+    expected = {name: v[5:] if name in lists else v for name, v in expected.items()}
     same_seed = begin(0)
     same_seed.load(folder)
     torch.manual_seed(0)
