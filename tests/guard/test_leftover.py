@@ -51,8 +51,8 @@ def test_other_divisions_are_not(way, by, num):
     assert notes(by=by, num=num, way=way) == ""
 
 
-def test_a_divisor_that_cannot_be_read_under_half_arithmetic_ends_nothing():
+def test_half_arithmetic_on_a_cpu_is_no_obstacle():
     loss = nn.Linear(3, 1)(torch.ones(2, 3)).square().mean()
     with fl.HalfOnCPU():
-        assert find_divisor(loss / 4) in (1.0, 4.0)
-        assert find_divisor(loss * 0.25) in (1.0, 4.0)
+        assert find_divisor(loss / 4) == 4.0
+        assert find_divisor(loss * (1 / 3)) == 3.0
