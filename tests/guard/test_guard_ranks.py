@@ -24,6 +24,8 @@ MAKES = ["floatline", "fused", "plain"]
 TOLERANCE = 1e-6
 # FP16 products of other pieces of the batch: weights differed by 5e-5 after 20 steps, and by 0.1 without the states.
 LAYOUTS = 1e-3
+# What a process tells the others in one message: four figures of its loss and gradients, and how it votes.
+NUMBERS = 5
 
 pytestmark = [
     slow,
@@ -153,14 +155,14 @@ def test_without_weights_processes_with_fewer_rows_would_count_as_much(world):
 @each_world
 def test_the_guard_adds_one_small_all_reduce_to_a_step_of_ddp(world):
     for rank in of(world, "meetings: DDP"):
-        assert rank["sizes"] == [4 * world]
-        assert rank["weighted"] == [1, 4 * world]  # how many items there are is known before the backward pass
+        assert rank["sizes"] == [NUMBERS * world]
+        assert rank["weighted"] == [1, NUMBERS * world]  # how many items there are is known before the backward pass
 
 
 @each_world
 def test_norms_over_the_shards_of_fsdp2_take_no_other_one(world):
     for rank in of(world, "meetings: FSDP2"):
-        assert rank["sizes"] == [4 * world]
+        assert rank["sizes"] == [NUMBERS * world]
 
 
 @each_world
