@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import floatline as fl
 from floatline.cli.main import app
 from floatline.cli.output import print_json
-from floatline.ledger.lines import decode_number, plain_json
+from floatline.json_values import decode_number, plain_json
 from floatline.validate.plain import to_plain
 from floatline.validate.store import Store
 

@@ -15,7 +15,7 @@ from campaign.judge import BrokenError, Verdict, check_ledger, check_row, check_
 from campaign.numbers import Ranks, References
 from campaign.plan import LONG, Fault
 from campaign.trial import Trial, run_steps
-from floatline.errors import GuardStop
+from floatline.findings import GuardStop
 from floatline.guard import guard_state
 
 

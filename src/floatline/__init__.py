@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from floatline.causes import CAUSES, Cause, find_cause, match_message
     from floatline.choose import choose_plan
     from floatline.diagnosis.in_place import Diagnoser
-    from floatline.errors import FloatlineError, GuardStop
-    from floatline.findings import Finding
+    from floatline.errors import FloatlineError
+    from floatline.findings import Finding, GuardStop
     from floatline.formats import FORMATS, Format, find_format
     from floatline.guard.guard import Guard
     from floatline.guard.placements import describe_plan
@@ -43,7 +43,7 @@ _HOMES = {
     "FloatlineError": "errors",
     "Format": "formats",
     "Guard": "guard.guard",
-    "GuardStop": "errors",
+    "GuardStop": "findings",
     "LossScaler": "guard.scaler",
     "Ledger": "ledger.ledger",
     "Plan": "plan",

@@ -10,7 +10,7 @@ FloatlineError
 ├── OptimizerError   an optimizer setting, parameter or checkpoint that cannot be used
 ├── ScalerError      a loss scaler's setting or state that cannot be used, or FP16 gradients it would lose
 ├── GuardError       a guard's setting, closure or checkpoint that cannot be used
-├── GuardStop        a run that the guard has ended, with its finding
+├── GuardStop        a run that the guard has ended, with its finding: in `findings`
 ├── TraceError       a trace that cannot be written or read
 ├── ReplayError      a step that cannot be replayed, or a replay bundle that cannot be written or read
 ├── RescueError      a rescue's folder or stage that cannot be used
@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from floatline.findings import Finding
+    pass
 
 
 class FloatlineError(Exception):
@@ -71,19 +71,6 @@ class ScalerError(FloatlineError, ValueError):
 
 class GuardError(FloatlineError, ValueError):
     """A guard's setting, closure or checkpoint that cannot be used."""
-
-
-class GuardStop(FloatlineError):  # noqa: N818 - it is an end, not an error of the caller
-    """A run that the guard has ended: the ledger and the last good state are on the disk.
-
-    Args:
-        message: What happened, where, and what to do.
-        finding: Cause, evidence and fix; None where the cause is not known.
-    """
-
-    def __init__(self, message: str, *, finding: Finding | None = None) -> None:
-        super().__init__(message)
-        self.finding = finding
 
 
 class LedgerError(FloatlineError, ValueError):

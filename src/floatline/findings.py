@@ -1,4 +1,4 @@
-"""Finding: where, what, seen how, what now."""
+"""Finding: where, what, seen how, what now; and GuardStop, which ends a run with one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from floatline.causes import Cause
+from floatline.errors import FloatlineError
 
 
 @dataclass(frozen=True)
@@ -58,3 +59,16 @@ class Finding:
             f"  fix:  {self.fix}\n"
             f"  why:  floatline explain {self.cause.id}"
         )
+
+
+class GuardStop(FloatlineError):  # noqa: N818 - it is an end, not an error of the caller
+    """A run that the guard has ended: the ledger and the last good state are on the disk.
+
+    Args:
+        message: What happened, where, and what to do.
+        finding: Cause, evidence and fix; None where the cause is not known.
+    """
+
+    def __init__(self, message: str, *, finding: Finding | None = None) -> None:
+        super().__init__(message)
+        self.finding = finding

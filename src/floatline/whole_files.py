@@ -64,3 +64,9 @@ def _sync(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def find_root(start: Path | None = None) -> Path:
+    """The repository that a folder lies in, else the folder itself: where what belongs to the whole of it is kept."""
+    folder = (start or Path.cwd()).resolve()
+    return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), folder)

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import floatline as fl
-from floatline.errors import GuardStop, LedgerError
+from floatline.errors import LedgerError
+from floatline.findings import GuardStop
 from floatline.ledger.parts import PartWriter
 
 

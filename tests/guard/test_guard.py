@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 import floatline as fl
-from floatline.errors import GuardError, GuardStop, PlanError
+from floatline.errors import GuardError, PlanError
+from floatline.findings import GuardStop
 
 KINDS = ["floatline", "fused", "plain"]
 

@@ -62,7 +62,7 @@ def pages_of(attack: str, folder: Path) -> dict[str, str]:
     return {
         "run": (folder / "run.html").read_text(encoding="utf-8"),
         "validation": (folder / "validation" / "report.html").read_text(encoding="utf-8"),
-        "rescue": page_of(document_of_rescue(make_rescue(attack, attack))),
+        "rescue": page_of(document_of_rescue(make_rescue(attack, attack)), tones={}),
         "plain": (folder / "plain.html").read_text(encoding="utf-8"),
     }
 

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import floatline as fl
-from floatline.errors import GuardError, GuardStop, LedgerError, OptimizerError
+from floatline.errors import GuardError, LedgerError, OptimizerError
+from floatline.findings import GuardStop
 from floatline.guard.policy import Policy
 from floatline.numerics.cuda_autocast import _registration, cuda_autocast_lists
 from floatline.plan import Plan, Scaling

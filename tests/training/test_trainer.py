@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 import floatline as fl
-from floatline.errors import GuardError, GuardStop, LedgerError, PlanError
+from floatline.errors import GuardError, LedgerError, PlanError
+from floatline.findings import GuardStop
 from floatline.guard.policy import POLICIES, Policy
 from floatline.guard.run_files import load_checkpoint, newest_checkpoint
 from floatline.plan import Clip, Plan, Scaling

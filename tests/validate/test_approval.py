@@ -19,11 +19,12 @@ from floatline.errors import ApprovalError
 from floatline.presets import PLANS
 from floatline.validate import approval_status
 from floatline.validate.approval import approve, find_current, name_target, roll_back
-from floatline.validate.approval_file import APPROVALS, ISSUES, append_issue, find_root, read_records
+from floatline.validate.approval_file import APPROVALS, ISSUES, append_issue, read_records
 from floatline.validate.approval_status import approved_plan, check_all, check_target
 from floatline.validate.result import Validation
 from floatline.validate.terms import Terms
 from floatline.validate.verdict import decide
+from floatline.whole_files import find_root
 
 TARGET = "from helper import width\n\n\ndef build(seed=0):\n    raise NotImplementedError(width)\n"
 ENVIRONMENT = {"torch": "2.13", "python": "3.11", "devices": "CPU", "commit": "abc", "date": "today"}

@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from floatline.guard.dtypes import DTYPES
 from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.parameters import floating_parameters
@@ -25,8 +26,6 @@ from floatline.workload import Workload
 _SMALL = 1_000_000_000
 # Beyond so many a real pass may take minutes on a CPU.
 _LARGE = 20_000_000
-
-TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def _watch(
     workload: Workload, plan: Plan, model: nn.Module, batch: Any, *, like_cuda: bool, simulated: bool
 ) -> ForwardPass:
     if not plan.mixed:
-        batch = _cast_batch(batch, TORCH_DTYPES[plan.weights])
+        batch = _cast_batch(batch, DTYPES[plan.weights])
     inputs, targets = batch
     known = [*model.parameters(), *model.buffers(), *(t for t in (*inputs, *targets) if isinstance(t, Tensor))]
     owned = {storage_id(tensor) for tensor in known}
@@ -204,7 +203,7 @@ def _cast_batch(batch: Any, dtype: torch.dtype) -> Any:
 
 def apply_weights(model: nn.Module, plan: Plan) -> nn.Module:
     """Give the weights the plan's dtype, in place: all of them, or under a mixed plan the trained ones."""
-    dtype = TORCH_DTYPES[plan.weights]
+    dtype = DTYPES[plan.weights]
     done: dict[int, nn.Parameter] = {}  # tied parameters stay tied
     for module in model.modules():
         # Not Module.to: it cannot swap tensors without data.
@@ -226,7 +225,7 @@ def _autocast(plan: Plan, device_type: str, *, like_cuda: bool) -> Generator[Non
         yield
         return
     lists = cuda_autocast_lists() if like_cuda and device_type == "cpu" else contextlib.nullcontext()
-    with lists, torch.autocast(device_type, dtype=TORCH_DTYPES[plan.compute]):
+    with lists, torch.autocast(device_type, dtype=DTYPES[plan.compute]):
         yield
 
 

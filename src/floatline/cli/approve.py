@@ -27,7 +27,8 @@ def approve(
     one. Only a PASS is signed without --override.
     """
     from floatline.validate.approval import approve as sign
-    from floatline.validate.approval_file import APPROVALS, find_root, on_one_line
+    from floatline.validate.approval_file import APPROVALS, on_one_line
+    from floatline.whole_files import find_root
 
     record = sign(report, by=by, note=note, override=override, candidate=candidate)
     if output is OutputFormat.json:

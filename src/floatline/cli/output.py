@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from floatline.ledger.lines import plain_json
+from floatline.json_values import plain_json
 
 if TYPE_CHECKING:
     from rich.console import Console

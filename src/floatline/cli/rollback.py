@@ -19,7 +19,8 @@ def rollback(
 ) -> None:
     """Make the FP32 plan current for a target again, and add the reason to floatline-issues.md."""
     from floatline.validate.approval import roll_back
-    from floatline.validate.approval_file import ISSUES, find_root, on_one_line
+    from floatline.validate.approval_file import ISSUES, on_one_line
+    from floatline.whole_files import find_root
 
     record = roll_back(target, reason=reason, by=by)
     if output is OutputFormat.json:

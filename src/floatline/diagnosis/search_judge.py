@@ -16,7 +16,7 @@ from floatline.diagnosis.loss_scale import best_factor
 from floatline.diagnosis.search_errors import Outcome, Tolerance, error_of, moved_weights, relative_error
 from floatline.diagnosis.search_log import SearchLog, key_of, question
 from floatline.guard.tf32 import tf32_products
-from floatline.ledger.lines import encode_number
+from floatline.json_values import encode_number
 from floatline.probe.frames import find_raiser
 from floatline.probe.line_islands import Line, LineIslands
 from floatline.probe.replay import Agreement, Replay, Step, compare_steps

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from floatline.errors import GuardError
-from floatline.guard.run import DTYPES
+from floatline.guard.dtypes import DTYPES
 from floatline.optim.optimizer import Optimizer
 from floatline.plan import Plan
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from floatline.errors import GuardError, PlanError, suggest
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.fp32_call import NARROW, call_in_fp32
 from floatline.guard.nonfinite import Place, first_nonfinite
 from floatline.parameters import find_overflow
@@ -20,8 +21,7 @@ from floatline.plan.matching import name_modules
 
 __all__ = ["Islands", "Outputs", "Place", "cast_weights", "first_nonfinite"]
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_CAST = (torch.float64, *_DTYPES.values())  # FP8 and the like are formats of their own
+_CAST = (torch.float64, *DTYPES.values())  # FP8 and the like are formats of their own
 
 Outputs = Literal["as-inputs", "fp32"]
 
@@ -46,7 +46,7 @@ def cast_weights(model: nn.Module, plan: Plan) -> None:
     Raises:
         PlanError: A pattern matches no module, or FP16 cannot hold a weight. Nothing was changed.
     """
-    dtype = _DTYPES[plan.weights]
+    dtype = DTYPES[plan.weights]
     kept = _with_children(model, plan.check_modules(model))
     kept |= {module for module in model.modules() if isinstance(module, _NormBase) and module.running_mean is not None}
     targets: dict[Tensor, torch.dtype] = {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from floatline.errors import GuardError
-from floatline.ledger.lines import decode_number, encode_number
+from floatline.json_values import decode_number, encode_number
 
 # What every safetensors release can hold; all other dtypes go as bytes.
 _KNOWN = (

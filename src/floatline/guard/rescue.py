@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from floatline.causes import find_cause
-from floatline.errors import GuardStop, LedgerError
-from floatline.findings import Finding
+from floatline.errors import LedgerError
+from floatline.findings import Finding, GuardStop
 from floatline.guard import guard_state, rank_files
 from floatline.guard.actions import (
     AcceptRegime,

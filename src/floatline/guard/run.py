@@ -13,6 +13,7 @@ from torch import nn
 from floatline.guard.applied_plan import AppliedPlan
 from floatline.guard.averages import Average
 from floatline.guard.diary import Diary
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.islands import Islands, Outputs
 from floatline.guard.judge import Judge
 from floatline.guard.policy import Policy
@@ -21,8 +22,6 @@ from floatline.guard.samples import Samples
 from floatline.guard.schedules import Schedules
 from floatline.guard.snapshots import SnapshotRing
 from floatline.plan import Plan
-
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Any, cast
+
+from floatline.json_values import decode_number, encode_number
 
 SCHEMA = 1
 MAX_LINE = 4 << 20  # bytes; room for the norms of 40,000 layers
@@ -40,8 +41,6 @@ NUMBERS = {
     "loss_score": "outlier score of the loss",
     "norm_score": "outlier score of the gradient norm",
 }
-# JSON has no such numbers. As strings every parser reads them.
-_SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
@@ -95,38 +94,6 @@ class Mark:
 
 
 Record = Step | Event | Mark
-
-
-def encode_number(value: float) -> float | str:
-    """A float as JSON can hold it.
-
-    Numerics:
-        Exact: finite values go through Python's shortest repr, -0.0 keeps its sign, NaN and the infinities become
-        "NaN", "Infinity" and "-Infinity". Payload and sign of a NaN are not kept.
-    """
-    if math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
-
-
-def decode_number(value: Any) -> float:
-    """The float that `encode_number` was given; ValueError for anything that it never writes."""
-    if isinstance(value, str) and value in _SPECIAL:
-        return _SPECIAL[value]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{value!r:.40} is not a number")
-    return float(value)
-
-
-def plain_json(value: Any) -> Any:
-    """Dicts, lists, tuples and numbers as strict JSON holds them, with every float as `encode_number` has it."""
-    if isinstance(value, dict):
-        return {str(key): plain_json(item) for key, item in cast("dict[Any, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return [plain_json(item) for item in cast("list[Any]", value)]
-    return encode_number(float(value)) if isinstance(value, float) else value
 
 
 def encode_line(fields: dict[str, Any]) -> bytes:

@@ -10,12 +10,8 @@ import ast
 import bisect
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from floatline.lint.operation import Operation
-
-if TYPE_CHECKING:
-    from floatline.lint.source import Source
+from floatline.lint.source_tree import Operation, SourceTree
 
 _DTYPES = {
     **dict.fromkeys(("float32", "float64", "float", "double"), "wide"),
@@ -44,7 +40,7 @@ _DEPTH = 12  # of names that stand for names: beyond, the answer is "not shown"
 _DEEP = 60  # of answers that are kept, which no circle can lead beyond
 
 
-def read_number(source: Source, node: ast.AST | None, *, depth: int = 0) -> float | None:
+def read_number(source: SourceTree, node: ast.AST | None, *, depth: int = 0) -> float | None:
     """A number that the file shows; infinities count, NaN does not."""
     if node is None or depth > _DEPTH:
         return None
@@ -99,7 +95,7 @@ def _read_infinity(node: ast.expr) -> float | None:
     return words.get(text.strip().lower()) if isinstance(text, str) else None
 
 
-def read_value(source: Source, node: ast.expr) -> ast.expr:
+def read_value(source: SourceTree, node: ast.expr) -> ast.expr:
     """What a name was made from, where one assignment reaches it; else the node itself."""
     if not isinstance(node, ast.Name):
         return node
@@ -109,7 +105,7 @@ def read_value(source: Source, node: ast.expr) -> ast.expr:
     return node
 
 
-def reaching_values(source: Source, node: ast.Name) -> list[ast.expr | None]:
+def reaching_values(source: SourceTree, node: ast.Name) -> list[ast.expr | None]:
     """What may have been assigned to a name where it is used; None stands for what is not one expression.
 
     An empty list: the name is a parameter, comes from outside, or is never assigned before.
@@ -149,12 +145,12 @@ def _has_block(statement: ast.stmt) -> bool:
     return isinstance(statement, (ast.For, ast.AsyncFor, ast.With, ast.AsyncWith))
 
 
-def _shares_loop(source: Source, statement: ast.stmt, around: set[int]) -> bool:
+def _shares_loop(source: SourceTree, statement: ast.stmt, around: set[int]) -> bool:
     """Whether a later statement is reached before the use in the next turn of a loop around both."""
     return any(_is_loop(above) and id(above) in around for above in source.ancestors(statement))
 
 
-def _dominates(source: Source, statement: ast.stmt, around: set[int]) -> bool:
+def _dominates(source: SourceTree, statement: ast.stmt, around: set[int]) -> bool:
     """Whether control cannot reach the use without passing the statement: they share a block."""
     if _has_block(statement) and id(statement) in around:
         return True
@@ -178,7 +174,7 @@ def _parameters(function: ast.AST) -> set[str]:
     return {one.arg for one in (*every, *(a for a in (arguments.vararg, arguments.kwarg) if a))}
 
 
-def assignments(source: Source, function: ast.AST) -> dict[str, list[tuple[ast.stmt, ast.expr | None]]]:
+def assignments(source: SourceTree, function: ast.AST) -> dict[str, list[tuple[ast.stmt, ast.expr | None]]]:
     """Every assignment to a name in a function, in the file's order: the statement, and its value if that is one."""
     cache: dict[int, dict[str, list[tuple[ast.stmt, ast.expr | None]]]] = source.__dict__.setdefault("_assigned", {})
     if id(function) not in cache:
@@ -235,7 +231,7 @@ def _names_in(target: ast.expr) -> list[str]:
     return []
 
 
-def read_dtype(source: Source, node: ast.expr, *, depth: int = 0) -> str:
+def read_dtype(source: SourceTree, node: ast.expr, *, depth: int = 0) -> str:
     """'half', 'wide', 'integer', or ''."""
     if depth > _DEEP:
         return ""
@@ -247,7 +243,7 @@ def read_dtype(source: Source, node: ast.expr, *, depth: int = 0) -> str:
     return known[node]
 
 
-def _show_dtype(source: Source, node: ast.expr, depth: int) -> str:
+def _show_dtype(source: SourceTree, node: ast.expr, depth: int) -> str:
     if isinstance(node, ast.Name):
         values = reaching_values(source, node)
         kinds = {read_dtype(source, value, depth=depth + 1) if value is not None else "" for value in values}
@@ -269,7 +265,7 @@ def _show_dtype(source: Source, node: ast.expr, depth: int) -> str:
     return "" if found is None else _result_dtype(source, found, depth)
 
 
-def _told_dtype(source: Source, node: ast.Call, depth: int) -> str | None:
+def _told_dtype(source: SourceTree, node: ast.Call, depth: int) -> str | None:
     """The dtype that a call names; None where it names none."""
     for word in node.keywords:
         if word.arg == "dtype":
@@ -310,7 +306,7 @@ def _names_device(node: ast.Call) -> bool:
     return "device" in last.lower()
 
 
-def name_of_dtype(source: Source, node: ast.expr, *, depth: int = 0) -> str:
+def name_of_dtype(source: SourceTree, node: ast.expr, *, depth: int = 0) -> str:
     """What a dtype argument says: `torch.float16` is 'half', `x.dtype` is that of x, anything else ''."""
     path = source.path(node)
     if path.startswith("torch."):
@@ -325,7 +321,7 @@ def name_of_dtype(source: Source, node: ast.expr, *, depth: int = 0) -> str:
     return ""
 
 
-def _result_dtype(source: Source, found: Operation, depth: int) -> str:
+def _result_dtype(source: SourceTree, found: Operation, depth: int) -> str:
     if found.name in _LIKE:
         return read_dtype(source, found.operand, depth=depth + 1)
     if found.name in _INDICES:
@@ -341,7 +337,7 @@ def _result_dtype(source: Source, found: Operation, depth: int) -> str:
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def is_tensor(source: Source, node: ast.expr, *, depth: int = 0) -> bool:
+def is_tensor(source: SourceTree, node: ast.expr, *, depth: int = 0) -> bool:
     """Whether the file shows that a value is a tensor."""
     if depth > _DEEP:
         return False
@@ -352,7 +348,7 @@ def is_tensor(source: Source, node: ast.expr, *, depth: int = 0) -> bool:
     return known[node]
 
 
-def _show_tensor(source: Source, node: ast.expr, depth: int) -> bool:
+def _show_tensor(source: SourceTree, node: ast.expr, depth: int) -> bool:
     if isinstance(node, ast.Call):
         path = source.path(node.func)
         if path.startswith("torch.") and not path.startswith(("torch.nn.Module", "torch.utils", "torch.optim")):
@@ -377,7 +373,7 @@ def _show_tensor(source: Source, node: ast.expr, depth: int) -> bool:
     return False
 
 
-def _is_annotated(source: Source, node: ast.Name) -> bool:
+def _is_annotated(source: SourceTree, node: ast.Name) -> bool:
     """A parameter `x: torch.Tensor`."""
     function = source.function(node)
     arguments = getattr(function, "args", None)

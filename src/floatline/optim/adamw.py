@@ -8,7 +8,7 @@ from torch import Tensor
 
 from floatline.optim import rules
 from floatline.optim.optimizer import Optimizer
-from floatline.optim.storage import StatesName, UpdateName
+from floatline.optim.rules import StatesName, UpdateName
 
 
 class AdamW(Optimizer):

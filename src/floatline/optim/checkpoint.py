@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from floatline.errors import OptimizerError, suggest
 from floatline.optim import mesh, storage
-
-if TYPE_CHECKING:
-    from floatline.optim.optimizer import Optimizer
+from floatline.optim.rules import RuledOptimizer
 
 
 @torch.no_grad()
-def master_state_dict(optimizer: Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def master_state_dict(optimizer: RuledOptimizer, model: nn.Module) -> dict[str, Tensor]:
     """The model's state with every weight as the float32 number that is being trained.
 
     Numerics:
@@ -38,7 +36,7 @@ def master_state_dict(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     return {name: _master(optimizer, tensor, trained=id(tensor) in held) for name, tensor in own.items()}
 
 
-def save_master(optimizer: Optimizer, model: nn.Module, path: str | Path) -> None:
+def save_master(optimizer: RuledOptimizer, model: nn.Module, path: str | Path) -> None:
     """Write the float32 weights to a safetensors file; in a group of processes the first one writes.
 
     Args:
@@ -55,7 +53,7 @@ def save_master(optimizer: Optimizer, model: nn.Module, path: str | Path) -> Non
 
 
 @torch.no_grad()
-def load_master(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor] | str | Path) -> None:
+def load_master(optimizer: RuledOptimizer, model: nn.Module, tensors: Mapping[str, Tensor] | str | Path) -> None:
     """Set weights, and what stands beside them, from float32 weights; moments and step counters stay.
 
     Numerics:
@@ -102,7 +100,7 @@ def _check_tied(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> Non
             )
 
 
-def _master(optimizer: Optimizer, tensor: Tensor, *, trained: bool) -> Tensor:
+def _master(optimizer: RuledOptimizer, tensor: Tensor, *, trained: bool) -> Tensor:
     if tensor.dtype not in (torch.float16, torch.bfloat16):
         return _whole(tensor.detach()).clone()
     local = mesh.local_part(tensor.detach())
@@ -116,7 +114,7 @@ def _whole(tensor: Tensor) -> Tensor:
     return cast(Any, tensor).full_tensor() if mesh.is_distributed(tensor) else tensor
 
 
-def _set(optimizer: Optimizer, tensor: Tensor, value: Tensor, *, name: str, trained: bool) -> None:
+def _set(optimizer: RuledOptimizer, tensor: Tensor, value: Tensor, *, name: str, trained: bool) -> None:
     local = mesh.local_part(tensor.detach())
     if value.shape != tensor.shape:
         raise OptimizerError(
@@ -151,6 +149,6 @@ def _named(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
-def _params(optimizer: Optimizer) -> Iterator[Tensor]:
+def _params(optimizer: RuledOptimizer) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]

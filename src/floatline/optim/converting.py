@@ -12,8 +12,8 @@ from floatline.optim.adamw import Adam, AdamW
 from floatline.optim.hooks import share_hooks
 from floatline.optim.lion import Lion
 from floatline.optim.optimizer import Optimizer
+from floatline.optim.rules import UpdateName
 from floatline.optim.sgd import SGD
-from floatline.optim.storage import UpdateName
 
 _KINDS: dict[type, type[Optimizer]] = {
     torch.optim.AdamW: AdamW,

@@ -19,13 +19,13 @@ from floatline.optim.footprint import Footprint
 from floatline.optim.hooks import is_heard, uncompiled
 from floatline.optim.kernels import backend_for, fused_step_for, survey_all
 from floatline.optim.roster import Roster, collect
-from floatline.optim.rules import Rule
-from floatline.optim.storage import EXTRAS, StatesName, UpdateName
+from floatline.optim.rules import Rule, RuledOptimizer, StatesName, UpdateName
+from floatline.optim.storage import EXTRAS
 from floatline.optim.survey import Decision, Survey, decide
 from floatline.optim.writes import Writes
 
 
-class Optimizer(torch.optim.Optimizer):
+class Optimizer(RuledOptimizer):
     """What AdamW, Adam, SGD and Lion share: everything but the arithmetic.
 
     Numerics:

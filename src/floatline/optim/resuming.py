@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,15 +11,13 @@ from torch import Tensor, nn
 from floatline.errors import OptimizerError
 from floatline.optim import hyperparameters, mesh, storage
 from floatline.optim.entries import BLOCK
-
-if TYPE_CHECKING:
-    from floatline.optim.optimizer import Optimizer
+from floatline.optim.rules import RuledOptimizer
 
 # Settings of torch.optim's groups that say how to compute, not what.
 _FLAGS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay")
 
 
-def load_state(optimizer: Optimizer, state_dict: dict[str, Any], load: Callable[[dict[str, Any]], None]) -> None:
+def load_state(optimizer: RuledOptimizer, state_dict: dict[str, Any], load: Callable[[dict[str, Any]], None]) -> None:
     """Load an optimizer's state; torch's own loading casts every float state to the weight's dtype.
 
     The states are made ready, and refused where they do not fit, before anything is changed. The hooks that users
@@ -63,7 +61,7 @@ def load_state(optimizer: Optimizer, state_dict: dict[str, Any], load: Callable[
         after.remove()
 
 
-def _adopt(optimizer: Optimizer, param: Tensor, group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Tensor]:
+def _adopt(optimizer: RuledOptimizer, param: Tensor, group: dict[str, Any], saved: dict[str, Any]) -> dict[str, Tensor]:
     """One parameter's saved state, in this optimizer's form."""
     weight = mesh.local_part(param.detach())
     _check_kind(optimizer, group, saved)
@@ -98,7 +96,7 @@ def _adopt(optimizer: Optimizer, param: Tensor, group: dict[str, Any], saved: di
     return {key: mesh.like_param(param, key, tensor) for key, tensor in (state | extras).items()}
 
 
-def _check_kind(optimizer: Optimizer, group: dict[str, Any], saved: dict[str, Any]) -> None:
+def _check_kind(optimizer: RuledOptimizer, group: dict[str, Any], saved: dict[str, Any]) -> None:
     """Refuse the moments of another kind of optimizer: a step counter without moments would make a huge first step."""
     needed = optimizer.rule.states_for(group)
     beside = ("step", *storage.EXTRAS.values())

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from floatline.numerics import foreach
 
+UpdateName = Literal["exact", "stochastic", "kahan", "nearest"]
+StatesName = Literal["fp32", "bf16", "int8"]
 States = dict[str, list[Tensor]]
 Update = Callable[[list[Tensor], list[Tensor], States, list[float], dict[str, Any]], None]
 
@@ -35,6 +38,20 @@ class Rule:
         # A group that was loaded from another optimizer's checkpoint may carry a momentum that means nothing here.
         without = self.state_names == ("momentum_buffer",) and group["momentum"] == 0
         return () if without else self.state_names
+
+
+class RuledOptimizer(torch.optim.Optimizer):
+    """An optimizer that follows a rule: which one, and how its weights and states are stored.
+
+    Attributes:
+        rule: The arithmetic.
+        update: How 16-bit weights are stored: a name of `storage.UPDATES`.
+        states: How its states are stored: a name of `storage.STATES`.
+    """
+
+    rule: Rule
+    update: UpdateName
+    states: StatesName
 
 
 def _adam(params: list[Tensor], grads: list[Tensor], states: States, steps: list[float], group: dict[str, Any]) -> None:

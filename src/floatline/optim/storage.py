@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from floatline.numerics.fast_split import join_many, split_many
 from floatline.optim.entries import BLOCK
 
-UpdateName = Literal["exact", "stochastic", "kahan", "nearest"]
-StatesName = Literal["fp32", "bf16", "int8"]
 UPDATES = ("exact", "stochastic", "kahan", "nearest")
 STATES = ("fp32", "bf16", "int8")
 EXTRAS = {"exact": "remainder", "kahan": "compensation"}

@@ -20,10 +20,10 @@ from floatline import optim
 from floatline.errors import ReplayError, suggest
 from floatline.findings import Finding
 from floatline.guard.closures import Loss, Sum, run_micro_batches
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.islands import Islands
 from floatline.guard.nested import find_tensors, map_tensors
 from floatline.guard.random_state import RandomState
-from floatline.guard.run import DTYPES
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plan import Plan
 from floatline.probe.aside import Aside
@@ -123,7 +123,7 @@ class Step:
         self._check(precision, scale, islands, update=update)
         if scale is None:
             scale = self.scale if precision in (None, "fp16") else 1.0
-        wide = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, None: None}[precision]
+        wide = None if precision is None else DTYPES[precision]
         began = time.perf_counter()
         batches = _cast_narrow(self.batches, wide)
         recorder: Any = None

@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_map
 
 from floatline import optim
 from floatline.guard.applied_plan import AppliedPlan
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.islands import cast_weights
 from floatline.plan import Clip, Plan
 from floatline.presets import resolve_plan
 from floatline.probe.watch import Watch
 from floatline.workload import Workload
 
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 """Of what a plan computes in."""
 
 

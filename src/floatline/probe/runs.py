@@ -11,11 +11,12 @@ from typing import cast
 from torch import Tensor, nn
 
 from floatline.errors import TargetError
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.islands import Islands
 from floatline.presets import resolve_plan
 from floatline.probe.changes import Change, changed
 from floatline.probe.failures import Failure, describe_failure
-from floatline.probe.plain_loop import DTYPES, train_plainly
+from floatline.probe.plain_loop import train_plainly
 from floatline.probe.records import RunRecord
 from floatline.probe.roles import batch_tensors
 from floatline.probe.summary import fill_record, find_bad_tensors

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from floatline.errors import ReplayError
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.islands import Islands, cast_weights
 from floatline.guard.random_state import RandomState
-from floatline.guard.run import DTYPES
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plan import Plan
 from floatline.presets import resolve_plan

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from floatline.errors import ReplayError
 from floatline.guard.applied_plan import AppliedPlan
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.nested import map_tensors
 from floatline.guard.random_state import RandomState
-from floatline.guard.run import DTYPES
 from floatline.plan import Plan
 from floatline.presets import resolve_plan
 from floatline.probe.patches import Patches

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from floatline import __version__
-from floatline.ledger.lines import plain_json
+from floatline.json_values import plain_json
 from floatline.report.document import Block, Code, Document, Part, Table, Tile, Tone, Words
 from floatline.report.package_files import put_in_place
 from floatline.report.validation_facts import document_of

@@ -12,6 +12,7 @@ from floatline.report.package_files import put_in_place
 from floatline.report.validation_facts import document_of
 from floatline.report.validation_html import page_of
 from floatline.report.validation_markdown import markdown_of
+from floatline.report.validation_texts import TONES
 
 if TYPE_CHECKING:
     from floatline.validate.result import Validation
@@ -31,7 +32,7 @@ def write_report(validation: Validation, folder: Path) -> Path:
     put_in_place(folder / "report.json", json_of(validation, document))
     put_in_place(folder / "report.md", markdown_of(document))
     page = folder / "report.html"
-    put_in_place(page, page_of(document))
+    put_in_place(page, page_of(document, tones=TONES))
     return page
 
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from floatline.report.document import Curves, Document, Drawing, Table, Tone, Words
 from floatline.report.package_files import read_text, security_policy
-from floatline.report.validation_texts import TONES
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 _UPLOT = "vendor/uplot"
 
 
-def page_of(document: Document, *, script: str = "validation.js", tones: Mapping[str, Tone] = TONES) -> str:
+def page_of(document: Document, *, script: str = "validation.js", tones: Mapping[str, Tone]) -> str:
     """The page: every text escaped, its one script and its one style named by their hash.
 
     Args:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from floatline.errors import RescueError
+from floatline.json_values import plain_json
 from floatline.ledger.folder_lock import FolderLock
-from floatline.ledger.lines import plain_json
 from floatline.whole_files import read_bounded, write_whole
 
 RESULTS = ("plan.yaml", "fix.patch", "rescue.json", "report.html")

@@ -30,7 +30,6 @@ from floatline.salvage.trials import Trials
 from floatline.salvage.verification import choose_margins, needs_pilot, run_pilot, verify
 from floatline.training.run_names import name_folder
 from floatline.validate.approval import name_target
-from floatline.validate.approval_file import find_root
 from floatline.validate.approval_status import NOT_COMPARED
 from floatline.validate.code_files import target_code
 from floatline.validate.environment import describe_environment
@@ -38,6 +37,7 @@ from floatline.validate.pairs import ArmRun
 from floatline.validate.plain import to_plain
 from floatline.validate.processes import Runner
 from floatline.validate.result import Validation
+from floatline.whole_files import find_root
 from floatline.workload import Target, load_target
 
 STEPS = 40

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from floatline import optim
 from floatline.errors import GuardError
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.nested import find_tensors, map_tensors
-from floatline.guard.run import DTYPES
 from floatline.numerics.moving import send
 from floatline.plan import Plan
 

@@ -12,13 +12,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from floatline.errors import GuardError, GuardStop
+from floatline.errors import GuardError
+from floatline.findings import GuardStop
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.guard import Guard
 from floatline.guard.islands import cast_weights
 from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.guard.random_state import restore_numpy, seed_all
-from floatline.guard.run import DTYPES
 from floatline.guard.run_files import newest_checkpoint, prune_checkpoints
 from floatline.ledger.parts import list_parts
 from floatline.numerics.cuda_autocast import cuda_autocast_lists

@@ -11,14 +11,14 @@ from typing import Any, cast
 
 from floatline.errors import ApprovalError, ComparisonError, suggest
 from floatline.presets import resolve_plan
-from floatline.validate.approval_file import Record, append_issue, append_record, find_root, read_records
+from floatline.validate.approval_file import Record, append_issue, append_record, read_records
 from floatline.validate.code_files import command_code, target_code
 from floatline.validate.comparison import Comparison
 from floatline.validate.pairs import REFERENCE
 from floatline.validate.result import Validation
 from floatline.validate.study import refuse_equal_seeds
 from floatline.validate.verdict import decide
-from floatline.whole_files import read_bounded
+from floatline.whole_files import find_root, read_bounded
 
 REPORTS = ("report.json", "validation.json", "rescue.json")
 LARGEST_REPORT = 256 << 20

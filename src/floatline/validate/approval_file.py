@@ -68,12 +68,6 @@ class Record:
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
 
-def find_root(start: Path | None = None) -> Path:
-    """The repository that a folder lies in, else the folder itself: where the sign-off file is kept."""
-    folder = (start or Path.cwd()).resolve()
-    return next((place for place in (folder, *folder.parents) if (place / ".git").exists()), folder)
-
-
 def read_records(root: Path) -> list[Record]:
     """Every record, in the order of writing; none where there is no file.
 

@@ -11,9 +11,10 @@ from floatline.errors import ApprovalError, PlanError
 from floatline.plan import Plan
 from floatline.presets import PLANS
 from floatline.validate.approval import find_current, hash_plan, name_target
-from floatline.validate.approval_file import Record, find_root, on_one_line, read_records
+from floatline.validate.approval_file import Record, on_one_line, read_records
 from floatline.validate.code_files import changed_file
 from floatline.validate.environment import describe_environment
+from floatline.whole_files import find_root
 
 # The commit changes with the sign-off itself, and the code has checksums of its own.
 NOT_COMPARED = frozenset({"commit", "date", "kernel"})

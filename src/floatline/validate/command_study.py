@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from floatline.training.run_names import name_folder
-from floatline.validate.approval_file import find_root
 from floatline.validate.code_files import command_code
 from floatline.validate.commands import CommandArm, command_arms
 from floatline.validate.direction import settle_direction
@@ -19,6 +18,7 @@ from floatline.validate.result import Validation
 from floatline.validate.store import Store
 from floatline.validate.study import Silence, Study, Watcher
 from floatline.validate.terms import LOOKS, MARGINS, Scale, Terms, looks_between, words_of_looks
+from floatline.whole_files import find_root
 
 
 def validate_commands(

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 from floatline.errors import ComparisonError
-from floatline.ledger.lines import encode_number
+from floatline.json_values import encode_number
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ from typing import Any
 from floatline.errors import ComparisonError, TargetError
 from floatline.plan import Plan
 from floatline.presets import PLANS
-from floatline.validate.approval_file import find_root
 from floatline.validate.arms import Arm, Curve, FunctionArm, PlanArm
 from floatline.validate.code_files import target_code
 from floatline.validate.environment import describe_environment
@@ -19,6 +18,7 @@ from floatline.validate.limits import Limits
 from floatline.validate.pairs import BROKEN, NUDGED, REFERENCE, ArmRun
 from floatline.validate.processes import call_in_child
 from floatline.validate.terms import MARGINS, Terms, words_of_looks
+from floatline.whole_files import find_root
 from floatline.workload import Target, Workload
 
 Candidate = Plan | tuple[str, Callable[[int], ArmRun]]

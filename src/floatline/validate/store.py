@@ -8,8 +8,8 @@ from typing import Any, cast
 from urllib.parse import quote
 
 from floatline.errors import ComparisonError
+from floatline.json_values import plain_json
 from floatline.ledger.folder_lock import FolderLock
-from floatline.ledger.lines import plain_json
 from floatline.validate.pairs import ArmRun
 from floatline.whole_files import read_bounded, write_whole
 

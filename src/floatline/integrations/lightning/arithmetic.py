@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.nested import map_tensors
-from floatline.guard.run import DTYPES
 from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plan import Plan

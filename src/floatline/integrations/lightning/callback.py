@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from floatline.diagnosis.in_place import Diagnoser
-from floatline.errors import GuardError, GuardStop, LedgerError
+from floatline.errors import GuardError, LedgerError
+from floatline.findings import GuardStop
 from floatline.guard.failed_steps import OnFailure
 from floatline.guard.policy import Policy
 from floatline.guard.voice import say

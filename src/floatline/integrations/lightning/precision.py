@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from floatline.errors import GuardError, GuardStop, ScalerError
+from floatline.errors import GuardError, ScalerError
+from floatline.findings import GuardStop
 from floatline.guard.islands import cast_weights
 from floatline.guard.outcome import Outcome
 from floatline.guard.wrappers import unwrap

@@ -10,7 +10,7 @@ from typing import Any
 
 from floatline.errors import GuardError
 from floatline.integrations.loggers.logger import Logger, Row
-from floatline.ledger.lines import encode_number
+from floatline.json_values import encode_number
 
 
 class CSVLogger(Logger):

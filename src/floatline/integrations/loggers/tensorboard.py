@@ -9,7 +9,7 @@ from typing import Any
 
 from floatline.errors import GuardError
 from floatline.integrations.loggers.logger import Logger, Row, load_package
-from floatline.ledger.lines import plain_json
+from floatline.json_values import plain_json
 
 
 class TensorBoardLogger(Logger):

@@ -20,10 +20,10 @@ from floatline import optim
 from floatline.diagnosis.in_place import Diagnoser
 from floatline.errors import GuardError
 from floatline.guard.closures import Loss
+from floatline.guard.dtypes import DTYPES
 from floatline.guard.failed_steps import OnFailure
 from floatline.guard.islands import cast_weights
 from floatline.guard.policy import Policy
-from floatline.guard.run import DTYPES
 from floatline.integrations.accelerate.accelerator import attach, put_before
 from floatline.integrations.accelerate.arithmetic import autocast_lists
 from floatline.integrations.accelerate.guarding import Guarding, choose_policy

@@ -18,12 +18,12 @@ from transformers import (
 )
 
 from floatline.errors import TargetError
+from floatline.guard.dtypes import DTYPES
 from floatline.workloads.audio_lora.batches import IGNORED
 from floatline.workloads.audio_lora.config import Config
 from floatline.workloads.audio_lora.tokens import Tokens, read_tokens, spell
 
 BASE_WEIGHTS = Path(__file__).with_name("base.safetensors")
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Answerer(nn.Module):
@@ -70,7 +70,7 @@ def build_base(config: Config) -> tuple[Any, Tokens]:
             model.load_state_dict({name: tensor.float() for name, tensor in load_file(BASE_WEIGHTS).items()})
         tokens = spell()
     for weight in model.parameters():  # not the buffers: rotary frequencies need FP32, and transformers keeps them so
-        weight.data = weight.data.to(_DTYPES[config.base_weights])
+        weight.data = weight.data.to(DTYPES[config.base_weights])
     return model.requires_grad_(False), tokens
 
 

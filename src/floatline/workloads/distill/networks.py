@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from floatline.errors import TargetError
+from floatline.guard.dtypes import DTYPES
 from floatline.workloads.distill.config import Config
 from floatline.workloads.distill.text import TEACHER_WEIGHTS
 
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _NORMS = ("transformer.ln_f", "model.norm", "gpt_neox.final_layer_norm", "model.decoder.final_layer_norm")
 
 
@@ -42,7 +42,7 @@ def build_teacher(config: Config, *, vocabulary: int) -> nn.Module:
         if shipped:
             weights = {name: tensor.float() for name, tensor in load_file(TEACHER_WEIGHTS).items()}
             model.load_state_dict(weights, strict=False)  # the head is the embedding, stored once
-    return model.to(_DTYPES[config.teacher_weights])
+    return model.to(DTYPES[config.teacher_weights])
 
 
 def _make(
