@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,7 +64,7 @@ class Operation:
         return self.args[place] if place < len(self.args) else None
 
 
-class SourceTree(ABC):
+class SourceTree:
     """A Python file, parsed.
 
     Args:
@@ -152,9 +151,9 @@ class SourceTree(ABC):
             _ALIASES.get(plain, plain), owner, tuple(node.args), keywords, node, True, is_in_place=plain != name
         )
 
-    @abstractmethod
     def is_tensor(self, node: ast.expr) -> bool:
-        """Whether the file shows that this is a tensor."""
+        """Whether the file shows that this is a tensor: `Source` knows."""
+        raise NotImplementedError
 
     # Where a node stands.
 
