@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from floatline.probe.runs import run_target
+from floatline.probe.runs.runs import run_target
+from floatline.systems.audio_lora.speech import WORDS
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target
-from floatline.workloads.audio_lora.speech import WORDS
 
 
 @dataclass(frozen=True)

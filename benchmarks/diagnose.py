@@ -15,6 +15,7 @@ import torch
 from guard import CLIP, DECAY, GPT, LR, SIZES, loss_of
 
 import floatline as fl
+from floatline.diagnosis import Diagnoser
 
 BOOST = 2.0**17  # the block's hidden layer leaves FP16's range; the layer behind takes it back out
 
@@ -26,7 +27,7 @@ def plant(model: GPT, block: int) -> None:
         model.blocks[block].down.weight.mul_(1 / BOOST)
 
 
-def make_guard(model: GPT, optimizer: torch.optim.Optimizer, diagnoser: fl.Diagnoser) -> fl.Guard:
+def make_guard(model: GPT, optimizer: torch.optim.Optimizer, diagnoser: Diagnoser) -> fl.Guard:
     """A guard that has its failed steps diagnosed."""
     return fl.Guard(model, optimizer, plan="fp16-mixed", clip_norm=CLIP, on_failure=diagnoser)
 
@@ -38,7 +39,7 @@ def measure(size: str, device: str, rounds: int) -> None:
     model = GPT(**options).to(device)
     tokens = torch.randint(0, options.get("vocabulary", 65536), (shape[0], shape[1] + 1), device=device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY, fused=device == "cuda")
-    guard = make_guard(model, optimizer, fl.Diagnoser(budget=600.0))
+    guard = make_guard(model, optimizer, Diagnoser(budget=600.0))
 
     def timed_step() -> float:
         synchronize(device)
@@ -55,7 +56,7 @@ def measure(size: str, device: str, rounds: int) -> None:
     plant(model, block := len(model.blocks) // 2)
     times, ratios = [], []
     for _ in range(rounds):
-        diagnoser = fl.Diagnoser(budget=600.0)
+        diagnoser = Diagnoser(budget=600.0)
         guard = make_guard(model, optimizer, diagnoser)
         while not diagnoser.named:
             timed_step()

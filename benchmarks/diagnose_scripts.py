@@ -97,7 +97,7 @@ def measure(folder: Path, kind: str, steps: int, device: str, *, watched: bool) 
 
 def run_loop(words: list[str], report: str) -> None:
     """The loop as a script of this process, watched where there is a report to write."""
-    from floatline.diagnosis.script_main import main
+    from floatline.diagnosis.scripts.main import main
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if report:
@@ -111,9 +111,9 @@ def measure_turns(num: int, device: str) -> tuple[float, float, float]:
     import torch
     from torch import nn
 
-    from floatline.probe.script_frames import find_script_line
-    from floatline.probe.script_steps import StepCapture
-    from floatline.probe.watch import watch
+    from floatline.precision.user_frames import find_script_line
+    from floatline.probe.scripts.steps import StepCapture
+    from floatline.probe.watch.watch import watch
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -162,7 +162,7 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    for name in ("torch._dynamo", "floatline.diagnosis.script_main"):  # loaded once, before the forks
+    for name in ("torch._dynamo", "floatline.diagnosis.scripts.main"):  # loaded once, before the forks
         importlib.import_module(name)
     now = datetime.now(tz=timezone.utc).strftime("%Y-%m-%d")
     if options.turns:

@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
-from floatline.presets import resolve_plan
-from floatline.probe.runs import run_target
+from floatline.plans.presets import resolve_plan
+from floatline.probe.runs.runs import run_target
+from floatline.systems.distill import Config
+from floatline.systems.distill.evaluation import unigram_perplexity
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target
-from floatline.workloads.distill import Config
-from floatline.workloads.distill.evaluation import unigram_perplexity
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision, Precision
 
 import floatline as fl
 from floatline.integrations.lightning import FloatlineCallback, FloatlinePrecision
+from floatline.numerics import cuda_autocast_lists
 
 LR, DECAY, CLIP = 1e-4, 0.1, 1.0
 OWN = "Lightning 16-mixed, fused AdamW, no clipping"
@@ -137,7 +138,7 @@ def fit(size: str, arm: Arm, device: str, *, steps: int, warmup: int, count_sync
     clock = Clock(warmup=warmup, count_syncs=count_syncs)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         if device == "cpu":  # the same arithmetic for Lightning's own plugin
-            stack.enter_context(fl.cuda_autocast_lists())
+            stack.enter_context(cuda_autocast_lists())
             if make_plugin is own:
                 stack.enter_context(fl.HalfOnCPU())
         watching = [FloatlineCallback(Path(folder) / "run")] if with_callback else []

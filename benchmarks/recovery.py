@@ -27,8 +27,9 @@ from torch import Tensor, nn
 
 import floatline as fl
 from floatline.guard.policy import POLICIES
-from floatline.plan import Scaling
-from floatline.presets import resolve_plan
+from floatline.numerics import cuda_autocast_lists
+from floatline.plans import Scaling
+from floatline.plans.presets import resolve_plan
 
 STEPS, BATCH, LR, CLIP = 400, 32, 2e-3, 1.0
 MOST_ATTEMPTS = 3 * STEPS
@@ -389,7 +390,7 @@ def run(job: tuple[str, str, int, str]) -> tuple[tuple[str, str, int], Result]:
     with contextlib.ExitStack() as stack:
         if device == "cpu":
             stack.enter_context(fl.HalfOnCPU())
-            stack.enter_context(fl.cuda_autocast_lists())
+            stack.enter_context(cuda_autocast_lists())
         if arm == REFERENCE:
             result = plain(Task(row if row.part_of_task else ROWS["none"], seed, device), clip_only(), half=False)
         else:

@@ -22,19 +22,19 @@ sys.path.insert(0, str(Path(__file__).parent))
 import guard as guard_benchmark
 from planted import LENGTH, SYMBOLS, loss_of, plant
 
-from floatline.diagnosis.island_cost import measure_cost
-from floatline.diagnosis.search import find_island
-from floatline.guard.islands import Islands
-from floatline.guard.tf32 import tf32_products
-from floatline.probe.replay import Step, capture_step
+from floatline.diagnosis.islands.cost import measure_cost
+from floatline.diagnosis.islands.search import find_island
+from floatline.precision.islands import Islands
+from floatline.precision.tf32 import tf32_products
+from floatline.probe.steps.capture import CapturedStep, capture_step
 
 
-def capture_two(seed: int) -> tuple[list[Step], str, str]:
+def capture_two(seed: int) -> tuple[list[CapturedStep], str, str]:
     """A planted model's step at its start, and another after four steps of FP32 training."""
     model, kind, where = plant(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     dice = torch.Generator().manual_seed(seed)
-    steps: list[Step] = []
+    steps: list[CapturedStep] = []
     for number in range(5):
         tokens = torch.randint(0, SYMBOLS, (4, LENGTH + 1), generator=dice)
         if number in (0, 4):
@@ -94,7 +94,7 @@ def make_gpt(layer: int) -> guard_benchmark.GPT:
     return model.cuda()
 
 
-def capture_gpt(layer: int, tokens: torch.Tensor) -> list[Step]:
+def capture_gpt(layer: int, tokens: torch.Tensor) -> list[CapturedStep]:
     """Its step at the start, and another after two steps in BF16."""
     model = make_gpt(layer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -102,7 +102,7 @@ def capture_gpt(layer: int, tokens: torch.Tensor) -> list[Step]:
     def compute_loss(some: torch.Tensor) -> torch.Tensor:
         return guard_benchmark.loss_of(model, some)
 
-    steps: list[Step] = []
+    steps: list[CapturedStep] = []
     for number in range(3):
         if number in (0, 2):
             steps.append(capture_step(model, optimizer, compute_loss, tokens, plan="fp16-mixed", scale=2.0**16))

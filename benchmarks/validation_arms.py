@@ -21,8 +21,10 @@ from tiny_gpt import GPT, crops, make_text
 from torch import Tensor, nn
 
 import floatline as fl
-from floatline.validate.comparison import Comparison
-from floatline.validate.pairs import NUM_FIRST_LOSSES, ArmRun
+from floatline.numerics import cuda_autocast_lists
+from floatline.validation.verdict.comparison import Comparison
+from floatline.validation.verdict.pairs import NUM_FIRST_LOSSES, ArmRun
+from floatline.workload import Workload
 
 STEPS, BATCH, LR, CLIP = 300, 16, 1e-3, 1.0
 LAYERS, WIDTH, HEADS = 2, 64, 4
@@ -45,7 +47,7 @@ def next_character(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
 
 
-def build(seed: int = 0, *, lr: float = LR) -> fl.Workload:
+def build(seed: int = 0, *, lr: float = LR) -> Workload:
     """A language of its own for each seed, split into a text to train on and one that is held back."""
     text = make_text(seed, 30_000)
     dice = torch.Generator().manual_seed(seed)
@@ -56,7 +58,7 @@ def build(seed: int = 0, *, lr: float = LR) -> fl.Workload:
     def val_loss(model: nn.Module) -> float:
         return float(next_character(model(held[:, :-1]), held[:, 1:]))
 
-    return fl.Workload(
+    return Workload(
         GPT(layers=LAYERS, width=WIDTH, heads=HEADS),
         [((row[:, :-1],), (row[:, 1:],)) for row in rows],
         next_character,
@@ -81,7 +83,7 @@ def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     return optimizer
 
 
-def run_loop(seed: int, train: Callable[[fl.Workload], list[float]]) -> ArmRun:
+def run_loop(seed: int, train: Callable[[Workload], list[float]]) -> ArmRun:
     """A loop of one's own as an arm: its losses, and the metric before and after, in FP32."""
     workload, began = build(seed), time.monotonic()
     start = measure(workload)
@@ -101,17 +103,17 @@ def run_loop(seed: int, train: Callable[[fl.Workload], list[float]]) -> ArmRun:
 
 
 @torch.no_grad()
-def measure(workload: fl.Workload) -> float:
+def measure(workload: Workload) -> float:
     """The metric of the model as it is, in FP32."""
     assert workload.evaluate is not None
     return workload.evaluate(copy.deepcopy(workload.model).float().eval())
 
 
-def clip_before_unscale(workload: fl.Workload) -> list[float]:
+def clip_before_unscale(workload: Workload) -> list[float]:
     """The scaler unscales inside step(), after the clipping has seen gradients that are 65,536 times too large."""
     model, scaler = workload.model, torch.amp.GradScaler("cpu")
     optimizer, losses = workload.make_optimizer(model), []
-    with fl.HalfOnCPU(), fl.cuda_autocast_lists():
+    with fl.HalfOnCPU(), cuda_autocast_lists():
         for inputs, targets in workload.batches:
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = workload.compute_loss(inputs, targets)
@@ -124,10 +126,10 @@ def clip_before_unscale(workload: fl.Workload) -> list[float]:
     return losses
 
 
-def pure(dtype: torch.dtype) -> Callable[[fl.Workload], list[float]]:
+def pure(dtype: torch.dtype) -> Callable[[Workload], list[float]]:
     """Weights, states and updates in 16 bits: what `model.half()` and an optimizer behind it do."""
 
-    def train(workload: fl.Workload) -> list[float]:
+    def train(workload: Workload) -> list[float]:
         model, losses = workload.model.to(dtype), []
         optimizer = workload.make_optimizer(model)
         with fl.HalfOnCPU():
@@ -163,7 +165,7 @@ def judge_all(folder: Path, *, jobs: int | None) -> dict[str, Comparison]:
     return found
 
 
-def without_rate(seed: int = 0) -> fl.Workload:
+def without_rate(seed: int = 0) -> Workload:
     """The same workload, and an optimizer that changes nothing."""
     return build(seed, lr=0.0)
 

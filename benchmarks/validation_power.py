@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from floatline.validate.power import USUAL_SPREADS, judge_studies, plan_seeds, seeds_needed
-from floatline.validate.statistics import chance_to_cross, computed_factors, critical_factors, nominal_level
-from floatline.validate.student import quantile
-from floatline.validate.terms import LOOKS, Terms
+from floatline.validation.verdict.power import USUAL_SPREADS, judge_studies, plan_seeds, seeds_needed
+from floatline.validation.verdict.statistics import chance_to_cross, computed_factors, critical_factors, nominal_level
+from floatline.validation.verdict.student import quantile
+from floatline.validation.verdict.terms import LOOKS, Terms
 
 SD = 0.01
 TRUTHS = (0.0, 0.01, 0.02, 0.03)

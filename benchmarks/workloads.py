@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import torch
 
-from floatline.presets import resolve_plan
+from floatline.plans.presets import resolve_plan
 from floatline.training.trainer import Trainer
 from floatline.workload import Workload, load_target
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import floatline as fl
+from floatline.numerics import cuda_autocast_lists
+from floatline.validation import compare
 
 SEEDS, STEPS = 3, 40
 
@@ -38,13 +40,13 @@ def train(folder: Path, seed: int, plan: str, *, lr: float = 5e-3) -> None:
 def main() -> None:
     """FP32, FP16, and FP32 with a mistake: a tenth of the learning rate."""
     root = Path(tempfile.mkdtemp())
-    with fl.HalfOnCPU(), fl.cuda_autocast_lists():
+    with fl.HalfOnCPU(), cuda_autocast_lists():
         for seed in range(SEEDS):
             train(root / "fp32" / f"seed_{seed}", seed, "fp32")
             train(root / "fp16" / f"seed_{seed}", seed, "fp16-mixed")
             train(root / "slow" / f"seed_{seed}", seed, "fp32", lr=5e-4)
     for name in ("fp16", "slow"):
-        print(fl.compare(root / "fp32", root / name, metric="val/loss"))
+        print(compare(root / "fp32", root / name, metric="val/loss"))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-import floatline as fl
+from floatline.workload import Workload
 
 ROWS, CLASSES = 64, 5
 
@@ -38,7 +38,7 @@ def make_rows(count: int, generator: torch.Generator) -> tuple[torch.Tensor, tor
     return waves[:, None, None, :] + 0.3 * torch.randn(count, 1, 16, 16, generator=generator), labels
 
 
-def build(seed: int = 0) -> fl.Workload:
+def build(seed: int = 0) -> Workload:
     """Everything that a run needs, from its seed alone."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
@@ -56,12 +56,12 @@ def build(seed: int = 0) -> fl.Workload:
     def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.AdamW(model.parameters(), lr=5e-3)
 
-    return fl.Workload(Net(), batches, F.cross_entropy, "fp16-mixed", make_optimizer, evaluate=evaluate)
+    return Workload(Net(), batches, F.cross_entropy, "fp16-mixed", make_optimizer, evaluate=evaluate)
 
 
 def main() -> None:
     """What `floatline train` does."""
-    from floatline.training.trainer import Trainer
+    from floatline.training import Trainer
 
     result = Trainer(build(), folder=tempfile.mkdtemp(), steps=60).run()
     print(f"{result.applied} of {result.attempted} steps applied, held-out loss {result.metric:.3f}")

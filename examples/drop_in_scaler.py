@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import floatline as fl
+from floatline.numerics import cuda_autocast_lists
 
 STEPS, BAD = 200, range(20, 180)
 
@@ -38,7 +39,7 @@ def main() -> None:
         ("torch.amp.GradScaler", torch.amp.GradScaler("cpu")),
         ("fl.LossScaler", fl.LossScaler("cpu")),
     ):
-        with fl.HalfOnCPU(), fl.cuda_autocast_lists():
+        with fl.HalfOnCPU(), cuda_autocast_lists():
             model = train(scaler)
         finite = all(bool(weight.isfinite().all()) for weight in model.parameters())
         print(f"{name}: scale {scaler.get_scale():g}, weights {'finite' if finite else 'NaN'}")

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import floatline as fl
+from floatline.numerics import cuda_autocast_lists
 
 STEPS, SAVED_AT, BAD = 80, 40, (30, 60)
 
@@ -42,7 +43,7 @@ def train(model: nn.Module, guard: fl.Guard, first: int, last: int) -> None:
         x, labels = batch
         return F.cross_entropy(model(x).float(), labels)
 
-    with fl.HalfOnCPU(), fl.cuda_autocast_lists():  # FP16 on a CPU; not needed on a GPU
+    with fl.HalfOnCPU(), cuda_autocast_lists():  # FP16 on a CPU; not needed on a GPU
         for step in range(first, last):
             outcome = guard.step(compute_loss, make_batch(step))
             if outcome.due or step in BAD:

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.progress import track
 
 import floatline as fl
-from floatline.report.page import Section, write_page
+from floatline.checkup import choose_plan
+from floatline.numerics import Ranges, measure_ranges
+from floatline.report import Section, draw_ranges, write_page
 
 sys.path.insert(0, str(Path(__file__).parent))
 import small_gpt
@@ -51,9 +53,9 @@ def lost_share(exact: list[torch.Tensor], held: list[torch.Tensor]) -> float:
     return lost / sum(int((e != 0).sum()) for e in exact)
 
 
-def total(tensors: list[torch.Tensor]) -> fl.Ranges:
+def total(tensors: list[torch.Tensor]) -> Ranges:
     """One set of figures for many tensors."""
-    first, *rest = (fl.measure_ranges(tensor, "fp16") for tensor in tensors)
+    first, *rest = (measure_ranges(tensor, "fp16") for tensor in tensors)
     for ranges in rest:
         first = first + ranges
     return first
@@ -81,7 +83,7 @@ def main() -> None:
     charts = []
     for scale in (1.0, 2.0**16):
         measured = total([gradient * scale for gradient in exact])
-        chart = fl.draw_ranges(measured, "fp16", title=f"gradients of the activations, loss scale {scale:,.0f}")
+        chart = draw_ranges(measured, "fp16", title=f"gradients of the activations, loss scale {scale:,.0f}")
         charts.append(chart)
         console.print(chart, "\n")
         held = gradients(model, batch, loss_fn, fp16=True, scale=scale)
@@ -89,7 +91,7 @@ def main() -> None:
     for row in rows:
         console.print("{:>12}  {:>24}  {:>20}".format(*row))
 
-    choice = fl.choose_plan()
+    choice = choose_plan()
     console.print(f"\nOn this machine: {choice.value.name}. {choice.reason}")
     write_page(
         REPORT,

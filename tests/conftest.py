@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell ignores it in w
 @pytest.fixture(autouse=True, scope="session")
 def time_enough():
     """A diagnosis leaves replays out where time is short; in a test it has as much as it wants."""
-    module = importlib.import_module("floatline.diagnosis.diagnose")  # the package has a function of that name
+    module = importlib.import_module("floatline.diagnosis.target_diagnosis")  # the package has a function of that name
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ENOUGH", 600.0)
         yield

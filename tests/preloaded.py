@@ -26,7 +26,7 @@ import torch, floatline, floatline.cli.main
 import floatline.diagnosis, floatline.training.trainer, floatline.guard.guard
 
 # As in conftest.py: nothing is left out on a busy machine.
-importlib.import_module("floatline.diagnosis.diagnose").ENOUGH = 600.0
+importlib.import_module("floatline.diagnosis.target_diagnosis").ENOUGH = 600.0
 
 
 def run(ask):

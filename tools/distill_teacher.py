@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from floatline.workloads.distill.config import Config
-from floatline.workloads.distill.networks import build_teacher, read_exits
-from floatline.workloads.distill.text import TEACHER_WEIGHTS, TOKENIZERS, read_text, split_text
+from floatline.systems.distill.config import Config
+from floatline.systems.distill.networks import build_teacher, read_exits
+from floatline.systems.distill.text import TEACHER_WEIGHTS, TOKENIZERS, read_text, split_text
 
 STUDENT_TOKENS, TEACHER_TOKENS = 768, 1024
 STEPS, BATCH, LENGTH, LR, DECAY, DROPOUT = 600, 16, 64, 3e-3, 0.3, 0.15

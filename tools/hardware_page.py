@@ -7,10 +7,10 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from floatline.choose import choose_plan
+from floatline.checkup.choose import choose_plan
 from floatline.cli.main import app
 from floatline.hardware import HARDWARE, Hardware
-from floatline.hardware.sources import SOURCES
+from floatline.hardware.facts import SOURCES
 
 PAGE = Path(__file__).parent.parent / "docs" / "hardware.md"
 
@@ -37,7 +37,7 @@ $ floatline doctor --on T4
 `torch.cuda.is_bf16_supported(including_emulation=False)` tells the truth.
 
 ```python
-from floatline.choose import choose_plan
+from floatline.checkup import choose_plan
 from floatline.hardware import find_hardware
 
 print(find_hardware("titan rtx").bf16)  # emulated (in FP32; ...)

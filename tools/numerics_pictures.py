@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-import floatline as fl
+from floatline.formats import find_format
+from floatline.numerics import join_master, round_nearest, round_stochastic, split_master
 
 FOLDER = Path(__file__).parents[1] / "docs" / "pictures"
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 860, 420, 70, 50, 30, 60
@@ -26,7 +27,7 @@ def draw_spacing() -> str:
     parts += [_tick(to_x(e), HEIGHT - BOTTOM, f"2^{e}", down=True) for e in range(low, high + 1, 10)]
     parts += [_tick(LEFT, to_y(e), f"2^{e}", down=False) for e in range(-50, 11, 10)]
     for name, colour in COLOURS.items():
-        form = fl.find_format(name)
+        form = find_format(name)
         points: list[str] = []
         for exponent in range(low, high + 1):
             if exponent > math.log2(form.max):
@@ -71,13 +72,13 @@ def draw_updates() -> str:
 def follow_updates() -> dict[str, list[float]]:
     """The weight after every step: kept exactly, rounded at random, rounded to nearest."""
     nearest = stochastic = torch.ones(1)
-    weight, remainder = fl.split_master(torch.ones(1), torch.bfloat16)
+    weight, remainder = split_master(torch.ones(1), torch.bfloat16)
     found: dict[str, list[float]] = {"exact": [1.0], "stochastic": [1.0], "nearest": [1.0]}
     for step in range(STEPS):
-        weight, remainder = fl.split_master(fl.join_master(weight, remainder) + UPDATE, torch.bfloat16)
-        stochastic = fl.round_stochastic(stochastic + UPDATE, "bf16", seed=0, step=step)
-        nearest = fl.round_nearest(nearest + UPDATE, "bf16")
-        found["exact"].append(float(fl.join_master(weight, remainder)))
+        weight, remainder = split_master(join_master(weight, remainder) + UPDATE, torch.bfloat16)
+        stochastic = round_stochastic(stochastic + UPDATE, "bf16", seed=0, step=step)
+        nearest = round_nearest(nearest + UPDATE, "bf16")
+        found["exact"].append(float(join_master(weight, remainder)))
         found["stochastic"].append(float(stochastic))
         found["nearest"].append(float(nearest))
     return found

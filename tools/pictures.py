@@ -8,13 +8,15 @@ from pathlib import Path
 import torch
 
 import floatline as fl
-from floatline.diagnosis.diagnose import diagnose
-from floatline.presets import resolve_plan
-from floatline.report.run_folders import open_runs
-from floatline.report.run_html import write_run_page
-from floatline.report.run_terminal import draw_runs
+from floatline.diagnosis.target_diagnosis import diagnose
+from floatline.numerics import cuda_autocast_lists
+from floatline.plans.presets import resolve_plan
+from floatline.report import draw_ranges
+from floatline.report.run.folders import open_runs
+from floatline.report.run.page import write_run_page
+from floatline.report.run.terminal import draw_runs
 from floatline.report.step_chart import step_chart_svg
-from floatline.report.validation import write_report
+from floatline.report.validation.report_files import write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
@@ -40,7 +42,7 @@ def draw_gradients(folder: Path) -> None:
     for name, scale in (("gradients", 1.0), ("gradients_scaled", 2.0**16)):
         measured = how_low.total([gradient * scale for gradient in exact])
         title = f"a small GPT's gradients against FP16, loss scale {scale:,.0f}"
-        (folder / f"{name}.svg").write_text(fl.draw_ranges(measured, "fp16", title=title).svg(), encoding="utf-8")
+        (folder / f"{name}.svg").write_text(draw_ranges(measured, "fp16", title=title).svg(), encoding="utf-8")
 
 
 def draw_step(folder: Path) -> None:
@@ -100,7 +102,7 @@ def train_small_gpt(folder: Path, *, steps: int = 120) -> None:
         loss = loss_fn(model(*inputs), *targets)
         return loss * float("nan") if number == 70 else loss
 
-    with guard, fl.HalfOnCPU(), fl.cuda_autocast_lists():
+    with guard, fl.HalfOnCPU(), cuda_autocast_lists():
         for number in range(steps):
             guard.step(compute_loss, number)
 

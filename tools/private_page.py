@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from floatline.private_names import PRIVATES, TESTED, Private
+from floatline.base.private_names import PRIVATES, TESTED, Private
 
 PAGE = Path(__file__).parent.parent / "docs" / "private_names.md"
 INTRO = f"""\
-<!-- Made by tools/private_page.py from src/floatline/private_names.py. Do not edit by hand. -->
+<!-- Made by tools/private_page.py from src/floatline/base/private_names.py. Do not edit by hand. -->
 
 # Private names
 

@@ -1,4 +1,4 @@
-"""Records what each call of tests/autocast_table.py returns under CUDA's autocast, as JSON.
+"""Records what each call of tests/numerics/autocast_table.py returns under CUDA's autocast, as JSON.
 
 PYTHONPATH=src:. python tools/record_cuda_autocast.py tests/data/cuda_autocast.json
 
@@ -15,7 +15,7 @@ import platform
 from pathlib import Path
 
 import torch
-from tests.autocast_table import CALLS, run_table
+from tests.numerics.autocast_table import CALLS, run_table
 
 
 def registered_kernels() -> list[str]:

@@ -39,7 +39,7 @@ These cases were known while `diagnose` was written: on failures that it has nev
 
 def diagnose_quietly(target: str) -> dict[str, Any]:
     """What `floatline diagnose TARGET --format json` prints; what the target prints is dropped."""
-    from floatline.diagnosis.diagnose import diagnose
+    from floatline.diagnosis.target_diagnosis import diagnose
 
     with (
         Path(os.devnull).open("w") as nowhere,

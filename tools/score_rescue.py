@@ -29,7 +29,7 @@ def is_asked(case: Case) -> bool:
 
 def score(case: Case) -> tuple[str, str]:
     """'trains', 'code change' or 'FAILS', and why."""
-    from floatline.salvage.rescue import find_plan
+    from floatline.rescuing.rescue import find_plan
 
     steps = getattr(case.module, "STEPS", 40)
     rescue = find_plan(str(case.path), steps=steps)

@@ -74,7 +74,7 @@ def all_runs(*, healthy: bool) -> Iterator[Run]:
 
 def _watch(report: str, words: list[str], log: str) -> None:
     """Run a script in this process, watched."""
-    from floatline.diagnosis.script_main import main
+    from floatline.diagnosis.scripts.main import main
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(output, 1)
@@ -112,7 +112,7 @@ def score_all(runs: list[Run], processes: int) -> Iterator[Score]:
 
 def score(ended: Started) -> Score:
     """Compare what is said of a run with what is true."""
-    from floatline.diagnosis.script import read_report
+    from floatline.diagnosis.scripts.script import read_report
     from floatline.errors import TargetError
 
     run, report, words = ended.run, ended.report, ended.words
@@ -193,8 +193,6 @@ def main() -> None:
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     import torch
-
-    import floatline.diagnosis.script_main  # noqa: F401
 
     torch.set_num_threads(1)
     prefixes = tuple(asked.prefixes) or ("",)

@@ -23,7 +23,7 @@ _LINK = re.compile(
     _FENCE + r"|(?P<text>!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()(?P<target>[^)\s]+)\)|`[^`\n]+`", re.MULTILINE | re.DOTALL
 )
 _HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t]*#*$", re.MULTILINE)
-_API = re.compile(r"^::: floatline\.(\w+)$", re.MULTILINE)
+_API = re.compile(r"^::: floatline\.([\w.]+)$", re.MULTILINE)
 _LANGUAGES = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 
 

@@ -19,7 +19,7 @@ from campaign.plan import STEPS, Fault
 from campaign.plants import Kill, RaisesAlone, die
 from campaign.trial import Trial, read_witness, run_steps
 from floatline.errors import FloatlineError
-from floatline.guard import run_files
+from floatline.guard.checkpoints import run_files
 
 GROUP_TIMEOUT = 4.0  # seconds that a process waits for one that does not come
 

@@ -16,7 +16,7 @@ from campaign.numbers import Ranks, References
 from campaign.plan import LONG, SAVE_EVERY, STEPS, Fault
 from campaign.trial import Trial, run_steps
 from floatline.errors import FloatlineError, GuardError, LedgerError
-from floatline.guard.run_files import list_checkpoints
+from floatline.guard.checkpoints.run_files import list_checkpoints
 
 FILES = {"tensors": "tensors.safetensors", "state": "state.json"}
 

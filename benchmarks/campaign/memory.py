@@ -16,7 +16,7 @@ from campaign.numbers import Ranks, References
 from campaign.plan import LONG, Fault
 from campaign.trial import Trial, run_steps
 from floatline.findings import GuardStop
-from floatline.guard import guard_state
+from floatline.guard.checkpoints import guard_state
 
 
 def flip(trial: Trial, fault: Fault) -> str:

@@ -14,7 +14,7 @@ from campaign.judge import BrokenError, Verdict, check_ledger, check_same
 from campaign.plan import STEPS, Fault
 from campaign.trial import Trial, read_witness, run_steps
 from floatline.errors import FloatlineError
-from floatline.guard import run_files
+from floatline.guard.checkpoints import run_files
 
 
 def try_pair(fault: Fault, clean: Clean, folder: Path) -> Verdict:

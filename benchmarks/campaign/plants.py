@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from campaign.plan import Fault
-from floatline.guard.guard_state import local
+from floatline.guard.checkpoints.guard_state import local
 
 ERRORS = {"RuntimeError": RuntimeError, "MemoryError": MemoryError, "KeyboardInterrupt": KeyboardInterrupt}
 

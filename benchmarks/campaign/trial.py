@@ -19,10 +19,10 @@ import floatline as fl
 from campaign.plan import Setting
 from campaign.plants import Plant
 from floatline.errors import LedgerError
-from floatline.guard import guard_state
+from floatline.guard.checkpoints import guard_state
 from floatline.guard.guard import Guard
-from floatline.guard.wrappers import reshard
-from floatline.plan import Plan, Scaling
+from floatline.plans import Plan, Scaling
+from floatline.precision.wrappers import reshard
 
 ROWS = 12
 GOES_BACK = fl.Policy(snapshot_gib=0.05, snapshot_every=2, rollback_reach=4, skip_outliers=True, outlier_warmup=8)

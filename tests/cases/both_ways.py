@@ -20,13 +20,13 @@ from typing import Any, Literal
 import torch
 from tests.cases.harness import Case, all_cases
 
-from floatline.diagnosis.diagnose import diagnose
-from floatline.diagnosis.script import read_report
-from floatline.diagnosis.script_main import explain
+from floatline.diagnosis.scripts.main import explain
+from floatline.diagnosis.scripts.script import read_report
+from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.errors import FloatlineError
 from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
-from floatline.probe.script_run import ScriptWatch
+from floatline.probe.scripts.run import ScriptWatch
 
 Lists = Literal["cpu", "cuda"]
 LISTS: tuple[Lists, ...] = ("cpu", "cuda")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.slow import mostly_slow
 
-from floatline.diagnosis.diagnose import diagnose
+from floatline.diagnosis.target_diagnosis import diagnose
 
 FAILURES = Path(__file__).parent / "targets" / "adversarial_failures.py"
 HEALTHY = FAILURES.with_name("adversarial_healthy.py")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.slow import mostly_slow
 
-from floatline.diagnosis.diagnose import diagnose
+from floatline.diagnosis.target_diagnosis import diagnose
 
 TARGETS = Path(__file__).parent / "targets" / "silent_healthy.py"
 

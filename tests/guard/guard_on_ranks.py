@@ -20,8 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 import floatline as fl
 from floatline.guard.guard import Guard
 from floatline.guard.policy import Policy
-from floatline.guard.underflow import count_near_zero, report
-from floatline.plan import Plan, Scaling
+from floatline.guard.step.underflow import count_near_zero, report
+from floatline.plans import Plan, Scaling
 
 NAN = float("nan")
 KINDS = ("DDP", "FSDP2")

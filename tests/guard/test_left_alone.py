@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import floatline as fl
-from floatline.plan import Plan, Scaling
+from floatline.plans import Plan, Scaling
 
 OPTIMIZERS = {
     "SGD": lambda ps, **k: torch.optim.SGD(ps, lr=0.05, momentum=0.9, weight_decay=1e-3, **k),

@@ -12,7 +12,7 @@ import floatline as fl
 from floatline.errors import GuardError
 from floatline.guard.policy import Policy
 from floatline.guard.remedies import MEASURED_ON, REMEDIES, RemedyWarning, find_remedy, use_remedy
-from floatline.plan import Scaling
+from floatline.plans import Scaling
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "remedies.md").read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ from torch import nn
 
 import floatline as fl
 from floatline.ledger.progress import Progress
-from floatline.report.run_document import document_of
-from floatline.report.run_facts import gather
-from floatline.report.run_terminal import draw_runs
+from floatline.report.run.facts import gather
+from floatline.report.run.run_document import document_of
+from floatline.report.run.terminal import draw_runs
 
 
 def make(tmp_path=None, **options):

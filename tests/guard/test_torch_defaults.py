@@ -7,7 +7,8 @@ import torch
 from tests.guard.test_guard import batches, loss_with, make_model, make_optimizer, weights
 
 import floatline as fl
-from floatline.numerics import tally
+from floatline.numerics import measure_ranges
+from floatline.numerics.tally import tally
 
 
 @contextlib.contextmanager
@@ -45,8 +46,8 @@ def test_guarded_steps_have_the_bits_that_they_have_without(plan, name):
 @pytest.mark.parametrize("name", list(DEFAULTS)[1:])
 def test_ranges_are_the_same(name):
     values = torch.randn(4096).half()
-    expected = fl.measure_ranges(values)
+    expected = measure_ranges(values)
     tally._pattern_facts.cache_clear()
     with DEFAULTS[name]():
-        found = fl.measure_ranges(values)
+        found = measure_ranges(values)
     assert str(found) == str(expected)

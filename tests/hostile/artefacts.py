@@ -20,42 +20,42 @@ from unittest import mock
 import torch
 from tests.hostile.mutations import CODE_TOKENS, TOKENS, YAML_TOKENS
 from tests.report.rescues import make_rescue
-from tests.report.runs import make_run
-from tests.validate.studies import arms
+from tests.report.run.runs import make_run
+from tests.validation.studies import arms
 from torch import nn
 
 import floatline as fl
+from floatline.base.plain_records import to_plain
 from floatline.cli.explain import _answer
 from floatline.errors import FloatlineError
+from floatline.guard.checkpoints.run_files import load_checkpoint, newest_checkpoint
 from floatline.guard.policy import resolve_policy
-from floatline.guard.run_files import load_checkpoint, newest_checkpoint
 from floatline.ledger.history import read_history
 from floatline.lint import lint_text
 from floatline.lint.baseline import read_baseline
 from floatline.lint.rules import choose_rules
 from floatline.lint.settings import read_settings
-from floatline.plan import Plan
-from floatline.presets import PLANS, resolve_plan
-from floatline.probe.bundle import read_bundle, restore_step, write_bundle
-from floatline.probe.trace import Op, Operand, Trace, Values
-from floatline.report.run_folders import open_runs
-from floatline.report.run_html import write_run_page
-from floatline.report.run_terminal import draw_runs
-from floatline.report.validation import write_report
-from floatline.salvage.kept import Kept
-from floatline.salvage.stage_data import plain_diagnosis, read_diagnosis, read_island, read_trial
-from floatline.salvage.trial import Trial
+from floatline.plans import Plan
+from floatline.plans.presets import PLANS, resolve_plan
+from floatline.probe.bundles.bundle import read_bundle, restore_step, write_bundle
+from floatline.probe.trace.trace import Op, Operand, Trace, Values
+from floatline.report.run.folders import open_runs
+from floatline.report.run.page import write_run_page
+from floatline.report.run.terminal import draw_runs
+from floatline.report.validation.report_files import write_report
+from floatline.rescuing.finished_stages import Kept
+from floatline.rescuing.short_run import Trial
+from floatline.rescuing.stage_data import plain_diagnosis, read_diagnosis, read_island, read_trial
 from floatline.training.settings import check_config, load_settings, save_settings
-from floatline.validate import approval_status
-from floatline.validate.approval import approve
-from floatline.validate.approval_file import APPROVALS, Record, append_record, read_records
-from floatline.validate.finished import compare
-from floatline.validate.metrics.tensorboard import _masked_crc
-from floatline.validate.plain import to_plain
-from floatline.validate.result import Validation
-from floatline.validate.store import Store
-from floatline.validate.terms import Terms
-from floatline.validate.verdict import decide
+from floatline.validation.finished.finished import compare
+from floatline.validation.metrics.tensorboard import _masked_crc
+from floatline.validation.result import Validation
+from floatline.validation.signoff import approval_status
+from floatline.validation.signoff.approval import approve
+from floatline.validation.signoff.approval_file import APPROVALS, Record, append_record, read_records
+from floatline.validation.study.store import Store
+from floatline.validation.verdict.terms import Terms
+from floatline.validation.verdict.verdict import decide
 from floatline.workload import WorkloadConfig, load_target
 from floatline.workload.config import parse_pairs, read_config
 

@@ -24,13 +24,13 @@ from tests.hostile.trying import lay_out
 
 from floatline.cli.explain import _read_end
 from floatline.errors import FloatlineError
-from floatline.guard.run_files import load_checkpoint
+from floatline.guard.checkpoints.run_files import load_checkpoint
 from floatline.lint import lint_text
 from floatline.lint.rules import choose_rules
-from floatline.plan import Plan
-from floatline.probe.trace import Trace
-from floatline.validate.approval_file import APPROVALS, read_records
-from floatline.validate.metrics import mlflow
+from floatline.plans import Plan
+from floatline.probe.trace.trace import Trace
+from floatline.validation.metrics import mlflow
+from floatline.validation.signoff.approval_file import APPROVALS, read_records
 from floatline.workload.config import parse_pairs
 
 ROOM = 600 << 20  # bytes beyond what the imports took

@@ -10,9 +10,11 @@ import torch
 from tests.hostile.artefacts import ASKED, READERS, _guard, npy, pack_trace
 from tests.preloaded import COMMAND, run_preloaded
 from tests.report.rescues import make_rescue
-from tests.report.runs import make_run
+from tests.report.run.runs import make_run
 
 import floatline as fl
+from floatline.base.plain_records import from_plain
+from floatline.base.plain_values import flatten_tensors, unflatten_tensors
 from floatline.cli.explain import _read_end
 from floatline.cli.output import print_json
 from floatline.errors import (
@@ -25,20 +27,18 @@ from floatline.errors import (
     TargetError,
     TraceError,
 )
-from floatline.guard.plain_values import flatten_tensors, unflatten_tensors
-from floatline.guard.run_files import load_checkpoint, save_checkpoint
+from floatline.guard.checkpoints.run_files import load_checkpoint, save_checkpoint
 from floatline.ledger.account import Account
 from floatline.ledger.parts import read_part
-from floatline.plan import Plan
-from floatline.probe.trace import Trace
-from floatline.report.run_folders import open_runs
-from floatline.report.run_html import write_run_page
-from floatline.salvage.stage_data import plain_diagnosis, read_diagnosis
-from floatline.validate.approval_file import APPROVALS, read_records
-from floatline.validate.metrics.recorded import as_number
-from floatline.validate.plain import from_plain
-from floatline.validate.store import Store
-from floatline.validate.terms import Terms
+from floatline.plans import Plan
+from floatline.probe.trace.trace import Trace
+from floatline.report.run.folders import open_runs
+from floatline.report.run.page import write_run_page
+from floatline.rescuing.stage_data import plain_diagnosis, read_diagnosis
+from floatline.validation.metrics.recorded import as_number
+from floatline.validation.signoff.approval_file import APPROVALS, read_records
+from floatline.validation.study.store import Store
+from floatline.validation.verdict.terms import Terms
 from floatline.workload.config import parse_pairs
 
 VALUES = (

@@ -30,18 +30,18 @@ CALLS = {
 IMPORTS = {"importlib.import_module"}
 ALLOWED = {
     # What the user names on the command line is run: that is what they ask for.
-    "probe/script_run.py": {"runpy"},
+    "probe/scripts/run.py": {"runpy"},
     "workload/target.py": IMPORTS,
     # Modules of floatline and its optional packages, by names that no file holds.
-    "__init__.py": IMPORTS,
+    "base/offered.py": IMPORTS,
+    "base/old_names.py": IMPORTS,
     "integrations/loggers/logger.py": IMPORTS,
     "lint/rules/__init__.py": IMPORTS,
-    "lint/toml_text.py": IMPORTS,
+    "lint/settings.py": IMPORTS,
     "optim/kernels/__init__.py": IMPORTS,
-    "workload/reference.py": IMPORTS,
     # A child process is told what to call by its parent, through a folder that only this user can read.
-    "validate/child.py": IMPORTS,
-    "validate/jobs.py": IMPORTS,
+    "validation/running/child.py": IMPORTS,
+    "validation/running/jobs.py": IMPORTS,
 }
 
 

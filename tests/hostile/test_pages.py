@@ -5,18 +5,18 @@ from pathlib import Path
 import pytest
 from tests.report.reading import Page
 from tests.report.rescues import make_rescue
-from tests.report.runs import make_run
-from tests.report.test_run_browser import browser, visit  # noqa: F401
-from tests.report.validations import make_validation
+from tests.report.run.runs import make_run
+from tests.report.run.test_run_browser import browser, visit  # noqa: F401
+from tests.report.validation.validations import make_validation
 
 from floatline.formats import find_format
 from floatline.report.chart import Chart, Column
+from floatline.report.document.html import page_of
 from floatline.report.page import Section, write_page
-from floatline.report.rescue import document_of_rescue
-from floatline.report.run_folders import open_runs
-from floatline.report.run_html import write_run_page
-from floatline.report.validation import write_report
-from floatline.report.validation_html import page_of
+from floatline.report.rescue import _TONES, document_of_rescue
+from floatline.report.run.folders import open_runs
+from floatline.report.run.page import write_run_page
+from floatline.report.validation.report_files import write_report
 
 ATTACKS = (
     "<script>alert(1)</script>",
@@ -62,7 +62,7 @@ def pages_of(attack: str, folder: Path) -> dict[str, str]:
     return {
         "run": (folder / "run.html").read_text(encoding="utf-8"),
         "validation": (folder / "validation" / "report.html").read_text(encoding="utf-8"),
-        "rescue": page_of(document_of_rescue(make_rescue(attack, attack)), tones={}),
+        "rescue": page_of(document_of_rescue(make_rescue(attack, attack)), tones=_TONES),
         "plain": (folder / "plain.html").read_text(encoding="utf-8"),
     }
 

@@ -10,18 +10,18 @@ from tests.hostile.artefacts import READERS, RESCUE, inside, make_bundle, pack_b
 from tests.hostile.trying import Watch, complaint, lay_out
 
 from floatline.errors import ApprovalError, GuardError, LedgerError, ReplayError, RescueError
+from floatline.guard.checkpoints.rank_files import _find
+from floatline.guard.checkpoints.run_files import load_checkpoint, prune_checkpoints, save_checkpoint
 from floatline.guard.policy import DEFAULT
-from floatline.guard.rank_files import _find
-from floatline.guard.run_files import load_checkpoint, prune_checkpoints, save_checkpoint
 from floatline.ledger.folder_lock import FolderLock
-from floatline.presets import PLANS
-from floatline.probe.bundle import open_target, read_bundle
-from floatline.report.package_files import put_in_place
-from floatline.salvage.kept import Kept
+from floatline.plans.presets import PLANS
+from floatline.probe.bundles.bundle import open_target, read_bundle
+from floatline.report.document.package_files import put_in_place
+from floatline.rescuing.finished_stages import Kept
 from floatline.training.settings import save_settings
-from floatline.validate.approval_file import ISSUES, append_issue
-from floatline.validate.pairs import ArmRun
-from floatline.validate.store import Store
+from floatline.validation.signoff.approval_file import ISSUES, append_issue
+from floatline.validation.study.store import Store
+from floatline.validation.verdict.pairs import ArmRun
 
 TENSORS = {"w": torch.ones(3)}
 

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 import floatline as fl
 from floatline.integrations.lightning import FloatlineCallback, FloatlineFabricPrecision, FloatlinePrecision
+from floatline.numerics import cuda_autocast_lists
 
 warnings.filterwarnings("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -119,7 +120,7 @@ def fsdp2():
 
 def main():
     path = OUT / "fsdp2.ckpt"
-    with fl.cuda_autocast_lists():  # registered once for all fits
+    with cuda_autocast_lists():  # registered once for all fits
         found = {
             "DDP": ours("ddp", ddp(), "fp16-mixed"),
             "DDP, two batches a step": ours("ddp2", ddp(), "fp16-mixed", accumulate=2),

@@ -17,8 +17,9 @@ import floatline as fl
 from floatline.errors import GuardError, LedgerError, OptimizerError
 from floatline.findings import GuardStop
 from floatline.guard.policy import Policy
-from floatline.numerics.cuda_autocast import _registration, cuda_autocast_lists
-from floatline.plan import Plan, Scaling
+from floatline.numerics import cuda_autocast_lists
+from floatline.numerics.cuda_autocast import _registration
+from floatline.plans import Plan, Scaling
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed")
 from lightning.pytorch.loggers import CSVLogger  # noqa: E402
@@ -80,7 +81,7 @@ def fit(plugin, folder, data, *, module=None, ckpt_path=None, **options):
     module = Module() if module is None else module
     trainer = make_trainer(plugin, folder, **options)
     plain = not isinstance(plugin, FloatlinePrecision)
-    lists = fl.cuda_autocast_lists() if plain else nullcontext()
+    lists = cuda_autocast_lists() if plain else nullcontext()
     with fl.HalfOnCPU() if plain else nullcontext(), lists:
         trainer.fit(module, data, ckpt_path=ckpt_path)
     return trainer, module

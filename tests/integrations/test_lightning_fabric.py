@@ -10,7 +10,8 @@ from torch import nn
 
 import floatline as fl
 from floatline.errors import GuardError
-from floatline.plan import Plan, Scaling
+from floatline.numerics import cuda_autocast_lists
+from floatline.plans import Plan, Scaling
 
 fabric_package = pytest.importorskip("lightning.fabric", reason="lightning is not installed")
 
@@ -24,7 +25,7 @@ CALM = Plan(name="calm", weights="fp32", compute="fp16", scaling=Scaling(init_sc
 @pytest.fixture(scope="module", autouse=True)
 def lists_stay():
     """Registering CUDA's lists takes a third of a second: once is enough for all loops."""
-    with fl.cuda_autocast_lists():
+    with cuda_autocast_lists():
         yield
 
 
@@ -102,7 +103,7 @@ def test_a_healthy_loop_has_the_weights_of_fabrics_own_16_mixed():
     from lightning.fabric.plugins.precision import MixedPrecision
 
     ours = Loop(FloatlineFabricPrecision(CALM)).train(batches())
-    with fl.HalfOnCPU(), fl.cuda_autocast_lists():
+    with fl.HalfOnCPU(), cuda_autocast_lists():
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         theirs = Loop(MixedPrecision("16-mixed", "cpu", scaler=scaler)).train(batches())
     assert same(ours.weights, theirs.weights)

@@ -15,20 +15,14 @@ import torch
 
 import floatline as fl
 from floatline.errors import GuardError
-from floatline.integrations.loggers import (
-    CSVLogger,
-    JSONLLogger,
-    Logger,
-    MLflowLogger,
-    TensorBoardLogger,
-    WandbLogger,
-)
+from floatline.formats import find_format
+from floatline.integrations.loggers import CSVLogger, JSONLLogger, Logger, MLflowLogger, TensorBoardLogger, WandbLogger
 from floatline.integrations.loggers import logger as logger_module
 from floatline.integrations.loggers.mlflow import clean_name
 from floatline.integrations.loggers.values import values_of
 from floatline.ledger.account import Account
 from floatline.ledger.lines import Step
-from floatline.validate.metric_files import list_files, read_metrics
+from floatline.validation.metrics.metric_files import list_files, read_metrics
 
 NUMBERS = ("loss", "scale", "grad_norm", "lr", "loss_score", "norm_score")
 
@@ -163,7 +157,7 @@ def test_events_and_the_plan_are_where_the_tools_show_them(logged, monkeypatch):
     assert b'"compute": "fp16"' in board.Tensors("floatline/plan/text_summary")[0].tensor_proto.string_val[0]
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (run,) = MlflowClient((folder / "mlruns").as_uri()).search_runs(["0"])
-    assert run.data.tags["floatline.plan"] == "fp16-mixed"
+    assert run.data.tags["floatline.plans"] == "fp16-mixed"
     assert run.data.tags["floatline.event.0001"] == "step 57: note: half way <b>"
     assert run.info.status == "FINISHED"
     path = find_wandb_file(folder)
@@ -341,7 +335,7 @@ def test_a_table_gains_columns_and_keeps_its_rows(tmp_path):
 def test_the_headroom_is_that_of_the_layer_nearest_to_the_ceiling():
     def headroom(norms, **counts):
         step = Step(1, 0.0, True, counts=counts, numbers={"scale": 1024.0}, layer_norms=norms)
-        return values_of(step, Account(), fl.find_format("fp16")).get("floatline/headroom")
+        return values_of(step, Account(), find_format("fp16")).get("floatline/headroom")
 
     assert headroom({"a": 1.0, "b": 8.0}) == pytest.approx(math.log2(65504 / 8192))
     assert headroom({"a": 1.0, "b": 8.0}, micro_batches=4) == pytest.approx(math.log2(65504 / 32768))

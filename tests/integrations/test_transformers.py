@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import floatline as fl
+from floatline.diagnosis import Diagnoser
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -233,7 +234,7 @@ def test_a_failed_step_is_diagnosed_in_place(tmp_path):
 
     torch.manual_seed(0)
     trainer = make_trainer(tmp_path, model=Steep())
-    callback = prepare_trainer(trainer, on_failure=fl.Diagnoser(budget=250.0))
+    callback = prepare_trainer(trainer, on_failure=Diagnoser(budget=250.0))
     trainer.train()
     assert "rounded-onto-singularity" in callback.summary()
 

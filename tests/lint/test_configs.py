@@ -12,7 +12,7 @@ from floatline.lint.configs.calls import read_calls
 from floatline.lint.configs.files import read_documents
 from floatline.lint.configs.kinds import find_configs
 from floatline.lint.configs.view import UNKNOWN
-from floatline.lint.source import Source
+from floatline.lint.reading.source import Source
 
 CONFIG_RULES = [rule for code, rule in RULES.items() if code.startswith("FL3")]
 HEAD = "per_device_train_batch_size: 8\nlearning_rate: 1e-4\n"

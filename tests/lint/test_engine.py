@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from floatline.lint import RULES, lint_text
+from floatline.lint.reading.source import Source
 from floatline.lint.rule import Rule
-from floatline.lint.source import Source
 
 
 def parse(text: str) -> tuple[Source, ast.expr]:
@@ -153,7 +153,7 @@ def modules_after(code: str) -> str:
 
 
 def test_lint_does_not_load_torch():
-    assert "torch" not in modules_after("import ast, floatline; floatline.lint_paths([ast.__file__])").split()
+    assert "torch" not in modules_after("import ast, floatline.lint; floatline.lint.lint_paths([ast.__file__])").split()
 
 
 def test_the_check_above_can_fail():

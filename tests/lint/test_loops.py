@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from floatline.lint import RULES, lint_text
-from floatline.lint.branches import judge, learn
-from floatline.lint.fixing import fix_text
+from floatline.lint.paths import fix_text
+from floatline.lint.reading.branches import judge, learn
 
 CASES = Path(__file__).parents[1] / "cases"
 LOOP_RULES = [rule for code, rule in RULES.items() if code.startswith("FL2")]

@@ -7,7 +7,7 @@ import pytest
 from tests.lint.properties import run_example
 
 from floatline.lint import RULES, lint_text
-from floatline.lint.fixing import fix_text
+from floatline.lint.paths import fix_text
 from floatline.lint.rule import Bad
 
 ALIASED = re.compile(r"import [\w.]+ as |from [\w.]+ import .*\w as |from torch[\w.]* import (?!nn\b)")

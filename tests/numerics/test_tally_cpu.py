@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from floatline.numerics import tally_cpu
 from floatline.numerics.ranges import measure_ranges
-from floatline.numerics.tally_cpu import compiled_loop, count_by_torch, count_compiled, pattern_counts
+from floatline.numerics.tally import tally_cpu
+from floatline.numerics.tally.tally_cpu import compiled_loop, count_by_torch, count_compiled, pattern_counts
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 NEEDS_NUMBA = pytest.mark.skipif(compiled_loop() is None, reason="numba is not installed")
@@ -123,7 +123,7 @@ def python(code: str) -> str:
 
 MEASURE = """
 import sys, torch
-from floatline.numerics import tally_cpu
+from floatline.numerics.tally import tally_cpu
 from floatline.numerics.ranges import measure_ranges
 tally_cpu._LARGE = {large}
 print(measure_ranges(torch.ones(5000, dtype=torch.float16)).exponents, "numba" in sys.modules)

@@ -38,7 +38,7 @@ def test_waves_cover_every_element_once(monkeypatch):
     monkeypatch.setattr(waves, "WAVE", 512)
     params = make_params(torch.bfloat16, shapes=[(3,), (2000,), (513,)])
     optimizer = steps(params, count=1)
-    parts = [waves.Part(optim.optimizer.Entry(p, p.grad, {}, {}, 0, 0), 1.0, {}) for p in params]
+    parts = [waves.WavePart(optim.optimizer.Entry(p, p.grad, {}, {}, 0, 0), 1.0, {}) for p in params]
     for padded in (False, True):
         covered = {id(part): [] for part in parts}
         for wave in waves.cut_into_waves(parts, padded=padded):

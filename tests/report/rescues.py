@@ -2,18 +2,18 @@
 
 from pathlib import Path
 
-from tests.report.validations import make_validation
+from tests.report.validation.validations import make_validation
 
 from floatline.causes import find_cause
-from floatline.diagnosis.island import Island, Member
+from floatline.diagnosis.headroom.step_rows import Row, Span
+from floatline.diagnosis.islands.island import Island, Member
 from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.step_rows import Row, Span
 from floatline.findings import Finding
 from floatline.fixes.code_fix import CodeFix
 from floatline.formats import find_format
-from floatline.plan import KeptModule
-from floatline.presets import resolve_plan
-from floatline.salvage.result import Rescue, Stage, Tried
+from floatline.plans import KeptModule
+from floatline.plans.presets import resolve_plan
+from floatline.rescuing.result import Rescue, Stage, Tried
 
 
 def make_rescue(name="energy", target="net.py", *, cause="product-overflow"):

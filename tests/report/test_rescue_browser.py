@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.report.rescues import make_rescue
-from tests.report.test_validation_browser import (  # noqa: F401 - fixtures
+from tests.report.validation.test_validation_browser import (  # noqa: F401 - fixtures
     CONTRAST,
     TEXTS,
     browser,
@@ -12,7 +12,7 @@ from tests.report.test_validation_browser import (  # noqa: F401 - fixtures
     pytestmark,
     visit,
 )
-from tests.report.validations import EVIL
+from tests.report.validation.validations import EVIL
 
 from floatline.report.rescue import write_rescue
 

@@ -9,6 +9,7 @@ from torch._subclasses import FakeTensorMode
 import floatline as fl
 from floatline.training.placement import callable_from_cpu
 from floatline.training.trainer import Trainer
+from floatline.workload import Workload
 
 GPU = torch.device("cuda", 0)
 
@@ -82,7 +83,7 @@ def test_a_run_is_measured_by_a_function_whose_data_are_on_the_cpu(plan):
         return F.cross_entropy(answer["logits"].float(), targets)
 
     torch.manual_seed(0)
-    workload = fl.Workload(
+    workload = Workload(
         Model(),
         [((tokens,), (targets,))],
         loss_fn,
@@ -99,7 +100,7 @@ def test_a_loss_that_is_a_module_is_where_the_model_is():
     torch.manual_seed(0)
     loss_fn = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
     batches = [((torch.randn(4, 6),), (torch.tensor([0, 1, 2, 0]),))]
-    workload = fl.Workload(
+    workload = Workload(
         nn.Linear(6, 3), batches, loss_fn, "fp32", lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
     )
     trainer = Trainer(workload, folder=None, steps=2)

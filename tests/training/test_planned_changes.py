@@ -8,7 +8,7 @@ import torch
 from tests.preloaded import COMMAND, run_preloaded
 
 from floatline.errors import OptimizerError, PlanError
-from floatline.plan import KeptFunction, Plan, Rewrite, Scaling
+from floatline.plans import KeptFunction, Plan, Rewrite, Scaling
 from floatline.training.trainer import Trainer
 from floatline.workload import Workload, load_target
 
@@ -109,7 +109,7 @@ def test_a_true_plan_swaps_the_optimizer(update):
     plan = Plan(name="swapped", weights="bf16", compute="bf16", update=update)
     trainer = Trainer(build(), plan=plan, folder=None, steps=4)
     optimizer = trainer.guard.run.optimizer
-    assert (type(optimizer).__module__, optimizer.update) == ("floatline.optim.sgd", update)
+    assert (type(optimizer).__module__, optimizer.update) == ("floatline.optim.algorithms", update)
     assert optimizer.param_groups[0]["momentum"] == 0.9
     assert trainer.run().applied == 4
 

@@ -18,12 +18,13 @@ from torch import nn
 import floatline as fl
 from floatline.errors import GuardError, LedgerError, PlanError
 from floatline.findings import GuardStop
+from floatline.guard.checkpoints.run_files import load_checkpoint, newest_checkpoint
 from floatline.guard.policy import POLICIES, Policy
-from floatline.guard.run_files import load_checkpoint, newest_checkpoint
-from floatline.plan import Clip, Plan, Scaling
-from floatline.presets import resolve_plan
+from floatline.plans import Clip, Plan, Scaling
+from floatline.plans.presets import resolve_plan
 from floatline.training.placement import place
 from floatline.training.trainer import Trainer
+from floatline.workload import Workload
 
 CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="expects the run on a CPU")
 
@@ -60,7 +61,7 @@ def make_workload(precision="fp16-mixed", *, num_batches=7, optimizer=None, loss
     torch.manual_seed(0)
     batches = [((torch.randn(6, 8),), (torch.randint(0, 3, (6,)),)) for _ in range(num_batches)]
     make = optimizer or (lambda model: fl.optim.AdamW(model.parameters(), lr=1e-2))
-    return fl.Workload(Net(), batches, loss, precision, make, evaluate)
+    return Workload(Net(), batches, loss, precision, make, evaluate)
 
 
 def train(folder, precision="fp16-mixed", *, steps=30, workload=None, **options):
@@ -216,7 +217,7 @@ def test_batches_are_cycled_in_order_with_epochs_and_micro_batches(tmp_path):
             return self.w * x
 
     batches = [((torch.tensor(float(i)),), ()) for i in range(5)]
-    workload = fl.Workload(Echo(), batches, lambda y: y, "fp32", lambda m: fl.optim.SGD(m.parameters(), lr=1e-6))
+    workload = Workload(Echo(), batches, lambda y: y, "fp32", lambda m: fl.optim.SGD(m.parameters(), lr=1e-6))
     plan = Plan(weights="fp32", compute="fp32", accumulate=2)
     Trainer(workload, folder=tmp_path, steps=6, plan=plan).run()
     assert seen[:12] == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]

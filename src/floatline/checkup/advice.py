@@ -8,14 +8,14 @@ from typing import cast
 from torch import nn
 from torch.optim import Optimizer
 
+from floatline.base.texts import format_bytes
 from floatline.checkup.forward import ForwardPass, largest_gemm
 from floatline.checkup.memory import Memory
 from floatline.checkup.note import Note
-from floatline.checkup.units import format_bytes
-from floatline.guard.placements import Placement, place_modules
 from floatline.hardware import Hardware
-from floatline.parameters import floating_parameters
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.dtypes import floating_parameters
+from floatline.precision.placements import Placement, place_modules
 
 # 10 million multiply-adds are 0.3 µs at 65 TFLOP/s (a T4's peak); launching a kernel takes microseconds.
 _LAUNCH_BOUND = 10_000_000

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from floatline.checkup.choose import PlanDecision, choose_plan
 from floatline.checkup.note import Note
-from floatline.choose import Decision, choose_plan
 from floatline.errors import TargetError
 from floatline.findings import Finding
 from floatline.hardware import Hardware, Machine, detect_devices, find_hardware
-from floatline.plan import Plan
-from floatline.presets import PLANS, resolve_plan
+from floatline.plans import Plan
+from floatline.plans.presets import PLANS, resolve_plan
 from floatline.workload import Target, Workload
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Checkup:
 
     machine: Machine | None
     hardware: Hardware
-    choice: Decision[Plan]
+    choice: PlanDecision[Plan]
     target: str
     plan: Plan | None
     findings: tuple[Finding, ...]

@@ -15,11 +15,10 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from floatline.guard.dtypes import DTYPES
 from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
-from floatline.parameters import floating_parameters
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.dtypes import DTYPES, floating_parameters
 from floatline.workload import Workload
 
 # Weights times input values: up to here a real pass takes less time than setting up a simulated one.
@@ -65,7 +64,7 @@ class ForwardPass:
     simulated: bool
 
 
-class _Watch(TorchDispatchMode):
+class _ForwardWatch(TorchDispatchMode):
     """Sees every operation below autocast and autograd."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -124,7 +123,7 @@ def run_forward(workload: Workload, plan: Plan, *, like_cuda: bool) -> ForwardPa
     Numerics:
         Bytes are exact for what torch's CPU operators save; shared memory counts once. CUDA's kernels
         save the same, but for some fused ones (attention, batch norm, recurrent layers).
-        Checked by tests/test_memory.py against sizes worked out by hand.
+        Checked by tests/checkup/test_memory.py against sizes worked out by hand.
 
     Small models run for real, large ones on tensors without data, and those that look at values
     (`.item()`, boolean masks) for real again unless they are too large.
@@ -176,7 +175,7 @@ def _watch(
     known = [*model.parameters(), *model.buffers(), *(t for t in (*inputs, *targets) if isinstance(t, Tensor))]
     owned = {storage_id(tensor) for tensor in known}
     saved: dict[int, int] = {}
-    watch = _Watch(model)
+    watch = _ForwardWatch(model)
 
     def keep(tensor: Tensor) -> Tensor:
         watch.alive.append(tensor)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from floatline.checkup.forward import ForwardPass, run_forward
 from floatline.errors import TargetError
-from floatline.plan import Plan
+from floatline.plans import Plan
 from floatline.workload import Workload
 
 PARTS = ("weights", "master", "gradients", "states", "copies", "activations")

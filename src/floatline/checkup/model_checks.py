@@ -10,8 +10,8 @@ from floatline.causes import find_cause, find_named_causes
 from floatline.checkup.note import Note
 from floatline.findings import Finding
 from floatline.formats import FP16
-from floatline.parameters import find_overflow, find_parameters, floating_parameters
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.dtypes import find_overflow, find_parameters, floating_parameters
 
 
 def find_half_parameters(model: nn.Module, plan: Plan) -> list[Finding]:

@@ -26,9 +26,9 @@ def approve(
     The record is added to floatline-approvals.yaml in the root of the repository, or in the current folder outside of
     one. Only a PASS is signed without --override.
     """
-    from floatline.validate.approval import approve as sign
-    from floatline.validate.approval_file import APPROVALS, on_one_line
-    from floatline.whole_files import find_root
+    from floatline.base.files import find_root
+    from floatline.validation.signoff.approval import approve as sign
+    from floatline.validation.signoff.approval_file import APPROVALS, on_one_line
 
     record = sign(report, by=by, note=note, override=override, candidate=candidate)
     if output is OutputFormat.json:

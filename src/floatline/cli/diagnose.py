@@ -92,7 +92,7 @@ def diagnose(
     if formats:
         _foresee(target, tuple(formats), steps, seed, output)
         return
-    from floatline.diagnosis.diagnose import diagnose as find_out
+    from floatline.diagnosis.target_diagnosis import diagnose as find_out
 
     # What the target prints is not the report.
     with contextlib.redirect_stdout(sys.stderr), _progress() as show:
@@ -114,7 +114,7 @@ def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, outpu
     """Say what would not fit a format, before anyone trains in it."""
     import sys
 
-    from floatline.diagnosis.would_fit import would_fit
+    from floatline.diagnosis.headroom.would_fit import would_fit
     from floatline.report.fit import as_json, print_fit
     from floatline.workload import load_target
 
@@ -134,7 +134,7 @@ def _diagnose_command(
     context: typer.Context, output: OutputFormat, trace: str | None, as_device: AsDevice | None
 ) -> None:
     """Observe the script that a command runs."""
-    from floatline.diagnosis.script import diagnose_script
+    from floatline.diagnosis.scripts.script import diagnose_script
 
     for name in ("steps", "seed"):
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":

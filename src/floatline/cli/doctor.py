@@ -31,7 +31,7 @@ def doctor(
     import sys
 
     from floatline.checkup import examine
-    from floatline.presets import resolve_plan
+    from floatline.plans.presets import resolve_plan
     from floatline.workload import load_target
 
     asked = resolve_plan(plan) if plan is not None else None

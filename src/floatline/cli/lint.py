@@ -102,8 +102,8 @@ def _settings(start: Path, select: list[str], ignore: list[str], on: str | None,
 
 def _write(result: LintResult) -> None:
     """Put the changes on the disk: each file whole, or as it was."""
+    from floatline.base.files import write_whole
     from floatline.errors import LintError
-    from floatline.whole_files import write_whole
 
     for file, before, after in result.changes:
         path = Path(file)

@@ -8,10 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from floatline.json_values import plain_json
+from floatline.base.json_values import plain_json
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+class Engine(str, Enum):
+    """Where runs are made."""
+
+    local = "local"
+    ray = "ray"
+
+
+EngineOption = Annotated[
+    Engine, typer.Option("--engine", help="Where the runs are made: this machine, or a Ray cluster.")
+]
 
 
 class OutputFormat(str, Enum):

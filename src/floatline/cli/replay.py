@@ -43,7 +43,7 @@ def replay(
 
     if trace is not None:
         _check_writable(trace)
-    from floatline.probe.bundle_replay import replay_bundle
+    from floatline.probe.bundles.bundle_replay import replay_bundle
 
     # What the target prints is not the report.
     with contextlib.redirect_stdout(sys.stderr):

@@ -29,8 +29,8 @@ def report(
 
     from rich.text import Text
 
-    from floatline.report.run_folders import find_run_folders, open_runs
-    from floatline.report.run_html import write_run_page
+    from floatline.report.run.folders import find_run_folders, open_runs
+    from floatline.report.run.page import write_run_page
 
     facts = [run.look() for run in open_runs(find_run_folders(runs), steps=steps)]
     path = Path(runs[0]) / "run.html" if out is None else Path(out)

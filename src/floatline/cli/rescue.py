@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from floatline.cli.engine import Engine, EngineOption
-from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import Engine, EngineOption, FormatOption, OutputFormat, print_json, text_console
 
 # 128 + SIGINT, as shells have it: finished stages are kept, and the same command goes on.
 INTERRUPTED = 130
@@ -41,8 +40,8 @@ def rescue(
     import sys
     from pathlib import Path
 
-    from floatline.salvage.kept import refuse_foreign
-    from floatline.training.run_names import name_folder
+    from floatline.rescuing.finished_stages import refuse_foreign
+    from floatline.training.settings import name_folder
 
     place = Path("floatline-runs/rescue") / name_folder(target) if folder is None else Path(folder)
     refuse_foreign(place)  # now, and not after torch is loaded
@@ -50,7 +49,7 @@ def rescue(
         # What the target prints is not the report.
         with contextlib.redirect_stdout(sys.stderr), _progress() as show:
             from floatline.report.rescue import print_rescue, write_rescue
-            from floatline.salvage.rescue import rescue as save
+            from floatline.rescuing.rescue import rescue as save
 
             elsewhere = _on_ray(target, steps, seed) if engine is Engine.ray else {}
             asked: dict[str, Any] = {"steps": steps, "seed": seed, "budget": budget, "prove": prove, **elsewhere}
@@ -70,7 +69,7 @@ def rescue(
 def _on_ray(target: str, steps: int | None, seed: int) -> dict[str, Any]:
     from floatline.integrations.ray import RayRunner
     from floatline.integrations.ray_search import RaySearch
-    from floatline.salvage.rescue import STEPS
+    from floatline.rescuing.rescue import STEPS
 
     return {"runner": RayRunner(), "spread": RaySearch(target, steps=steps or STEPS, seed=seed)}
 

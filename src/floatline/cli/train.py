@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from floatline.guard.outcome import Outcome
     from floatline.ledger.account import Account
-    from floatline.plan import Plan
+    from floatline.plans import Plan
     from floatline.training.result import RunResult
     from floatline.training.trainer import Trainer
 
@@ -77,9 +77,8 @@ def train(
     import sys
     from pathlib import Path
 
-    from floatline.presets import resolve_plan
-    from floatline.training.run_names import name_folder
-    from floatline.training.settings import CONFIG
+    from floatline.plans.presets import resolve_plan
+    from floatline.training.settings import CONFIG, name_folder
     from floatline.workload import load_target
 
     asked = resolve_plan(plan) if plan is not None else None
@@ -124,7 +123,7 @@ def train(
 
 def _approved(target: str, plan: str | None) -> Plan:
     """The plan that is signed off for the target."""
-    from floatline.validate.approval_status import approved_plan
+    from floatline.validation.signoff.approval_status import approved_plan
 
     if plan is not None:
         raise typer.BadParameter("--plan and --approved-only say two things. Leave one out.")
@@ -133,7 +132,7 @@ def _approved(target: str, plan: str | None) -> Plan:
 
 def _current(target: str) -> Plan | None:
     """The plan that the sign-off file has for the target, said in a line on stderr; None where it has none."""
-    from floatline.validate.approval_status import current_plan
+    from floatline.validation.signoff.approval_status import current_plan
 
     current = current_plan(target)
     if current is None:
@@ -147,8 +146,8 @@ def _blaming(target: str, trainer: Trainer | None = None) -> Generator[None]:
     """Show where the target's own code failed, and end with one line that says it was the target's."""
     import traceback
 
+    from floatline.base.private_names import explain_missing
     from floatline.errors import FloatlineError, TargetError
-    from floatline.private_names import explain_missing
 
     try:
         yield

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from floatline.cli.engine import Engine, EngineOption
-from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import Engine, EngineOption, FormatOption, OutputFormat, print_json, text_console
 
 if TYPE_CHECKING:
-    from floatline.validate.processes import Runner
-    from floatline.validate.result import Validation
+    from floatline.validation.result import Validation
+    from floatline.validation.running.processes import Runner
 
 # 128 + SIGINT, as shells have it: what is finished is kept, and --resume goes on.
 INTERRUPTED = 130
@@ -86,7 +85,7 @@ def validate(
     The arms are trained from the same start over several seeds, until the interval of their difference decides.
     Exit code 0 is a PASS, 1 any other verdict. Ctrl-C keeps what is finished, and exits with 130; --resume goes on.
     """
-    from floatline.cli.validate_progress import Progress
+    from floatline.cli.progress import StudyProgress
 
     asked: dict[str, Any] = {
         "margins": margin,
@@ -106,10 +105,10 @@ def validate(
         asked["runner"] = _ray_runner(jobs, timeout)
     else:
         asked |= {"jobs": jobs, "timeout": timeout}
-    with Progress() as progress:
+    with StudyProgress() as progress:
         try:
             if target is None:
-                from floatline.validate.command_study import validate_commands
+                from floatline.validation.command_study import validate_commands
 
                 result = validate_commands(
                     baseline or "",
@@ -121,7 +120,7 @@ def validate(
                     **asked,
                 )
             else:
-                from floatline.validate.target_study import validate as validate_target
+                from floatline.validation.target_study import validate as validate_target
 
                 result = validate_target(
                     target,
@@ -172,7 +171,7 @@ def _ray_runner(jobs: int | None, timeout: float | None) -> Runner:
 def _write_report(result: Validation) -> str:
     from pathlib import Path
 
-    from floatline.report.validation import write_report
+    from floatline.report.validation.report_files import write_report
 
     return str(write_report(result, Path(result.folder)))
 
@@ -180,6 +179,6 @@ def _write_report(result: Validation) -> str:
 def _print(result: Validation, report: str) -> None:
     from pathlib import Path
 
-    from floatline.report.validation_terminal import print_validation
+    from floatline.report.validation.terminal import print_validation
 
     print_validation(result, text_console(), report=Path(report))

@@ -11,8 +11,8 @@ from floatline.cli.output import FormatOption, OutputFormat, print_json, text_co
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatline.report.run_facts import RunFacts
-    from floatline.report.run_folders import Watched
+    from floatline.report.run.facts import RunFacts
+    from floatline.report.run.folders import Watched
 
 _CHUNK = 20_000  # records between two pictures while a long ledger is read for the first time
 _SECONDS = 0.5
@@ -31,7 +31,7 @@ def watch(
     Runs that are over are shown and left; so is everything where stdout is no terminal. Exit code 1 means that the
     guard stopped a run, or that one died.
     """
-    from floatline.report.run_folders import find_run_folders, open_runs
+    from floatline.report.run.folders import find_run_folders, open_runs
 
     watched = open_runs(find_run_folders(runs), steps=steps)
     console = text_console()
@@ -48,7 +48,7 @@ def watch(
 
 
 def _print(facts: list[RunFacts], console: Console) -> None:
-    from floatline.report.run_terminal import draw_runs
+    from floatline.report.run.terminal import draw_runs
 
     # A pipe has no width of its own: rich takes COLUMNS, or 80.
     console.print(draw_runs(facts, width=console.width, plain=not _is_unicode(console)), soft_wrap=True)
@@ -61,8 +61,8 @@ def _follow(watched: list[Watched], console: Console) -> list[RunFacts]:
     from rich.live import Live
     from rich.text import Text
 
-    from floatline.report.run_facts import OVER
-    from floatline.report.run_terminal import draw_runs
+    from floatline.report.run.facts import OVER
+    from floatline.report.run.terminal import draw_runs
 
     plain = not _is_unicode(console)
     facts: list[RunFacts] = []

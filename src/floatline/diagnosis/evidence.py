@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from floatline.errors import TargetError
-from floatline.probe.events import Event
-from floatline.probe.records import RunRecord
-from floatline.probe.runs import Precision, trace_target
-from floatline.probe.trace import Trace
+from floatline.probe.runs.records import RunRecord
+from floatline.probe.runs.runs import Precision, trace_target
+from floatline.probe.trace.trace import Trace
+from floatline.probe.watch.events import LoopEvent
 from floatline.workload import Target
 
 # A run whose loss fell by less than this share of FP32's has lost something.
@@ -164,9 +164,9 @@ class Evidence:
         return _rms(own.detach().double() - weights[name]) / size
 
 
-def _lowers_scale(steps: list[Event]) -> bool:
+def _lowers_scale(steps: list[LoopEvent]) -> bool:
     """Whether a step that is left out lowers the scale for the next; also where none is, or none comes after it."""
-    last: dict[tuple[int, int], Event] = {}
+    last: dict[tuple[int, int], LoopEvent] = {}
     fell: list[bool] = []
     for event in steps:
         key = (event.data["scaler"], event.data["optimizer"])

@@ -10,14 +10,20 @@ from pathlib import Path
 import torch
 
 from floatline.causes import find_cause
-from floatline.diagnosis.births import Birth, find_births, find_unfit_constants, is_search, keep_harmful
-from floatline.diagnosis.not_precision import first_birth_in_fp32, overflows
+from floatline.diagnosis.detectors.first_nonfinite import (
+    Birth,
+    find_births,
+    find_unfit_constants,
+    is_search,
+    keep_harmful,
+)
+from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, overflows
 from floatline.errors import GuardError
 from floatline.findings import Finding
-from floatline.guard.agreement import num_processes
-from floatline.guard.failed_steps import FailedStep
-from floatline.probe.replay import Origin, Step, capture_step
-from floatline.probe.trace import Trace
+from floatline.guard.failures import FailedStep
+from floatline.precision.agreement import num_processes
+from floatline.probe.steps.capture import CapturedStep, StepOrigin, capture_step
+from floatline.probe.trace.trace import Trace
 
 # What recording a step takes at most, as a multiple of its replay: 2 to 10 on a CPU, about 13 on an H200.
 _TRACE_COST = 20.0
@@ -115,7 +121,7 @@ class Diagnoser:
         self._said.add(reason)
         return words
 
-    def _save(self, step: Step, attempt: int, finding: Finding) -> Path | None:
+    def _save(self, step: CapturedStep, attempt: int, finding: Finding) -> Path | None:
         if self._folder is None:
             return None
         return step.save(self._folder / f"step-{attempt:08d}", with_data=self._with_data, findings=[finding])
@@ -147,7 +153,7 @@ def find_in_fp32(trace: Trace) -> Finding | None:
     return Finding(finding.cause, finding.seen, finding.fix, "the batch", finding.file, finding.line, "input")
 
 
-def _find(step: Step, *, scale: float) -> Finding | None:
+def _find(step: CapturedStep, *, scale: float) -> Finding | None:
     trace = step.replay(trace=True).trace
     if trace is None:
         return None
@@ -162,7 +168,7 @@ def _find(step: Step, *, scale: float) -> Finding | None:
     return find_in_fp32(wide.trace)
 
 
-def _capture(failed: FailedStep, *, keep_optimizer: bool) -> Step:
+def _capture(failed: FailedStep, *, keep_optimizer: bool) -> CapturedStep:
     run = failed.run
     return capture_step(
         run.model,
@@ -174,11 +180,11 @@ def _capture(failed: FailedStep, *, keep_optimizer: bool) -> Step:
         random_state=failed.random_state,
         buffers=failed.buffers,
         keep_optimizer=keep_optimizer,
-        origin=Origin(step=failed.outcome.attempt, islands=run.islands.names),
+        origin=StepOrigin(step=failed.outcome.attempt, islands=run.islands.names),
     )
 
 
-def _broken_weights(step: Step) -> str:
+def _broken_weights(step: CapturedStep) -> str:
     """A weight that is not finite; '' where all are."""
     weights = step.state.captured
     if not weights or bool(torch.stack([w.isfinite().all().to(step.device) for w in weights.values()]).all()):

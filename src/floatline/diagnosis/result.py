@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from floatline.findings import Finding
 
 if TYPE_CHECKING:  # torch is not needed to hold a result
-    from floatline.diagnosis.loss_scale import ScaleVerdict
-    from floatline.diagnosis.step_rows import Row
+    from floatline.diagnosis.detectors.loss_scale import ScaleVerdict
+    from floatline.diagnosis.headroom.step_rows import Row
 
 Verdict = Literal["precision", "not-precision", "healthy", "no-verdict"]
 

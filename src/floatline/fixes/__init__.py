@@ -3,6 +3,6 @@
 from floatline.fixes.code_fix import CodeFix, join_patches
 from floatline.fixes.finding import fix_finding, fix_line
 from floatline.fixes.kinds import FixKind
-from floatline.fixes.rewriting import Place, rewrite_places
+from floatline.fixes.rewriting import NodePlace, rewrite_places
 
-__all__ = ["CodeFix", "FixKind", "Place", "fix_finding", "fix_line", "join_patches", "rewrite_places"]
+__all__ = ["CodeFix", "FixKind", "NodePlace", "fix_finding", "fix_line", "join_patches", "rewrite_places"]

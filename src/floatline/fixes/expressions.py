@@ -9,7 +9,7 @@ import libcst as cst
 
 from floatline.fixes.names import Names
 from floatline.fixes.operations import (
-    Operation,
+    SourceOperation,
     bare,
     call,
     enclosed,
@@ -20,14 +20,74 @@ from floatline.fixes.operations import (
     read_operation,
     same,
 )
-from floatline.fixes.widening import WIDENED, widen_tree
+
+# Operations that can be computed in FP32 by widening their first operand.
+WIDENED = frozenset(
+    """sum mean pow mul div sub add exp expm1 log log1p log2 sqrt rsqrt reciprocal norm var std prod cumsum logsumexp
+    softmax log_softmax acos asin atanh acosh slogdet det inverse cdist sigmoid tanh abs neg clamp clamp_min clamp_max
+    cosh sinh matmul var_mean std_mean""".split()  # noqa: SIM905
+)
+
+
+def widen_tree(node: cst.BaseExpression, names: Names) -> cst.BaseExpression | None:
+    """An expression with its tensors widened to FP32 where they enter; None where they are FP32 already.
+
+    Of two operands one is enough, and then the other may be a number: a product of FP32 and 16 bits is FP32. Only a
+    matrix product needs both.
+
+    Args:
+        node: An operation, or what one is applied to.
+        names: The file's imports.
+    """
+    if read_number(node) is not None:
+        return None
+    if isinstance(node, cst.UnaryOperation):
+        inner = widen_tree(node.expression, names)
+        return None if inner is None else node.with_changes(expression=inner)
+    found = read_operation(node, names)
+    if isinstance(node, cst.BinaryOperation):
+        return _widen_sides(node, names)
+    if found is None or not isinstance(node, cst.Call) or found.name not in WIDENED:
+        wide = float_of(node, names)
+        return None if wide is node else wide
+    inner = widen_tree(found.operand, names)
+    if inner is None:
+        return None
+    if found.is_method:
+        function = cst.ensure_type(node.func, cst.Attribute)
+        return node.with_changes(func=function.with_changes(value=inner))
+    return node.with_changes(args=[node.args[0].with_changes(value=inner), *node.args[1:]])
+
+
+def _widen_sides(node: cst.BinaryOperation, names: Names) -> cst.BaseExpression | None:
+    sides = (node.left, node.right)
+    computed = [_is_computed(side, names) for side in sides]
+    # What is computed here may be too large by itself. Of two plain names one is widened: a local rather than an
+    # attribute, which is a setting more often than a tensor.
+    chosen = list(computed)
+    if isinstance(node.operator, cst.MatrixMultiply):
+        chosen = [True, True]
+    elif not any(computed):
+        ranks = [(0 if read_number(s) is not None else 1 if isinstance(s, cst.Attribute) else 2) for s in sides]
+        chosen = [ranks[0] >= ranks[1], ranks[0] < ranks[1]]
+    new = [widen_tree(side, names) if wanted else None for side, wanted in zip(sides, chosen, strict=True)]
+    if new == [None, None]:
+        return None
+    return node.with_changes(left=new[0] or node.left, right=new[1] or node.right)
+
+
+def _is_computed(node: cst.BaseExpression, names: Names) -> bool:
+    if isinstance(node, cst.UnaryOperation):
+        return _is_computed(node.expression, names)
+    return read_number(node) is None and isinstance(node, (cst.BinaryOperation, cst.Call, cst.Subscript))
+
 
 _SMALLEST_NORMAL = 2.0**-14  # of FP16
 _LARGEST = 65504.0
 
 
 @dataclass(frozen=True)
-class Scene:
+class FixContext:
     """What a rewrite may know: the file's imports, what local names were made from, and the operation that failed.
 
     Args:
@@ -42,7 +102,7 @@ class Scene:
     op: str = ""
     is_sure: bool = False
 
-    def read(self, node: cst.BaseExpression) -> Operation | None:
+    def read(self, node: cst.BaseExpression) -> SourceOperation | None:
         """The operation that an expression is, or that its name was made by."""
         return read_operation(self.follow(node), self.names)
 
@@ -56,7 +116,7 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class Change:
+class NewExpression:
     """A new expression.
 
     Args:
@@ -70,10 +130,10 @@ class Change:
     safe: bool = True
 
 
-Rewrite = Callable[[cst.BaseExpression, Scene], Change | None]
+Rewrite = Callable[[cst.BaseExpression, FixContext], NewExpression | None]
 
 
-def log_sigmoid(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def log_sigmoid(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """log(sigmoid(x)) to logsigmoid(x); log(1 - sigmoid(x)) and log1p(-sigmoid(x)) to logsigmoid(-x)."""
     outer = read_operation(node, scene.names)
     if outer is None or outer.rest or (new := scene.names.functional("logsigmoid")) is None:
@@ -88,17 +148,17 @@ def log_sigmoid(node: cst.BaseExpression, scene: Scene) -> Change | None:
         if number is not None and 0 < number < 1e-3:
             inner, safe = scene.read(inner.operand), False
     if inner is not None and inner.name == "sigmoid":
-        return Change(call(new, inner.operand), "log(sigmoid(x)) is logsigmoid(x)", safe)
+        return NewExpression(call(new, inner.operand), "log(sigmoid(x)) is logsigmoid(x)", safe)
     if inner is None or inner.name != "sub" or not scene.is_one(inner.operand):
         return None
     inner = scene.read(inner.rest[0].value)
     if inner is None or inner.name != "sigmoid":
         return None
     minus = cst.UnaryOperation(cst.Minus(), enclosed(inner.operand))
-    return Change(call(new, minus), "log(1 - sigmoid(x)) is logsigmoid(-x)", safe)
+    return NewExpression(call(new, minus), "log(1 - sigmoid(x)) is logsigmoid(-x)", safe)
 
 
-def _log1p_sigmoid(outer: Operation, new: cst.BaseExpression, scene: Scene) -> Change | None:
+def _log1p_sigmoid(outer: SourceOperation, new: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     minus = scene.follow(outer.operand)
     if not isinstance(minus, cst.UnaryOperation) or not isinstance(minus.operator, cst.Minus):
         return None
@@ -106,10 +166,10 @@ def _log1p_sigmoid(outer: Operation, new: cst.BaseExpression, scene: Scene) -> C
     if inner is None or inner.name != "sigmoid":
         return None
     negative = cst.UnaryOperation(cst.Minus(), enclosed(inner.operand))
-    return Change(call(new, negative), "log1p(-sigmoid(x)) is logsigmoid(-x)")
+    return NewExpression(call(new, negative), "log1p(-sigmoid(x)) is logsigmoid(-x)")
 
 
-def log_softmax(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def log_softmax(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """log(softmax(x, dim)) to log_softmax(x, dim)."""
     outer = read_operation(node, scene.names)
     if outer is None or outer.name != "log" or outer.rest:
@@ -118,11 +178,11 @@ def log_softmax(node: cst.BaseExpression, scene: Scene) -> Change | None:
     if inner is None or inner.name != "softmax" or new is None:
         return None
     if inner.is_method and inner.rest and inner.rest[0].keyword is None:  # F.log_softmax(x, -1) takes it in this place
-        return Change(call(new, inner.operand, rest=inner.rest), "log(softmax(x)) is log_softmax(x)")
-    return Change(call(new, inner.operand, rest=inner.rest), "log(softmax(x)) is log_softmax(x)")
+        return NewExpression(call(new, inner.operand, rest=inner.rest), "log(softmax(x)) is log_softmax(x)")
+    return NewExpression(call(new, inner.operand, rest=inner.rest), "log(softmax(x)) is log_softmax(x)")
 
 
-def softplus(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def softplus(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """log(1 + exp(x)) and log1p(exp(x)) to softplus(x)."""
     outer, new = read_operation(node, scene.names), scene.names.functional("softplus")
     if outer is None or new is None or outer.name not in ("log", "log1p") or outer.rest:
@@ -137,10 +197,10 @@ def softplus(node: cst.BaseExpression, scene: Scene) -> Change | None:
     if inner is None or inner.name != "exp":
         return None
     # Not quite the same: torch's softplus is x above 20, which FP32 cannot tell apart, and FP64 can.
-    return Change(call(new, inner.operand), "log(1 + exp(x)) is softplus(x)", safe=False)
+    return NewExpression(call(new, inner.operand), "log(1 + exp(x)) is softplus(x)", safe=False)
 
 
-def log_sum_exp(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def log_sum_exp(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """log(sum(exp(x), dim)) to logsumexp(x, dim)."""
     outer, new = read_operation(node, scene.names), scene.names.spell("torch.logsumexp")
     if outer is None or new is None or outer.name != "log" or outer.rest:
@@ -152,10 +212,10 @@ def log_sum_exp(node: cst.BaseExpression, scene: Scene) -> Change | None:
     known = all(arg.keyword is None or arg.keyword.value in ("dim", "keepdim") for arg in total.rest)
     if not known or not any(arg.keyword is None or arg.keyword.value == "dim" for arg in total.rest):
         return None  # a sum over everything, or one that names a dtype
-    return Change(call(new, inner.operand, rest=total.rest), "log(sum(exp(x))) is logsumexp(x)")
+    return NewExpression(call(new, inner.operand, rest=total.rest), "log(sum(exp(x))) is logsumexp(x)")
 
 
-def exp_ratio(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def exp_ratio(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """exp(x) / exp(x).sum(dim, keepdim=True) to softmax(x, dim); 1 / (1 + exp(-x)) to sigmoid(x)."""
     fraction = read_operation(node, scene.names)
     if fraction is None or fraction.name != "div" or len(fraction.rest) != 1:
@@ -173,10 +233,10 @@ def exp_ratio(node: cst.BaseExpression, scene: Scene) -> Change | None:
     dims = [arg for arg in below.rest if arg.keyword is None or arg.keyword.value == "dim"]
     if not keeps or len(dims) != 1 or not same(top.operand, inner.operand):
         return None
-    return Change(call(new, top.operand, rest=dims), "exp(x) / sum(exp(x)) is softmax(x)")
+    return NewExpression(call(new, top.operand, rest=dims), "exp(x) / sum(exp(x)) is softmax(x)")
 
 
-def bce_with_logits(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def bce_with_logits(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """binary_cross_entropy(sigmoid(x), t) to binary_cross_entropy_with_logits(x, t)."""
     outer, new = read_operation(node, scene.names), scene.names.functional("binary_cross_entropy_with_logits")
     if outer is None or outer.name != "binary_cross_entropy" or outer.is_method or new is None:
@@ -185,10 +245,10 @@ def bce_with_logits(node: cst.BaseExpression, scene: Scene) -> Change | None:
     if inner is None or inner.name != "sigmoid":
         return None
     says = "binary_cross_entropy of a sigmoid is binary_cross_entropy_with_logits"
-    return Change(call(new, inner.operand, rest=outer.rest), says)
+    return NewExpression(call(new, inner.operand, rest=outer.rest), says)
 
 
-def mask_constant(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def mask_constant(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """masked_fill(x, mask, -1e9) and where(mask, x, -1e9) with the smallest number of x's dtype."""
     found, finfo = read_operation(node, scene.names), scene.names.spell("torch.finfo")
     if found is None or finfo is None or not isinstance(node, cst.Call):
@@ -205,10 +265,10 @@ def mask_constant(node: cst.BaseExpression, scene: Scene) -> Change | None:
     least = cst.Attribute(call(finfo, cst.Attribute(x, cst.Name("dtype"))), cst.Name("min"))
     args = [*node.args]
     args[index] = args[index].with_changes(value=least)
-    return Change(node.with_changes(args=args), "the mask's constant is the smallest number of the dtype")
+    return NewExpression(node.with_changes(args=args), "the mask's constant is the smallest number of the dtype")
 
 
-def small_eps(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def small_eps(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """y + 1e-8 and y.clamp(min=1e-8) with y in FP32; a quotient by it goes back to the dtype of what is divided.
 
     Where a quotient is known to fail, its eps becomes 1e-4 at least: the gradient of x / eps is 1 / eps, and FP16 ends
@@ -224,13 +284,13 @@ def small_eps(node: cst.BaseExpression, scene: Scene) -> Change | None:
         under = _larger_eps(inner.node, scene) if scene.is_sure else inner.node
         whole = node.with_changes(right=enclosed(bare(under)), lpar=(), rpar=())
         back = method(whole, "to", cst.Arg(cst.Attribute(found.operand, cst.Name("dtype"))))
-        return Change(back, inner.says, safe=under is inner.node)
+        return NewExpression(back, inner.says, safe=under is inner.node)
     says = "the eps is added in FP32, where it is not 0"
     if found.name == "add" and isinstance(node, cst.BinaryOperation):
         if _is_eps(node.right, scene) and not same(node.left, float_of(node.left, scene.names)):
-            return Change(node.with_changes(left=float_of(node.left, scene.names)), says)
+            return NewExpression(node.with_changes(left=float_of(node.left, scene.names)), says)
         if _is_eps(node.left, scene) and not same(node.right, float_of(node.right, scene.names)):
-            return Change(node.with_changes(right=float_of(node.right, scene.names)), says)
+            return NewExpression(node.with_changes(right=float_of(node.right, scene.names)), says)
         return None
     bounds = [arg.value for arg in found.rest if arg.keyword is None or arg.keyword.value in ("min", "eps")]
     if found.name not in ("clamp", "clamp_min", "normalize", "cosine_similarity"):
@@ -239,27 +299,27 @@ def small_eps(node: cst.BaseExpression, scene: Scene) -> Change | None:
     return _on_float(found, scene, says) if is_small else None
 
 
-def float_operands(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def float_operands(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """The operation that failed, and what it is made of in this statement, in FP32."""
     found = read_operation(node, scene.names)
     if found is None or found.name != scene.op or scene.op not in WIDENED:
         return None
     wide = widen_tree(node, scene.names)
-    return None if wide is None else Change(wide, f"{found.name} is computed in FP32")
+    return None if wide is None else NewExpression(wide, f"{found.name} is computed in FP32")
 
 
-def _on_float(found: Operation, scene: Scene, says: str) -> Change | None:
+def _on_float(found: SourceOperation, scene: FixContext, says: str) -> NewExpression | None:
     wide = float_of(found.operand, scene.names)
     if wide is found.operand or not isinstance(found.node, cst.Call):
         return None
     if found.is_method:
         function = cst.ensure_type(found.node.func, cst.Attribute)
-        return Change(found.node.with_changes(func=function.with_changes(value=wide)), says)
+        return NewExpression(found.node.with_changes(func=function.with_changes(value=wide)), says)
     first = found.node.args[0].with_changes(value=wide)
-    return Change(found.node.with_changes(args=[first, *found.node.args[1:]]), says)
+    return NewExpression(found.node.with_changes(args=[first, *found.node.args[1:]]), says)
 
 
-def _sigmoid(above: cst.BaseExpression, below: Operation, scene: Scene) -> Change | None:
+def _sigmoid(above: cst.BaseExpression, below: SourceOperation, scene: FixContext) -> NewExpression | None:
     parts = (below.operand, below.rest[0].value)
     other = next((b for a, b in (parts, parts[::-1]) if scene.is_one(a)), None)
     inner = None if other is None else scene.read(other)
@@ -268,11 +328,11 @@ def _sigmoid(above: cst.BaseExpression, below: Operation, scene: Scene) -> Chang
         return None
     x = bare(inner.operand)
     if scene.is_one(above):
-        return Change(call(new, _negative(x)), "1 / (1 + exp(-x)) is sigmoid(x)")
+        return NewExpression(call(new, _negative(x)), "1 / (1 + exp(-x)) is sigmoid(x)")
     top = scene.read(above)
     if top is None or top.name != "exp" or not same(top.operand, x):
         return None
-    return Change(call(new, x), "exp(x) / (1 + exp(x)) is sigmoid(x)")
+    return NewExpression(call(new, x), "exp(x) / (1 + exp(x)) is sigmoid(x)")
 
 
 def _negative(node: cst.BaseExpression) -> cst.BaseExpression:
@@ -286,7 +346,7 @@ def _negative(node: cst.BaseExpression) -> cst.BaseExpression:
     return cst.UnaryOperation(cst.Minus(), enclosed(node))
 
 
-def _larger_eps(node: cst.BaseExpression, scene: Scene) -> cst.BaseExpression:
+def _larger_eps(node: cst.BaseExpression, scene: FixContext) -> cst.BaseExpression:
     """y + 1e-4 for y + 1e-8, and y + max(eps, 1e-4) for y + eps."""
     if not isinstance(node, cst.BinaryOperation):
         return node
@@ -297,7 +357,7 @@ def _larger_eps(node: cst.BaseExpression, scene: Scene) -> cst.BaseExpression:
     return node
 
 
-def _is_eps(node: cst.BaseExpression, scene: Scene) -> bool:
+def _is_eps(node: cst.BaseExpression, scene: FixContext) -> bool:
     number = read_number(node)
     if number is not None:
         return 0 < number < _SMALLEST_NORMAL

@@ -84,7 +84,7 @@ def fix_line(
     reader = ReadImports()
     wrapper.module.visit(reader)
     made = find_made(found.around, positions, line)
-    scene = expressions.Scene(reader.names, made, _op_name(op), is_sure)
+    scene = expressions.FixContext(reader.names, made, _op_name(op), is_sure)
     name = _name_in_patch(path, root)
     for kind in kinds:
         if kind in EXPRESSIONS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 import libcst.matchers as m
 
-from floatline.fixes.expressions import Change, Scene
+from floatline.fixes.expressions import FixContext, NewExpression
 from floatline.fixes.names import Names
 from floatline.fixes.statements import NewStatements
 
@@ -31,7 +31,7 @@ def update_after_step(line: cst.SimpleStatementLine, around: cst.CSTNode, names:
     return NewStatements((_source(line.body[0]), f"{text}.update()"), "the scaler moves its scale after every step")
 
 
-def amp_by_device(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def amp_by_device(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """`torch.cuda.amp.autocast(…)` as `torch.amp.autocast("cuda", …)`."""
     if not isinstance(node, cst.Call):
         return None
@@ -51,7 +51,7 @@ def amp_by_device(node: cst.BaseExpression, scene: Scene) -> Change | None:
             for arg, word in zip(given, _OLD_AUTOCAST + ("",) * len(given), strict=False)
         ]
     says = "the names of torch.amp that take the device; the old ones are deprecated"
-    return Change(node.with_changes(func=new, args=[device, *given]), says, True)
+    return NewExpression(node.with_changes(func=new, args=[device, *given]), says, True)
 
 
 def trainable_in_fp32(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Names) -> NewStatements | None:
@@ -73,7 +73,7 @@ def trainable_in_fp32(line: cst.SimpleStatementLine, around: cst.CSTNode, names:
     return NewStatements((cast, _source(line.body[0])), "what is trained becomes FP32; the frozen base stays in FP16")
 
 
-def floatline_optimizer(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def floatline_optimizer(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """torch's optimizer as floatline's, which keeps FP32 copies of 16-bit weights."""
     if not isinstance(node, cst.Call) or not scene.is_sure:
         return None
@@ -85,12 +85,12 @@ def floatline_optimizer(node: cst.BaseExpression, scene: Scene) -> Change | None
     if kept:
         kept[-1] = kept[-1].with_changes(comma=node.args[-1].comma)
     new = cst.parse_expression(f"floatline.optim.{name}")
-    return Change(
+    return NewExpression(
         node.with_changes(func=new, args=kept), "an optimizer that keeps what FP16 weights cannot hold", False
     )
 
 
-def floatline_scaler(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def floatline_scaler(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """torch's scaler as floatline's, which takes FP16 gradients."""
     if not isinstance(node, cst.Call) or not scene.is_sure:
         return None
@@ -102,7 +102,7 @@ def floatline_scaler(node: cst.BaseExpression, scene: Scene) -> Change | None:
     if path.startswith("torch.cuda.") and args and args[0].keyword is None:
         device = [cst.Arg(cst.SimpleString('"cuda"'))]
     new = node.with_changes(func=cst.parse_expression("floatline.LossScaler"), args=[*device, *args])
-    return Change(new, "a scaler that takes the gradients of FP16 weights", False)
+    return NewExpression(new, "a scaler that takes the gradients of FP16 weights", False)
 
 
 _TIGHT = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))

@@ -22,7 +22,7 @@ _SIGNS: dict[type[cst.BaseBinaryOp], str] = {
 
 
 @dataclass(frozen=True)
-class Operation:
+class SourceOperation:
     """One operation: its name, its first operand, and the rest.
 
     Args:
@@ -40,11 +40,11 @@ class Operation:
     is_method: bool = False
 
 
-def read_operation(node: cst.BaseExpression, names: Names) -> Operation | None:
+def read_operation(node: cst.BaseExpression, names: Names) -> SourceOperation | None:
     """The operation that an expression is; None where it is none of torch's, or cannot be told."""
     if isinstance(node, cst.BinaryOperation):
         name = _SIGNS.get(type(node.operator), "")
-        return Operation(name, node.left, (cst.Arg(node.right),), node) if name else None
+        return SourceOperation(name, node.left, (cst.Arg(node.right),), node) if name else None
     if not isinstance(node, cst.Call):
         return None
     path = names.resolve(node.func)
@@ -53,10 +53,10 @@ def read_operation(node: cst.BaseExpression, names: Names) -> Operation | None:
         name = path.removeprefix(home)
         if not home or "." in name or not node.args or node.args[0].keyword is not None or node.args[0].star:
             return None
-        return Operation(_ALIASES.get(name, name), node.args[0].value, tuple(node.args[1:]), node)
+        return SourceOperation(_ALIASES.get(name, name), node.args[0].value, tuple(node.args[1:]), node)
     if isinstance(node.func, cst.Attribute):
         name = node.func.attr.value
-        return Operation(_ALIASES.get(name, name), node.func.value, tuple(node.args), node, is_method=True)
+        return SourceOperation(_ALIASES.get(name, name), node.func.value, tuple(node.args), node, is_method=True)
     return None
 
 

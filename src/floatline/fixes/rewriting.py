@@ -17,7 +17,7 @@ from floatline.fixes.statements import NewStatements
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """An expression or a statement, by its lines and columns, all counted from 1; the end is behind its last character.
 
     Args:
@@ -35,7 +35,7 @@ class Place:
     kind: FixKind
 
 
-def rewrite_places(text: str, places: Sequence[Place], *, unsafe: bool = False) -> tuple[str, list[Place]]:
+def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = False) -> tuple[str, list[NodePlace]]:
     """A file with the rewrites made, and the places where one was.
 
     Of places inside each other only the outermost is rewritten; the next call sees the rest.
@@ -55,7 +55,7 @@ def rewrite_places(text: str, places: Sequence[Place], *, unsafe: bool = False) 
     new_nodes: dict[cst.CSTNode, cst.BaseExpression] = {}
     new_lines: dict[cst.CSTNode, NewStatements] = {}
     nodes = _expressions_at(positions, {_key(place) for place in places if place.kind in EXPRESSIONS})
-    done: list[Place] = []
+    done: list[NodePlace] = []
     for place in places:
         around = find_statement(wrapper.module, positions, place.line)
         if place.kind in STATEMENTS:
@@ -65,7 +65,7 @@ def rewrite_places(text: str, places: Sequence[Place], *, unsafe: bool = False) 
                 done.append(place)
             continue
         made = {} if around is None else find_made(around.around, positions, place.line)
-        scene = expressions.Scene(reader.names, made, is_sure=True)
+        scene = expressions.FixContext(reader.names, made, is_sure=True)
         for node in nodes.get(_key(place), ()):
             change = EXPRESSIONS[place.kind](node, scene)
             if change is not None and (change.safe or unsafe):
@@ -90,7 +90,7 @@ def _with_imports(module: cst.Module, wanted: set[str]) -> cst.Module:
     return AddImportsVisitor(context).transform_module(module)
 
 
-def _key(place: Place) -> tuple[int, int, int, int]:
+def _key(place: NodePlace) -> tuple[int, int, int, int]:
     return place.line, place.column - 1, place.end_line, place.end_column - 1
 
 
@@ -142,7 +142,9 @@ def exchange(line: cst.SimpleStatementLine, new: NewStatements) -> cst.FlattenSe
 class Replace(cst.CSTTransformer):
     """Rewrites expressions of one statement, the outermost first."""
 
-    def __init__(self, line: cst.SimpleStatementLine, rewrite: expressions.Rewrite, scene: expressions.Scene) -> None:
+    def __init__(
+        self, line: cst.SimpleStatementLine, rewrite: expressions.Rewrite, scene: expressions.FixContext
+    ) -> None:
         super().__init__()
         self._line, self._rewrite, self._scene = line, rewrite, scene
         self._inside = False

@@ -12,7 +12,7 @@ Positions = Mapping[cst.CSTNode, Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class LinePlace:
     """A statement.
 
     Args:
@@ -24,7 +24,7 @@ class Place:
     around: cst.CSTNode
 
 
-def find_statement(module: cst.Module, positions: Positions, line: int) -> Place | None:
+def find_statement(module: cst.Module, positions: Positions, line: int) -> LinePlace | None:
     """The simple statement that a line belongs to; None where there is none."""
     finder = _Find(positions, line)
     module.visit(finder)
@@ -35,7 +35,7 @@ class _Find(cst.CSTVisitor):
     def __init__(self, positions: Positions, line: int) -> None:
         self._positions, self._line = positions, line
         self._around: list[cst.CSTNode] = []
-        self.found: Place | None = None
+        self.found: LinePlace | None = None
 
     def visit_Module(self, node: cst.Module) -> None:  # noqa: N802
         self._around.append(node)
@@ -50,7 +50,7 @@ class _Find(cst.CSTVisitor):
     def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> bool:  # noqa: N802
         where = self._positions[node]
         if where.start.line <= self._line <= where.end.line:
-            self.found = Place(node, self._around[-1])
+            self.found = LinePlace(node, self._around[-1])
         return False
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import libcst as cst
 
-from floatline.fixes.expressions import Change, Scene
-from floatline.fixes.operations import Operation, bare, call, method, read_number, same
+from floatline.fixes.expressions import FixContext, NewExpression
+from floatline.fixes.operations import SourceOperation, bare, call, method, read_number, same
 
 _SUMS = ("sum", "prod", "cumsum", "cumprod")
 
 
-def vector_norm(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def vector_norm(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """sqrt(sum(x ** 2, dim)) to torch.linalg.vector_norm(x, dim=dim)."""
     outer, new = scene.read(node), scene.names.spell("torch.linalg.vector_norm")
     if outer is None or new is None or outer.name not in ("sqrt", "pow"):
@@ -24,10 +24,12 @@ def vector_norm(node: cst.BaseExpression, scene: Scene) -> Change | None:
     options = None if inner is None else _options(inner)
     if squared is None or options is None:
         return None
-    return Change(call(new, squared, rest=options), "the root of a sum of squares is a norm, whose gradient at 0 is 0")
+    return NewExpression(
+        call(new, squared, rest=options), "the root of a sum of squares is a norm, whose gradient at 0 is 0"
+    )
 
 
-def two_pass_variance(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def two_pass_variance(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """mean(x ** 2, dim) - mean(x, dim) ** 2 to x.var(dim, unbiased=False)."""
     outer = scene.read(node)
     if outer is None or outer.name != "sub" or len(outer.rest) != 1:
@@ -44,12 +46,12 @@ def two_pass_variance(node: cst.BaseExpression, scene: Scene) -> Change | None:
     if written[0] != written[1]:
         return None
     biased = _keyword("unbiased", cst.Name("False"))
-    return Change(
+    return NewExpression(
         method(bare(x), "var", *options, biased), "the variance is computed from what is left without the mean"
     )
 
 
-def sum_dtype(node: cst.BaseExpression, scene: Scene) -> Change | None:
+def sum_dtype(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """sum(x) to sum(x, dtype=torch.float32)."""
     found, dtype = scene.read(node), scene.names.spell("torch.float32")
     if found is None or dtype is None or found.name not in _SUMS or not isinstance(node, cst.Call):
@@ -57,10 +59,10 @@ def sum_dtype(node: cst.BaseExpression, scene: Scene) -> Change | None:
     if any(arg.keyword is not None and arg.keyword.value == "dtype" for arg in node.args):
         return None
     args = [arg.with_changes(comma=cst.MaybeSentinel.DEFAULT) for arg in node.args]
-    return Change(node.with_changes(args=[*args, _keyword("dtype", dtype)]), f"{found.name} is kept in FP32")
+    return NewExpression(node.with_changes(args=[*args, _keyword("dtype", dtype)]), f"{found.name} is kept in FP32")
 
 
-def _squared(node: cst.BaseExpression, scene: Scene) -> cst.BaseExpression | None:
+def _squared(node: cst.BaseExpression, scene: FixContext) -> cst.BaseExpression | None:
     """x of x ** 2, x * x, x.pow(2) and torch.square(x)."""
     found = scene.read(node)
     if found is None:
@@ -74,7 +76,7 @@ def _squared(node: cst.BaseExpression, scene: Scene) -> cst.BaseExpression | Non
     return found.operand if len(found.rest) == 1 and read_number(found.rest[0].value) == 2.0 else None
 
 
-def _options(found: Operation) -> list[cst.Arg] | None:
+def _options(found: SourceOperation) -> list[cst.Arg] | None:
     """dim and keepdim of a reduction, each by its name; None where it has others."""
     names = ["dim", "keepdim"]
     options: list[cst.Arg] = []

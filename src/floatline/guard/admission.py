@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from floatline.errors import GuardError
-from floatline.guard.dtypes import DTYPES
 from floatline.optim.optimizer import Optimizer
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.dtypes import DTYPES
 
 
 def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.device:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from floatline.errors import GuardError
-from floatline.guard.wrappers import unwrap
 from floatline.optim import mesh
 from floatline.optim.storage import load_weight
+from floatline.precision.wrappers import unwrap
 
 
 class Average:

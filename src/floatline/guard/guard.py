@@ -15,35 +15,43 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from floatline.errors import GuardError, LedgerError
-from floatline.guard import guard_state, rank_files
 from floatline.guard.admission import check_parameters, check_update, check_weights, choose_clipping
-from floatline.guard.applied_plan import AppliedPlan
 from floatline.guard.averages import Average
-from floatline.guard.buffers import Buffers
-from floatline.guard.closures import Loss, Sum, check_closure, run_micro_batches, synced_at_the_end, take_loss
+from floatline.guard.checkpoints import guard_state, rank_files
 from floatline.guard.diary import Diary
-from floatline.guard.failed_steps import FailureWatch, OnFailure
-from floatline.guard.judge import Judge, Verdict
-from floatline.guard.layers import Layers
+from floatline.guard.failures import FailureWatch, OnFailure
+from floatline.guard.kernels import counter_for, judge_for
 from floatline.guard.outcome import Outcome
-from floatline.guard.placements import describe_run
 from floatline.guard.policy import Policy, resolve_policy
-from floatline.guard.random_state import RandomState
-from floatline.guard.recovery import Recovery
-from floatline.guard.rescue import Rescue
+from floatline.guard.recovery.recovery import Recovery
+from floatline.guard.recovery.snapshots import SnapshotRing
+from floatline.guard.responses import Responses
 from floatline.guard.run import Run
-from floatline.guard.samples import Samples
 from floatline.guard.schedules import Schedules, check_rates
-from floatline.guard.snapshots import SnapshotRing
-from floatline.guard.stepping import Stepper, check_clip, check_gradients, norm_of
-from floatline.guard.underflow import Lost
-from floatline.guard.wrappers import drop_gradients, unwrap
+from floatline.guard.step.buffers import Buffers
+from floatline.guard.step.judge import Judge, Verdict
+from floatline.guard.step.layers import Layers
+from floatline.guard.step.samples import Samples
+from floatline.guard.step.stepping import Stepper, check_clip, check_gradients, norm_of
+from floatline.guard.step.underflow import Lost
 from floatline.ledger.account import Accounts
 from floatline.ledger.ledger import Ledger
 from floatline.ledger.listener import Listener
 from floatline.optim.survey import Decision, Survey
-from floatline.plan import Plan
-from floatline.presets import resolve_plan
+from floatline.plans import Plan
+from floatline.plans.presets import resolve_plan
+from floatline.precision.applied_plan import AppliedPlan
+from floatline.precision.micro_batches import (
+    Loss,
+    LossSum,
+    check_closure,
+    run_micro_batches,
+    synced_at_the_end,
+    take_loss,
+)
+from floatline.precision.placements import describe_run
+from floatline.precision.random_state import RandomState
+from floatline.precision.wrappers import drop_gradients, unwrap
 
 ListenerT = TypeVar("ListenerT", bound=Listener)
 
@@ -121,7 +129,7 @@ class Guard:
             device=device,
             plan=plan,
             policy=policy,
-            judge=Judge(device, scaling=plan.scaling, policy=policy, group=process_group),
+            judge=Judge(device, scaling=plan.scaling, policy=policy, group=process_group, launch=judge_for(device)),
             schedules=Schedules(optimizer, late=self._late > 0),
             applied=AppliedPlan(unwrap(model), plan, loss_fn=loss_fn),
             diary=Diary(folder, resume=resume, metadata=_metadata(plan, steps), group=process_group),
@@ -142,12 +150,13 @@ class Guard:
             every=record_layers_every,
             policy=policy,
             plan=plan,
+            count=counter_for(optimizer.param_groups[0]["params"][0].device),
             group=process_group,
         )
-        self._rescue = Rescue(self.run, canary=canary)
+        self._rescue = Responses(self.run, canary=canary)
         self._failures = None if on_failure is None else FailureWatch(self.run, on_failure)
         self._due_every = max(1, due_every)
-        self._sum = Sum(group=process_group, looks=True)
+        self._sum = LossSum(group=process_group, looks=True)
         self._pending: deque[Outcome] = deque()
         self.lost: Lost | None = None
         self.on_outcome: Callable[[Outcome], None] | None = None
@@ -234,7 +243,7 @@ class Guard:
             before.restore()
         raise AssertionError  # the loop always returns
 
-    def _run(self, compute_loss: Callable[[Any], Loss], batches: tuple[Any, ...]) -> Sum:
+    def _run(self, compute_loss: Callable[[Any], Loss], batches: tuple[Any, ...]) -> LossSum:
         try:
             return run_micro_batches(
                 compute_loss,
@@ -254,7 +263,7 @@ class Guard:
         self._stepper.drop_gradients()
         drop_gradients(self.run.model)
         self._buffers.undo()
-        self._sum = Sum(group=self.run.judge.group)
+        self._sum = LossSum(group=self.run.judge.group)
         if self.run.samples is not None:
             self.run.samples.drop()
 
@@ -282,10 +291,10 @@ class Guard:
         Args:
             skip: True: leave everything as it is.
         """
-        total, self._sum = self._sum, Sum(group=self.run.judge.group)
+        total, self._sum = self._sum, LossSum(group=self.run.judge.group)
         return self._finish(total, skip)
 
-    def take_step(self, total: Sum, *, skip: bool | Tensor | None = None) -> Outcome:
+    def take_step(self, total: LossSum, *, skip: bool | Tensor | None = None) -> Outcome:
         """Decide on gradients that the caller made: for a framework that runs forward and backward by itself.
 
         The losses went backward times `guard.scale`. Gradients stay where they are.
@@ -314,7 +323,7 @@ class Guard:
         self._stepper.clip_value = value
 
     def _finish(
-        self, total: Sum, skip: bool | Tensor | None, *, retries: int = 0, keep_gradients: bool = False
+        self, total: LossSum, skip: bool | Tensor | None, *, retries: int = 0, keep_gradients: bool = False
     ) -> Outcome:
         loss = total.mean
         before = self.run.attempts, self.run.batch
@@ -373,7 +382,7 @@ class Guard:
         self,
         verdict: Verdict,
         records: list[tuple[tuple[str, ...], Tensor]],
-        total: Sum,
+        total: LossSum,
         lr: float | Tensor,
         retries: int,
         *,

@@ -13,7 +13,7 @@ from torch import Tensor
 from floatline import optim
 from floatline.errors import GuardError, suggest
 from floatline.guard.policy import Policy
-from floatline.plan import Scaling
+from floatline.plans import Scaling
 
 MEASURED_ON = "validation loss against FP32 with the same seed, small GPT, 400 steps"
 

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from torch import nn
 
-from floatline.guard.applied_plan import AppliedPlan
 from floatline.guard.averages import Average
 from floatline.guard.diary import Diary
-from floatline.guard.dtypes import DTYPES
-from floatline.guard.islands import Islands, Outputs
-from floatline.guard.judge import Judge
 from floatline.guard.policy import Policy
-from floatline.guard.recovery import Recovery
-from floatline.guard.samples import Samples
+from floatline.guard.recovery.recovery import Recovery
+from floatline.guard.recovery.snapshots import SnapshotRing
 from floatline.guard.schedules import Schedules
-from floatline.guard.snapshots import SnapshotRing
-from floatline.plan import Plan
+from floatline.guard.step.judge import Judge
+from floatline.guard.step.samples import Samples
+from floatline.plans import Plan
+from floatline.precision.applied_plan import AppliedPlan
+from floatline.precision.dtypes import DTYPES
+from floatline.precision.islands import Islands, Outputs
 
 
 @dataclass

@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from floatline.errors import ComparisonError
-from floatline.validate.jobs import Job, failed_run, job_from_json
-from floatline.validate.pairs import ArmRun
-from floatline.validate.processes import Worker, always
+from floatline.validation.running.jobs import Job, failed_run, job_from_json
+from floatline.validation.running.processes import Worker, always
+from floatline.validation.verdict.pairs import ArmRun
 
 _HALF_A_SECOND, _TENTH_OF_A_SECOND = 0.5, 0.1
 _MOST_LOSSES = 3
@@ -116,7 +116,7 @@ class _Bench:
 
     def run(self, settings: dict[str, Any]) -> dict[str, Any]:
         worker = self._worker or Worker(dict(os.environ))
-        worker.start("floatline.validate.processes:run_in_child", settings)
+        worker.start("floatline.validation.running.processes:run_in_child", settings)
         while not worker.poll():
             time.sleep(_TENTH_OF_A_SECOND)
         self._worker = worker

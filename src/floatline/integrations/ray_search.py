@@ -67,14 +67,14 @@ class _Replayer:
     """On a Ray worker: the steps of the target, captured here, and a judge of them."""
 
     def __init__(self, target: str, steps: int, seed: int) -> None:
-        from floatline.diagnosis.search_errors import Tolerance
-        from floatline.diagnosis.search_judge import Judge
-        from floatline.diagnosis.search_log import SearchLog
-        from floatline.probe.target_points import capture_points
+        from floatline.diagnosis.islands.errors import Tolerance
+        from floatline.diagnosis.islands.judge import IslandJudge
+        from floatline.diagnosis.islands.log import SearchLog
+        from floatline.probe.runs.target_points import capture_points
         from floatline.workload import load_target
 
         self._log = _Listening(SearchLog(None))
-        self._judge = Judge(
+        self._judge = IslandJudge(
             capture_points(load_target(target), steps=steps, seed=seed),
             tolerance=Tolerance(),
             log=self._log,  # pyright: ignore[reportArgumentType]

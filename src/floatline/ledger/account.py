@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from floatline.json_values import decode_number, encode_number
+from floatline.base.json_values import decode_number, encode_number
 from floatline.ledger.lines import REASONS, Event, Record, Step, decode_record, encode_record, take_count
 
 MAX_EPOCHS = 4096  # of the newest; the accounts stand in every header, and a header is one line

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Generator
 from pathlib import Path
 
+from floatline.base.files import read_bounded
 from floatline.errors import LedgerError
 from floatline.ledger.account import Accounts
 from floatline.ledger.lines import MAX_LINE, Record, Step, decode_line, decode_record
 from floatline.ledger.parts import Header, list_parts, part_path
-from floatline.whole_files import read_bounded
 
 _MARK = 256  # bytes
 

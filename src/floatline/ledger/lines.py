@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from floatline.json_values import decode_number, encode_number
+from floatline.base.json_values import decode_number, encode_number
 
 SCHEMA = 1
 MAX_LINE = 4 << 20  # bytes; room for the norms of 40,000 layers

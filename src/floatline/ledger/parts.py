@@ -47,7 +47,7 @@ class Header:
 
 
 @dataclass(frozen=True)
-class Part:
+class LedgerPart:
     """One part as it was read; `header` is None where not even that line is whole."""
 
     path: Path
@@ -73,7 +73,7 @@ def list_parts(folder: Path) -> list[Path]:
     return parts
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path) -> LedgerPart:
     """Read a part up to its last whole line; LedgerError, with the line, where one cannot be read."""
     header: Header | None = None
     records: list[Record] = []
@@ -85,7 +85,7 @@ def read_part(path: Path) -> Part:
             while line := file.readline(MAX_LINE + 1):
                 number += 1
                 if not line.endswith(b"\n") and len(line) <= MAX_LINE:
-                    return Part(path, header, records, kept, len(line))  # torn: the writer died within it
+                    return LedgerPart(path, header, records, kept, len(line))  # torn: the writer died within it
                 if len(line) > MAX_LINE:
                     raise ValueError(f"the line is longer than {MAX_LINE:,} bytes")
                 if header is None:
@@ -100,10 +100,10 @@ def read_part(path: Path) -> Part:
     except (ValueError, OverflowError) as error:
         reason = str(error) if not hasattr(error, "msg") else f"not JSON ({error})"
         raise LedgerError(f"{path}:{number}: {reason}. Give a ledger that floatline wrote.") from None
-    return Part(path, header, records, kept, 0)
+    return LedgerPart(path, header, records, kept, 0)
 
 
-def add_up(part: Part, accounts: Accounts | None) -> Accounts:
+def add_up(part: LedgerPart, accounts: Accounts | None) -> Accounts:
     """The accounts after a part; LedgerError where a line is missing, in it or before it."""
     if part.header is None:
         raise LedgerError(f"{part.path} holds no whole header line. Delete it and create the ledger again.")

@@ -9,11 +9,10 @@ from pathlib import PurePath
 from typing import Any
 
 from floatline.hardware import Hardware
-from floatline.lint.allowed import drop_allowed, read_allowed
+from floatline.lint.baseline import drop_allowed, read_allowed
 from floatline.lint.configs import CONFIG_ENDINGS, lint_config
-from floatline.lint.finding import LintFinding
-from floatline.lint.rule import Rule
-from floatline.lint.source import Source
+from floatline.lint.reading.source import Source
+from floatline.lint.rule import LintFinding, Rule
 
 # A file that names none of these trains nothing.
 _SIGNS_OF_TRAINING = ("torch", "Trainer", "TrainingArguments", "Accelerator", "deepspeed", "lightning")

@@ -8,19 +8,59 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from floatline.base.files import read_bounded
 from floatline.errors import LintError
+from floatline.fixes import FixKind, NodePlace, rewrite_places
 from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
-from floatline.lint.finding import LintFinding
-from floatline.lint.rule import Rule
+from floatline.lint.rule import LintFinding, Rule
 from floatline.lint.rules import choose_rules
 from floatline.lint.settings import Settings
-from floatline.whole_files import read_bounded
 
 if TYPE_CHECKING:
     from floatline.hardware import Hardware
+
+_MOST_PASSES = 10  # each pass mends at least one place; expressions are seldom nested deeper
+
+
+def fix_text(
+    text: str,
+    file: str,
+    *,
+    rules: Sequence[type[Rule]],
+    on: Hardware | None = None,
+    unsafe: bool = False,
+) -> tuple[str, list[LintFinding]]:
+    """The file with everything mended that can be, and the findings that were.
+
+    Args:
+        text: The file.
+        file: Its name.
+        rules: What is looked for.
+        on: The hardware that the code is for.
+        unsafe: Whether rewrites that are not the same function in exact arithmetic are made too.
+    """
+    fixed: list[LintFinding] = []
+    for _ in range(_MOST_PASSES):
+        found = [
+            one
+            for one in lint_text(text, file, rules=rules, on=on)
+            if one.fix and (unsafe or one.rule.fix_safety == "safe")
+        ]
+        places = {_place(one): one for one in found}
+        text, done = rewrite_places(text, list(places), unsafe=unsafe)
+        if not done:
+            break
+        fixed += [places[place] for place in done]
+    return text, fixed
+
+
+def _place(finding: LintFinding) -> NodePlace:
+    kind = cast("FixKind", finding.fix)
+    return NodePlace(finding.line, finding.column, finding.end_line, finding.end_column, kind)
+
 
 _SKIPPED_FOLDERS = frozenset(
     ".git .hg .venv venv node_modules __pycache__ .tox .mypy_cache .ruff_cache build dist".split()  # noqa: SIM905
@@ -166,8 +206,6 @@ class _Task:
             num_lines += text.count("\n")
             found = lint_text(text, file, rules=self.rules, on=self.hardware)
             if self.fix and any(one.fix for one in found):
-                from floatline.lint.fixing import fix_text  # libcst takes half a second to load
-
                 after, mended = fix_text(text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe)
                 if after != text:
                     changes.append((file, text, after))

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from floatline.base.files import read_bounded
 from floatline.errors import LintError, suggest
-from floatline.lint.toml_text import parse_toml
-from floatline.whole_files import read_bounded
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The tables of a TOML text.
+
+    Raises:
+        ValueError: It is not TOML.
+    """
+    name = "tomllib" if sys.version_info >= (3, 11) else "tomli"
+    loads: Callable[[str], dict[str, Any]] = importlib.import_module(name).loads
+    return loads(text)
+
 
 _KEYS = ("select", "ignore", "exclude", "on", "baseline")
 

@@ -91,10 +91,10 @@ class cuda_autocast_lists(ContextDecorator):  # noqa: N801 - used as contextlib'
 
     Numerics:
         Which operations are listed is asked of the installed torch. The dtypes returned, and the calls
-        that raise, agree with an H200 over tests/autocast_table.py, but for the half-precision FFT, which
+        that raise, agree with an H200 over tests/numerics/autocast_table.py, but for the half-precision FFT, which
         the CPU does not have. Not emulated: CUDA's kernels themselves, and the cache of cast weights for
         einsum, mv, addmv, addr and recurrent layers: there a weight used twice is cast twice, and its
-        gradients are added in float32. Checked by tests/test_cuda_autocast.py.
+        gradients are added in float32. Checked by tests/numerics/test_cuda_autocast.py.
     """
 
     def __enter__(self) -> None:

@@ -80,7 +80,7 @@ class HalfOnCPU(TorchDispatchMode):
         stays finite. NaN and inf propagate; subnormal results are kept.
         Attention keeps its scores and weights in float32. Without the mode, float16 convolution may
         add in float16 (seen on ARM with oneDNN), so there the mode is more exact than the kernel it replaces.
-        Checked by tests/test_half_on_cpu.py.
+        Checked by tests/numerics/test_half_on_cpu.py.
 
     Attributes:
         computed: How often each operation was computed in float32.

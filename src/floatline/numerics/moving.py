@@ -11,6 +11,6 @@ def send(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None)
 
     Numerics:
         torch copies from a GPU into pinned memory and, told not to wait, returns before the numbers are there: what the
-        CPU then reads is anything. Checked by tests/guard/test_unscaling.py.
+        CPU then reads is anything. Checked by tests/guard/step/test_unscaling.py.
     """
     return tensor.to(device, dtype, non_blocking=device.type != "cpu")

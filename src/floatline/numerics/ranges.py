@@ -12,8 +12,8 @@ from torch import Tensor
 
 from floatline.errors import TensorError
 from floatline.formats import Format, find_format
-from floatline.numerics import tally
-from floatline.numerics.tally import FIRST_EXPONENT, NUM_EXPONENTS, Tally
+from floatline.numerics.tally import tally
+from floatline.numerics.tally.tally import FIRST_EXPONENT, NUM_EXPONENTS, Tally
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 
 from floatline.errors import OptimizerError
-from floatline.optim.adamw import Adam, AdamW
+from floatline.optim.algorithms import SGD, Adam, AdamW, Lion
 from floatline.optim.hooks import share_hooks
-from floatline.optim.lion import Lion
 from floatline.optim.optimizer import Optimizer
 from floatline.optim.rules import UpdateName
-from floatline.optim.sgd import SGD
 
 _KINDS: dict[type, type[Optimizer]] = {
     torch.optim.AdamW: AdamW,

@@ -15,11 +15,10 @@ from floatline.errors import OptimizerError
 from floatline.numerics.moving import send
 from floatline.optim import checkpoint, hyperparameters, mesh, resuming
 from floatline.optim.entries import Entry, by_device
-from floatline.optim.footprint import Footprint
 from floatline.optim.hooks import is_heard, uncompiled
 from floatline.optim.kernels import backend_for, fused_step_for, survey_all
-from floatline.optim.roster import Roster, collect
-from floatline.optim.rules import Rule, RuledOptimizer, StatesName, UpdateName
+from floatline.optim.roster import Footprint, Roster, collect
+from floatline.optim.rules import RuledOptimizer, StatesName, UpdateName, UpdateRule
 from floatline.optim.storage import EXTRAS
 from floatline.optim.survey import Decision, Survey, decide
 from floatline.optim.writes import Writes
@@ -59,7 +58,7 @@ class Optimizer(RuledOptimizer):
         params: Any,
         defaults: dict[str, Any],
         *,
-        rule: Rule,
+        rule: UpdateRule,
         update: UpdateName = "exact",
         states: StatesName = "fp32",
         seed: int = 0,

@@ -19,7 +19,7 @@ Update = Callable[[list[Tensor], list[Tensor], States, list[float], dict[str, An
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """One optimizer: its name, the states it keeps, and what it does to a weight.
 
     Args:
@@ -49,7 +49,7 @@ class RuledOptimizer(torch.optim.Optimizer):
         states: How its states are stored: a name of `storage.STATES`.
     """
 
-    rule: Rule
+    rule: UpdateRule
     update: UpdateName
     states: StatesName
 
@@ -143,7 +143,7 @@ def _with_decay(params: list[Tensor], grads: list[Tensor], group: dict[str, Any]
     return list(foreach.add(grads, params, alpha=group["weight_decay"]))
 
 
-ADAM = Rule("adam", ("exp_avg", "exp_avg_sq"), _adam)
-ADAMW = Rule("adamw", ("exp_avg", "exp_avg_sq"), _adamw)
-SGD = Rule("sgd", ("momentum_buffer",), _sgd)
-LION = Rule("lion", ("exp_avg",), _lion)
+ADAM = UpdateRule("adam", ("exp_avg", "exp_avg_sq"), _adam)
+ADAMW = UpdateRule("adamw", ("exp_avg", "exp_avg_sq"), _adamw)
+SGD = UpdateRule("sgd", ("momentum_buffer",), _sgd)
+LION = UpdateRule("lion", ("exp_avg",), _lion)

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from floatline.base.texts import format_bytes
 from floatline.checkup import Checkup
-from floatline.checkup.units import format_bytes
 from floatline.hardware import Device, Hardware, Machine
 
 if TYPE_CHECKING:

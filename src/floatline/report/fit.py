@@ -13,7 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatline.diagnosis.would_fit import FitRow, FormatFit
+    from floatline.diagnosis.headroom.would_fit import FitRow, FormatFit
 
 _MOST_ROWS = 12
 

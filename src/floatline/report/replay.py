@@ -11,7 +11,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from floatline.probe.bundle_replay import ReplayReport, ReplayRow
+    from floatline.probe.bundles.bundle_replay import ReplayReport, ReplayRow
 
 
 def print_replay(report: ReplayReport, console: Console) -> None:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from floatline import __version__
-from floatline.json_values import plain_json
-from floatline.report.document import Block, Code, Document, Part, Table, Tile, Tone, Words
-from floatline.report.package_files import put_in_place
-from floatline.report.validation_facts import document_of
-from floatline.report.validation_html import page_of
-from floatline.report.validation_texts import TONES, sentence, show_count
-from floatline.salvage.kept import RESULTS, finish
+from floatline.base.json_values import plain_json
+from floatline.report.document.document import Block, Code, Document, Part, Table, Tile, Tone, Words
+from floatline.report.document.html import page_of
+from floatline.report.document.package_files import put_in_place
+from floatline.report.validation.facts import document_of
+from floatline.report.validation.texts import TONES, sentence, show_count
+from floatline.rescuing.finished_stages import RESULTS, finish
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from floatline.findings import Finding
-    from floatline.salvage.result import Rescue
+    from floatline.rescuing.result import Rescue
 
 _STYLES = {
     "healthy": "bold green",

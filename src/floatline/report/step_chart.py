@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from floatline.diagnosis.step_rows import Row, Span, rows_that_matter
+from floatline.diagnosis.headroom.step_rows import Row, Span, rows_that_matter
 from floatline.report.chart import COLOURS, STYLES, draw_axis, draw_labels, marks_of, zone_of
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from floatline import optim
-from floatline.guard.random_state import RandomState
 from floatline.guard.run import Run
+from floatline.precision.random_state import RandomState
 from floatline.training.placement import callable_from_cpu, place
 from floatline.workload import Workload
 

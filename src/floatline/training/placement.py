@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from floatline import optim
 from floatline.errors import GuardError
-from floatline.guard.dtypes import DTYPES
-from floatline.guard.nested import find_tensors, map_tensors
 from floatline.numerics.moving import send
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.dtypes import DTYPES
+from floatline.precision.nested import find_tensors, map_tensors
 
 
 def place(tree: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:

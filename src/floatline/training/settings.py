@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from floatline.base.files import read_bounded, write_whole
+from floatline.base.plain_values import decode_state, encode_state
 from floatline.errors import GuardError
-from floatline.guard.plain_values import decode_state, encode_state
 from floatline.guard.policy import DEFAULT, Policy, resolve_policy
-from floatline.plan import Plan
-from floatline.plan.yaml_files import read_yaml, write_yaml
-from floatline.presets import resolve_plan
-from floatline.whole_files import read_bounded, write_whole
+from floatline.plans import Plan
+from floatline.plans.presets import resolve_plan
+from floatline.plans.yaml_files import read_yaml, write_yaml
 from floatline.workload import Workload
+
+
+def name_folder(target: str) -> str:
+    """A folder name for a target: 'examples/small_gpt.py' is 'small_gpt', 'a.b:tiny' is 'b-tiny'."""
+    place, _, function = target.rpartition(":")
+    stem = Path(place or function).name
+    stem = stem.removesuffix(".py") if stem.endswith(".py") else stem.rpartition(".")[2]
+    parts = [stem] if not place or function == "build" else [stem, function]
+    return re.sub(r"[^\w-]", "-", "-".join(parts))
+
 
 _PLAN, _POLICY, CONFIG = "plan.yaml", "policy.json", "config.yaml"
 AnyPlan = Plan | str | PathLike[str]

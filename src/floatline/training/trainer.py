@@ -14,23 +14,22 @@ from torch import Tensor, nn
 
 from floatline.errors import GuardError
 from floatline.findings import GuardStop
-from floatline.guard.dtypes import DTYPES
+from floatline.guard.checkpoints.run_files import newest_checkpoint, prune_checkpoints
 from floatline.guard.guard import Guard
-from floatline.guard.islands import cast_weights
 from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy, resolve_policy
-from floatline.guard.random_state import restore_numpy, seed_all
-from floatline.guard.run_files import newest_checkpoint, prune_checkpoints
 from floatline.ledger.parts import list_parts
 from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
-from floatline.plan import Plan
-from floatline.presets import resolve_plan
-from floatline.training.best import Best, is_better
+from floatline.plans import Plan
+from floatline.plans.presets import resolve_plan
+from floatline.precision.dtypes import DTYPES
+from floatline.precision.islands import cast_weights
+from floatline.precision.random_state import restore_numpy, seed_all
 from floatline.training.interrupt import Interrupt
 from floatline.training.metric import measure_metric
 from floatline.training.placement import place, take_optimizer
-from floatline.training.result import RunResult
+from floatline.training.result import Best, RunResult, is_better
 from floatline.training.settings import AnyPlan, check_config, load_settings, save_settings
 from floatline.workload import Workload
 

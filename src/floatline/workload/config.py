@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from floatline.errors import PlanError, TargetError, suggest
-from floatline.plan.yaml_files import parse_yaml, read_yaml
+from floatline.plans.yaml_files import parse_yaml, read_yaml
 
 
 class WorkloadConfig(BaseModel):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from floatline.errors import PlanError, TargetError
-from floatline.plan import Plan
-from floatline.presets import resolve_plan
+from floatline.plans import Plan
+from floatline.plans.presets import resolve_plan
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,15 +16,15 @@ from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 
 from floatline.errors import GuardError
-from floatline.guard.failed_steps import OnFailure
-from floatline.guard.islands import cast_weights
+from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy
-from floatline.guard.wrappers import unwrap
 from floatline.integrations.accelerate.arithmetic import ForwardHooks, products
 from floatline.integrations.accelerate.guarding import Guarding, choose_policy
 from floatline.integrations.accelerate.scaler import GuardScaler
-from floatline.plan import Plan
-from floatline.presets import resolve_plan
+from floatline.plans import Plan
+from floatline.plans.presets import resolve_plan
+from floatline.precision.islands import cast_weights
+from floatline.precision.wrappers import unwrap
 
 
 class GuardedOptimizer(AcceleratedOptimizer):

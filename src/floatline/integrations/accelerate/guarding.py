@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from floatline.guard.diary import is_first_process
-from floatline.guard.failed_steps import OnFailure
+from floatline.guard.failures import OnFailure
 from floatline.guard.guard import Guard
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.integrations.accelerate.arithmetic import ForwardHooks, autocast_lists
 from floatline.integrations.accelerate.scaler import GuardScaler
 from floatline.ledger.parts import list_parts
-from floatline.plan import Plan
+from floatline.plans import Plan
 
 
 @dataclass

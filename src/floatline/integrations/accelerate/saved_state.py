@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from floatline.guard.checkpoints.guard_state import check_number, collect_own, restore_own
 from floatline.guard.guard import Guard
-from floatline.guard.own_state import check_number, collect_own, restore_own
 
 _GUARDS = "floatline"  # the entry that torch's scaler does not know
 

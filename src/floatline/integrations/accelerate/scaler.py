@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from floatline.errors import GuardError
-from floatline.guard.closures import Sum
 from floatline.guard.guard import Guard
 from floatline.guard.outcome import Outcome
 from floatline.guard.scaler import LossScaler
-from floatline.guard.unscaling import unscale, widen_fp16
+from floatline.guard.step.unscaling import unscale, widen_fp16
 from floatline.integrations.accelerate import saved_state
 from floatline.optim import mesh
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.micro_batches import LossSum
 
 _DEBTS = "floatline_debts"
 
@@ -31,7 +31,7 @@ class GuardScaler(LossScaler):
     its gradients are for.
 
     Numerics:
-        Scale, skips and clipping are the guard's: see `floatline.guard.judge`. A loss of 16 bits is multiplied in
+        Scale, skips and clipping are the guard's: see `floatline.guard.step.judge`. A loss of 16 bits is multiplied in
         float32. Losses of several `scale` calls before a step are added up, as their gradients are.
         Checked by tests/integrations/test_accelerate.py.
 
@@ -168,7 +168,7 @@ class GuardScaler(LossScaler):
         if asked is not None:
             asked.copy_(outcome.report[2])
 
-    def _take_total(self, guard: Guard) -> Sum:
+    def _take_total(self, guard: Guard) -> LossSum:
         if self._loss is not None:
             self._last = self._loss, self._num_losses
             self._loss, self._num_losses = None, 0
@@ -182,8 +182,8 @@ class GuardScaler(LossScaler):
         elif self._used is not scale:
             divisor = self._used / scale
         else:
-            return Sum(loss=loss, weight=1.0, num=num)
-        return Sum(loss=loss.to(scale.device) * divisor, weight=divisor, num=num)  # its mean divides again
+            return LossSum(loss=loss, weight=1.0, num=num)
+        return LossSum(loss=loss.to(scale.device) * divisor, weight=divisor, num=num)  # its mean divides again
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Take the new scale where one is given; the guards have moved theirs already."""

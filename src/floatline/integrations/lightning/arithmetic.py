@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from floatline.guard.dtypes import DTYPES
-from floatline.guard.nested import map_tensors
 from floatline.numerics.cuda_autocast import cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.dtypes import DTYPES
+from floatline.precision.nested import map_tensors
 
 
 class Arithmetic:

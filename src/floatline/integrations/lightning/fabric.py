@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from floatline import optim
 from floatline.errors import GuardError
-from floatline.guard.islands import cast_weights
 from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy
 from floatline.integrations.lightning.arithmetic import convert
 from floatline.integrations.lightning.optimizers import follow
 from floatline.integrations.lightning.steps import GuardedSteps
 from floatline.integrations.lightning.watching import Watching
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.islands import cast_weights
 
 if TYPE_CHECKING:
     from lightning.fabric.plugins.precision import Precision as Base

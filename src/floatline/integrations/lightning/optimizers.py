@@ -13,7 +13,7 @@ from floatline import optim
 from floatline.errors import GuardError
 from floatline.numerics import foreach
 from floatline.optim import mesh
-from floatline.plan import Plan
+from floatline.plans import Plan
 
 
 def exchange(optimizer: Any, plan: Plan) -> torch.optim.Optimizer:

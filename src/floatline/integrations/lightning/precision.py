@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from floatline.errors import GuardError, ScalerError
 from floatline.findings import GuardStop
-from floatline.guard.islands import cast_weights
 from floatline.guard.outcome import Outcome
-from floatline.guard.wrappers import unwrap
 from floatline.integrations.lightning.arithmetic import convert
 from floatline.integrations.lightning.optimizers import count_calls, exchange, follow
 from floatline.integrations.lightning.steps import GuardedSteps
-from floatline.plan import Plan
+from floatline.plans import Plan
+from floatline.precision.islands import cast_weights
+from floatline.precision.wrappers import unwrap
 
 if TYPE_CHECKING:
     from lightning.pytorch.plugins.precision import Precision as Base

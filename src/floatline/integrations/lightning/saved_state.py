@@ -9,10 +9,10 @@ from typing import Any, cast
 from torch import Tensor
 
 from floatline.errors import GuardError
+from floatline.guard.checkpoints.guard_state import check_number, collect_own, restore_own
 from floatline.guard.guard import Guard
-from floatline.guard.own_state import check_number, collect_own, restore_own
 from floatline.integrations.lightning.schedules import CalledSchedules
-from floatline.plan import Plan
+from floatline.plans import Plan
 
 SCHEMA = 1
 

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from floatline.errors import GuardError
-from floatline.guard.closures import Sum
 from floatline.guard.guard import Guard
 from floatline.guard.outcome import Outcome
-from floatline.guard.unscaling import widen_fp16
+from floatline.guard.step.unscaling import widen_fp16
 from floatline.integrations.lightning import saved_state
 from floatline.integrations.lightning.arithmetic import Arithmetic
 from floatline.integrations.lightning.metrics import Metrics
 from floatline.integrations.lightning.optimizers import multiply_gradients
 from floatline.integrations.lightning.schedules import CalledSchedules
 from floatline.integrations.lightning.watching import Watching
-from floatline.plan import Plan
-from floatline.presets import resolve_plan
+from floatline.plans import Plan
+from floatline.plans.presets import resolve_plan
+from floatline.precision.micro_batches import LossSum
 
 _NAMES = {("fp32", "fp16"): "16-mixed", ("fp32", "bf16"): "bf16-mixed", ("fp32", "fp32"): "32-true"}
 
@@ -193,7 +193,7 @@ class GuardedSteps:
         guard.clip_by(norm=norm, value=value, norm_type=norm_type)
         guard.run.epoch = epoch
         guard.run.batch = None if batch is None else batch - 1
-        return guard.take_step(Sum(loss=loss, weight=divisor, num=num))
+        return guard.take_step(LossSum(loss=loss, weight=divisor, num=num))
 
     def clip(self, optimizer: Any, *, norm: float = math.inf, value: float | None = None) -> None:
         """Clip the gradients in the next step of this optimizer: unscaled, in FP32, and over all shards."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from floatline.guard.failed_steps import OnFailure
+from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy, resolve_policy
-from floatline.plan import Plan
+from floatline.plans import Plan
 
 # A Trainer that counts applied steps alone must not wait for ever for steps that all fail.
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from floatline.base.json_values import encode_number
 from floatline.errors import GuardError
 from floatline.integrations.loggers.logger import Logger, Row
-from floatline.json_values import encode_number
 
 
 class CSVLogger(Logger):

@@ -72,7 +72,7 @@ class MLflowLogger(Logger):
         plan = plan_of(metadata)
         for name in ("name", "compute", "weights"):
             if name in plan:
-                key = "floatline.plan" if name == "name" else f"floatline.{name}"
+                key = "floatline.plans" if name == "name" else f"floatline.{name}"
                 self._client.set_tag(self.run_id, key, str(plan[name])[:_LONGEST_TAG])
 
     def _finish(self) -> None:

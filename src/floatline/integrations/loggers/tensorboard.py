@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from floatline.base.json_values import plain_json
 from floatline.errors import GuardError
 from floatline.integrations.loggers.logger import Logger, Row, load_package
-from floatline.json_values import plain_json
 
 
 class TensorBoardLogger(Logger):

@@ -19,17 +19,17 @@ from transformers import Trainer
 from floatline import optim
 from floatline.diagnosis.in_place import Diagnoser
 from floatline.errors import GuardError
-from floatline.guard.closures import Loss
-from floatline.guard.dtypes import DTYPES
-from floatline.guard.failed_steps import OnFailure
-from floatline.guard.islands import cast_weights
+from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy
 from floatline.integrations.accelerate.accelerator import attach, put_before
 from floatline.integrations.accelerate.arithmetic import autocast_lists
 from floatline.integrations.accelerate.guarding import Guarding, choose_policy
 from floatline.integrations.transformers.callback import FloatlineCallback
-from floatline.plan import Plan
-from floatline.presets import resolve_plan
+from floatline.plans import Plan
+from floatline.plans.presets import resolve_plan
+from floatline.precision.dtypes import DTYPES
+from floatline.precision.islands import cast_weights
+from floatline.precision.micro_batches import Loss
 
 
 def prepare_trainer(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.lint.configs.kinds import OPTIMIZERS, recognise
-from floatline.lint.configs.view import NESTED, UNKNOWN, Config, Document, Key, Kind, Path, Setting
-from floatline.lint.source import Source
+from floatline.lint.configs.view import NESTED, UNKNOWN, Key, Kind, Path, RunConfig, Setting, SettingsDocument
+from floatline.lint.reading.source import Source
 
 # A file without any of these configures nothing that is known here.
 _SIGNS = (
@@ -35,17 +35,17 @@ _DEEPEST = 8  # of dictionaries in each other
 _STAYS_ITSELF = frozenset(("to", "cuda", "train"))  # methods that give the model back
 
 
-def read_calls(source: Source) -> Document:
+def read_calls(source: Source) -> SettingsDocument:
     """The document of a Python file; it is read once."""
-    known: Document | None = source.__dict__.get("_config_document")
+    known: SettingsDocument | None = source.__dict__.get("_config_document")
     if known is None:
         known = _read(source)
         source.__dict__["_config_document"] = known
     return known
 
 
-def _read(source: Source) -> Document:
-    document = Document(source.file, source.text, is_python=True)
+def _read(source: Source) -> SettingsDocument:
+    document = SettingsDocument(source.file, source.text, is_python=True)
     if not any(sign in source.text for sign in _SIGNS):
         return document
     reader = _Reader(source, document)
@@ -63,10 +63,10 @@ def _read(source: Source) -> Document:
 class _Reader:
     """Collects the settings and the known calls of one file."""
 
-    def __init__(self, source: Source, document: Document) -> None:
+    def __init__(self, source: Source, document: SettingsDocument) -> None:
         self.source, self.document = source, document
         self.settings: dict[Path, Setting] = {}
-        self.configs: list[Config] = []
+        self.configs: list[RunConfig] = []
 
     def read_call(self, node: ast.Call) -> None:
         """A call, where it configures something, or trains a model that another call loads."""
@@ -104,7 +104,7 @@ class _Reader:
         self.settings.update(settings)
         place = self._setting(root, node, NESTED)
         is_open = any(key is None for key in node.keys)
-        self.configs.append(Config("deepspeed", root, self.document, place, is_open=is_open))
+        self.configs.append(RunConfig("deepspeed", root, self.document, place, is_open=is_open))
 
     def _read_items(self, node: ast.Dict, root: Path, settings: dict[Path, Setting]) -> None:
         for key, value in zip(node.keys, node.values, strict=True):
@@ -129,7 +129,7 @@ class _Reader:
             self._read_base(root, node)
         is_open = any(word.arg is None for word in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args)
         place = self._setting(root, node, NESTED)
-        self.configs.append(Config(kind, root, self.document, place, path, is_open=is_open))
+        self.configs.append(RunConfig(kind, root, self.document, place, path, is_open=is_open))
 
     def _read_checkpoint(self, node: ast.expr) -> None:
         """A model that is trained, where this file loads it."""

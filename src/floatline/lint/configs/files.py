@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import yaml
 
-from floatline.lint.configs.view import NESTED, UNKNOWN, Document, Key, Path, Setting
-from floatline.lint.toml_text import parse_toml
+from floatline.lint.configs.view import NESTED, UNKNOWN, Key, Path, Setting, SettingsDocument
+from floatline.lint.settings import parse_toml
 
 _LARGEST = 300_000  # characters; what is larger was not written by hand
 _MOST_SETTINGS = 20_000  # aliases of aliases (the "billion laughs") end here
@@ -35,16 +35,16 @@ class _Unreadable(Exception):  # noqa: N818 - it never leaves this file
     """The file is broken, or larger than anything that was written by hand."""
 
 
-def read_documents(text: str, file: str) -> list[Document]:
+def read_documents(text: str, file: str) -> list[SettingsDocument]:
     """The documents of a file; none where it cannot be read: others say so."""
     if len(text) > _LARGEST:
         return []
     try:
         if file.endswith(".toml"):
-            return [Document(file, text, _read_toml(text))]
+            return [SettingsDocument(file, text, _read_toml(text))]
         # JSON is YAML but for its tabs.
         source = text.replace("\t", " ") if file.endswith(".json") else text
-        trees = [Document(file, text, _flatten(node)) for node in _read_yaml(source)]
+        trees = [SettingsDocument(file, text, _flatten(node)) for node in _read_yaml(source)]
     except (_Unreadable, yaml.YAMLError, RecursionError, ValueError):
         return []
     for tree in trees:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from floatline.lint.configs.view import NESTED, Config, Document, Key, Kind, Path, Setting
+from floatline.lint.configs.view import NESTED, Key, Kind, Path, RunConfig, Setting, SettingsDocument
 
 # `own`: keys that nobody else uses; one must be there, and with `shared` keys as many as said.
 _LIGHTNING_OWN = frozenset(
@@ -52,7 +52,7 @@ _LIGHTNING_HOMES = ("lightning.", "pytorch_lightning.", "lightning_fabric.")
 _ADDS_TO_IT = frozenset(("defaults", "__base__", "_base_", "extends", "include"))
 
 
-def find_configs(document: Document) -> None:
+def find_configs(document: SettingsDocument) -> None:
     """Fill in the document's known parts."""
     children: dict[Path, dict[Key, Setting]] = {(): {}}
     for path, setting in document.settings.items():
@@ -61,7 +61,7 @@ def find_configs(document: Document) -> None:
         if path:
             children.setdefault(path[:-1], {})[path[-1]] = setting
     document.is_open |= any(key in _ADDS_TO_IT for key in children[()])
-    found: list[Config] = []
+    found: list[RunConfig] = []
     for path, below in children.items():
         if not below or any(config.kind == "deepspeed" and path[: len(config.root)] == config.root for config in found):
             continue
@@ -71,7 +71,7 @@ def find_configs(document: Document) -> None:
         place = document.settings.get(path) or next(iter(below.values()))
         # Keys that the Trainer does not have: a project's own code reads them, and may add others.
         is_own = kind == "lightning" and not name and not below.keys() <= _LIGHTNING_OWN | _LIGHTNING_SHARED
-        found.append(Config(kind, path, document, place, name, is_open=document.is_open or is_own))
+        found.append(RunConfig(kind, path, document, place, name, is_open=document.is_open or is_own))
     document.configs = (*document.configs, *found)
 
 

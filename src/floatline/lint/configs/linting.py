@@ -7,14 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from floatline.lint.allowed import drop_allowed, read_allowed
+from floatline.lint.baseline import drop_allowed, read_allowed
 from floatline.lint.configs.calls import read_calls
 from floatline.lint.configs.files import read_documents
 from floatline.lint.configs.kinds import find_configs
-from floatline.lint.configs.view import Config, Setting
-from floatline.lint.finding import LintFinding
-from floatline.lint.rule import Rule
-from floatline.lint.source import Source
+from floatline.lint.configs.view import RunConfig, Setting
+from floatline.lint.reading.source import Source
+from floatline.lint.rule import LintFinding, Rule
 
 if TYPE_CHECKING:
     from floatline.hardware import Hardware
@@ -29,7 +28,7 @@ class ConfigRule(Rule, ABC):
     """
 
     @abstractmethod
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """One known group of settings."""
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802

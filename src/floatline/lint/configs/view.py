@@ -129,7 +129,7 @@ def read_dtype(setting: Setting | None) -> str:
 
 
 @dataclass
-class Document:
+class SettingsDocument:
     """One file, or one document of a YAML stream.
 
     Args:
@@ -145,7 +145,7 @@ class Document:
     text: str
     settings: Mapping[Path, Setting] = field(default_factory=dict[Path, Setting])
     is_python: bool = False
-    configs: tuple[Config, ...] = ()
+    configs: tuple[RunConfig, ...] = ()
     is_open: bool = False
 
     def mentions(self, *words: str) -> bool:
@@ -160,13 +160,13 @@ class Document:
         """Every setting whose last key is one of these, wherever it is."""
         return (setting for path, setting in self.settings.items() if path and path[-1] in keys)
 
-    def of_kind(self, *kinds: Kind) -> Iterator[Config]:
+    def of_kind(self, *kinds: Kind) -> Iterator[RunConfig]:
         """The known parts of these kinds."""
         return (config for config in self.configs if config.kind in kinds)
 
 
 @dataclass
-class Config:
+class RunConfig:
     """The settings of one tool.
 
     Args:
@@ -180,7 +180,7 @@ class Config:
 
     kind: Kind
     root: Path
-    document: Document
+    document: SettingsDocument
     place: Setting
     name: str = ""
     is_open: bool = False

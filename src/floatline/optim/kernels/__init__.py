@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from floatline.optim.entries import Entry, by_device
-from floatline.optim.rules import Rule
+from floatline.optim.rules import UpdateRule
 from floatline.optim.survey import Decision, Survey, merge
 
 
@@ -23,7 +23,7 @@ class Backend(Protocol):
         ...
 
     def apply(
-        self, rule: Rule, entries: list[Entry], *, decision: Decision | None, update: str, states: str, seed: int
+        self, rule: UpdateRule, entries: list[Entry], *, decision: Decision | None, update: str, states: str, seed: int
     ) -> None:
         """Make one step, or leave everything as it is where the decision says so.
 
@@ -58,7 +58,7 @@ class FusedStep(Protocol):
 
     def __call__(
         self,
-        rule: Rule,
+        rule: UpdateRule,
         entries: list[Entry],
         *,
         scale: float | Tensor | None,

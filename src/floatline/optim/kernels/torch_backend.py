@@ -11,8 +11,8 @@ from floatline.errors import OptimizerError
 from floatline.numerics import foreach
 from floatline.optim import storage
 from floatline.optim.entries import Entry, fill, state_stream
-from floatline.optim.kernels.waves import Part, Wave, cut_into_waves, half_of
-from floatline.optim.rules import Rule
+from floatline.optim.kernels.waves import Wave, WavePart, cut_into_waves, half_of
+from floatline.optim.rules import UpdateRule
 from floatline.optim.survey import Decision, Survey
 
 
@@ -29,7 +29,9 @@ def survey(entries: list[Entry]) -> Survey:
     return Survey(sums, counts.to(torch.int32))
 
 
-def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update: str, states: str, seed: int) -> None:
+def apply(
+    rule: UpdateRule, entries: list[Entry], *, decision: Decision | None, update: str, states: str, seed: int
+) -> None:
     """Make one step, or leave everything as it is where the decision says so; reads the decision on the host.
 
     Numerics:
@@ -46,13 +48,13 @@ def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update
     foreach.add_(counters, torch.ones((), dtype=torch.float32, device=counters[0].device))
     steps = cast("list[float]", torch.stack(counters).tolist())
     whole: dict[int, list[tuple[Entry, float]]] = {}
-    buckets: dict[tuple[Any, ...], list[Part]] = {}
+    buckets: dict[tuple[Any, ...], list[WavePart]] = {}
     for entry, step in zip(entries, steps, strict=True):
         kind = (id(entry.group), entry.weight.dtype, entry.grad.dtype)
         if states == "fp32" and kind[1:] == (torch.float32, torch.float32):
             whole.setdefault(kind[0], []).append((entry, step))
         else:
-            buckets.setdefault(kind, []).append(Part(entry, step, _flatten(entry)))
+            buckets.setdefault(kind, []).append(WavePart(entry, step, _flatten(entry)))
     for pairs in whole.values():
         _update_whole(rule, pairs, factor)
     for parts in buckets.values():
@@ -64,7 +66,7 @@ def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update
                 part.entry.weight.copy_(part.flat["weight"].view(part.entry.weight.shape))
 
 
-def _update_whole(rule: Rule, pairs: list[tuple[Entry, float]], factor: float) -> None:
+def _update_whole(rule: UpdateRule, pairs: list[tuple[Entry, float]], factor: float) -> None:
     """float32 needs no storage in between: the rule works on the tensors as they are."""
     group = pairs[0][0].group
     states = {name: [entry.state[name] for entry, _ in pairs] for name in rule.states_for(group)}
@@ -74,7 +76,7 @@ def _update_whole(rule: Rule, pairs: list[tuple[Entry, float]], factor: float) -
     rule.update(weights, grads, states, [step for _, step in pairs], group)
 
 
-def _update_wave(rule: Rule, wave: Wave, *, factor: float, update: str, seed: int) -> None:
+def _update_wave(rule: UpdateRule, wave: Wave, *, factor: float, update: str, seed: int) -> None:
     """Load, update, store."""
     first = wave.slices[0].part
     group, dtype = first.entry.group, first.entry.weight.dtype

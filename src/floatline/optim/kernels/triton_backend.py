@@ -13,7 +13,7 @@ from floatline.optim.kernels import torch_backend, triton_kernels
 from floatline.optim.kernels.launches import kind_of
 from floatline.optim.kernels.pointer_table import SURVEY_SPAN, PointerTable
 from floatline.optim.roster import Entries
-from floatline.optim.rules import Rule
+from floatline.optim.rules import UpdateRule
 from floatline.optim.storage import flat_view
 from floatline.optim.survey import Decision, Survey
 
@@ -57,7 +57,9 @@ def survey(entries: list[Entry]) -> Survey:
     return Survey(sums, bad)
 
 
-def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update: str, states: str, seed: int) -> None:
+def apply(
+    rule: UpdateRule, entries: list[Entry], *, decision: Decision | None, update: str, states: str, seed: int
+) -> None:
     """Make the step where the decision says so: one launch to derive, one for each kind of tensor to update.
 
     Numerics:
@@ -80,7 +82,7 @@ def apply(rule: Rule, entries: list[Entry], *, decision: Decision | None, update
 
 
 def survey_and_apply(
-    rule: Rule,
+    rule: UpdateRule,
     entries: list[Entry],
     *,
     scale: float | Tensor | None,
@@ -168,7 +170,7 @@ def _launch_survey(table: PointerTable) -> None:
 
 def _launch_decide(
     table: PointerTable,
-    rule: Rule,
+    rule: UpdateRule,
     *,
     mode: str,
     scale: Tensor | None = None,
@@ -208,7 +210,7 @@ def _launch_decide(
 
 
 def _launch_step(
-    table: PointerTable, rule: Rule, *, applied: Tensor | None, update: str, states: str, seed: int
+    table: PointerTable, rule: UpdateRule, *, applied: Tensor | None, update: str, states: str, seed: int
 ) -> None:
     flag = table.nothing if applied is None else applied
     for bucket, blocks in table.steps.items():

@@ -19,7 +19,7 @@ _MASK = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
-class Part:
+class WavePart:
     """An entry, the number of its step, and its tensors by name, flat and in one order."""
 
     entry: Entry
@@ -31,7 +31,7 @@ class Part:
 class Slice:
     """Elements `low` to `low + size` of a part, at `offset` in the wave."""
 
-    part: Part
+    part: WavePart
     low: int
     size: int
     offset: int
@@ -136,7 +136,7 @@ def half_of(words: Tensor, index: int) -> Tensor:
     return half | 0x8000
 
 
-def cut_into_waves(parts: list[Part], *, padded: bool) -> Iterator[Wave]:
+def cut_into_waves(parts: list[WavePart], *, padded: bool) -> Iterator[Wave]:
     """Cut the parts into slices of whole blocks, the last of each excepted, and collect them.
 
     Args:

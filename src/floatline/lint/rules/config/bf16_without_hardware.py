@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from floatline.lint.configs import Config, ConfigRule
+from floatline.lint.configs import ConfigRule, RunConfig
 from floatline.lint.rule import Bad
 
 
@@ -41,7 +41,7 @@ class Bf16WithoutHardware(ConfigRule):
         if self.on is not None:
             super().visit_Module(node)
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """A mode in BF16, and what the device does with it."""
         mode, said = config.precision
         if self.on is None or not mode.startswith("bf16") or said is None or self.on.bf16.level == "native":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from floatline.causes.elsewhere import OPTIMIZATION_DIVERGENCE
-from floatline.lint.configs import Config, ConfigRule, Setting
+from floatline.lint.configs import ConfigRule, RunConfig, Setting
 from floatline.lint.rule import Bad
 
 _DOES_IT_ITSELF = ("automatic_optimization", "agc")
@@ -58,7 +58,7 @@ class Fp16WithoutClipping(ConfigRule):
         Bad("[trainer]\nmax_epochs = 3\nprecision = 16\ngradient_clip_val = 0\n", file="run.toml"),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """What the tool does where nothing is said, and what was said."""
         mode, said = config.precision
         if mode != "fp16-mixed" or said is None:
@@ -76,13 +76,13 @@ class Fp16WithoutClipping(ConfigRule):
             clip = config.get("gradient_clipping") or config.get("optimizer", "params", "max_grad_norm")
             self._report_absent(config, clip, said, '"gradient_clipping": 1.0')
 
-    def _report_absent(self, config: Config, clip: Setting | None, said: Setting, advice: str) -> None:
+    def _report_absent(self, config: RunConfig, clip: Setting | None, said: Setting, advice: str) -> None:
         if clip is None and (config.is_open or config.document.mentions("clip")):
             return  # by another file, or under another name
         if clip is None or clip.is_empty:
             self.report_setting(said if clip is None else clip, advice=advice)
 
-    def _trains(self, config: Config) -> bool:
+    def _trains(self, config: RunConfig) -> bool:
         document = config.document
         if document.mentions(*_DOES_IT_ITSELF) and document.is_python:
             return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from floatline.causes.scaler import FP16_PARAMS_WITH_SCALER
-from floatline.lint.configs import Config, ConfigRule, read_dtype
+from floatline.lint.configs import ConfigRule, RunConfig, read_dtype
 from floatline.lint.rule import Bad
 
 
@@ -56,7 +56,7 @@ class HalfAdaptersWithScaler(ConfigRule):
         ),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """A scaler, adapters that keep their dtype, and a base in FP16, in one file."""
         if config.kind not in ("transformers", "accelerate", "lightning") or config.mode != "fp16-mixed":
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from floatline.causes.scaler import FP16_PARAMS_WITH_SCALER
-from floatline.lint.configs import Config, ConfigRule, read_dtype
+from floatline.lint.configs import ConfigRule, RunConfig, read_dtype
 from floatline.lint.rule import Bad
 
 # With any of these in the file, what is trained may not be the FP16 weights: adapters, master weights, frozen parts.
@@ -60,7 +60,7 @@ class HalfCheckpointWithScaler(ConfigRule):
         ),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """The mode, and what the models that are trained are loaded in."""
         mode, said = config.precision
         if config.kind not in ("transformers", "accelerate", "lightning") or mode != "fp16-mixed" or said is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from floatline.causes.underflow import OPTIMIZER_STATE_UNDERFLOW
-from floatline.lint.configs import Config, ConfigRule, Setting
+from floatline.lint.configs import ConfigRule, RunConfig, Setting
 from floatline.lint.rule import Bad
 
 _ZERO = 2.0**-25  # FP16 rounds this and everything below to 0
@@ -64,7 +64,7 @@ class HalfOptimizerEps(ConfigRule):
         ),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """An optimizer beside a trainer whose weights are FP16."""
         if config.kind != "optimizer" or config.document.is_python:  # FL110 is the rule for code
             return
@@ -85,7 +85,7 @@ class HalfOptimizerEps(ConfigRule):
             return
         self._report(config, eps, name, number)
 
-    def _report(self, config: Config, eps: Setting | None, name: str, number: float) -> None:
+    def _report(self, config: RunConfig, eps: Setting | None, name: str, number: float) -> None:
         said = config.place if eps is None else eps
         default = " (its default)" if eps is None else ""
         self.report_setting(

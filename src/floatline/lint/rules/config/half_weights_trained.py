@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
-from floatline.lint.configs import Config, ConfigRule, read_dtype
+from floatline.lint.configs import ConfigRule, RunConfig, read_dtype
 from floatline.lint.rule import Bad
 
 _OTHER_WEIGHTS = (
@@ -62,7 +62,7 @@ class HalfWeightsTrained(ConfigRule):
         ),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """A mode that is FP16 through and through, or a checkpoint that nothing widens."""
         mode, said = config.precision
         if config.kind in ("lightning", "fabric"):
@@ -71,7 +71,7 @@ class HalfWeightsTrained(ConfigRule):
         elif config.kind == "transformers" and mode != "fp16-mixed":
             self._check_checkpoint(config)
 
-    def _check_checkpoint(self, config: Config) -> None:
+    def _check_checkpoint(self, config: RunConfig) -> None:
         document, fp16 = config.document, config.get("fp16")
         if document.mentions(*_OTHER_WEIGHTS) or (fp16 is not None and fp16.value is not False) or config.is_open:
             return
@@ -89,7 +89,7 @@ class HalfWeightsTrained(ConfigRule):
                 self.report_setting(dtype, advice="load in float32, and TrainingArguments(fp16=True) for the compute")
 
 
-def _trains(config: Config) -> bool:
+def _trains(config: RunConfig) -> bool:
     document = config.document
     if not document.is_python:
         return config.first(*_TRAINS) is not None

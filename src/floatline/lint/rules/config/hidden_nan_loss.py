@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from floatline.lint.configs import Config, ConfigRule
+from floatline.lint.configs import ConfigRule, RunConfig
 from floatline.lint.rule import Bad
 
 
@@ -36,7 +36,7 @@ class HiddenNanLoss(ConfigRule):
         Bad("from transformers import TrainingArguments as A\nA('out', fp16=True, logging_nan_inf_filter=True)"),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """The setting, where it is written down."""
         found = config.get("logging_nan_inf_filter") if config.kind == "transformers" else None
         if found is not None and found.is_on:

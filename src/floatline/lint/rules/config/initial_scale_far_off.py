@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from floatline.causes.underflow import GRADIENT_UNDERFLOW
-from floatline.lint.configs import Config, ConfigRule, Setting
+from floatline.lint.configs import ConfigRule, RunConfig, Setting
 from floatline.lint.rule import Bad
 from floatline.lint.rules.config.static_loss_scale import fp16_may_be_on
 
@@ -51,7 +51,7 @@ class InitialScaleFarOff(ConfigRule):
         ),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """DeepSpeed's power of two, or a scaler's factor."""
         if config.kind == "deepspeed" and fp16_may_be_on(config):
             fixed = config.get("fp16", "loss_scale")

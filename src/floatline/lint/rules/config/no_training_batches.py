@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from floatline.lint.configs import Config, ConfigRule
+from floatline.lint.configs import ConfigRule, RunConfig
 from floatline.lint.rule import Bad
 
 _TRAINS = ("accumulate_grad_batches", "gradient_clip_val", "min_epochs", "min_steps")
@@ -38,7 +38,7 @@ class NoTrainingBatches(ConfigRule):
         Bad('{"trainer": {"max_steps": 0, "precision": "16-mixed", "gradient_clip_val": 1.0}}', file="run.json"),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """A limit of zero beside settings that only training needs."""
         if config.kind != "lightning" or not _should_train(config):
             return
@@ -50,7 +50,7 @@ class NoTrainingBatches(ConfigRule):
                 )
 
 
-def _should_train(config: Config) -> bool:
+def _should_train(config: RunConfig) -> bool:
     """Whether training is meant: those who only test turn validation off as well, or call `test`."""
     validation = config.get("limit_val_batches")
     if validation is not None and validation.number == 0:

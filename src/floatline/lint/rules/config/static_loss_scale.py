@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from floatline.causes.overflow import GRADIENT_OVERFLOW
-from floatline.lint.configs import Config, ConfigRule, Setting
+from floatline.lint.configs import ConfigRule, RunConfig, Setting
 from floatline.lint.rule import Bad
 
 _ZERO = 2.0**-25  # FP16 rounds this and everything below to 0
@@ -40,7 +40,7 @@ class StaticLossScale(ConfigRule):
         Bad("import deepspeed\nsettings = {'zero_optimization': {}, 'fp16': {'enabled': True, 'loss_scale': 2.0**10}}"),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """A scale that is a number other than DeepSpeed's 0."""
         if config.kind == "deepspeed" and fp16_may_be_on(config):
             self._check(config.get("fp16", "loss_scale"), self.advice)
@@ -61,7 +61,7 @@ class StaticLossScale(ConfigRule):
         )
 
 
-def fp16_may_be_on(config: Config) -> bool:
+def fp16_may_be_on(config: RunConfig) -> bool:
     """Whether DeepSpeed's FP16 is on, or left to the caller ("auto")."""
     enabled = config.get("fp16", "enabled")
     return enabled is not None and (enabled.is_on or enabled.value == "auto")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from floatline.lint.configs import Config, ConfigRule, Setting
+from floatline.lint.configs import ConfigRule, RunConfig, Setting
 from floatline.lint.rule import Bad
 
 
@@ -47,7 +47,7 @@ class TwoSixteenBitFormats(ConfigRule):
         ),
     )
 
-    def visit_config(self, config: Config) -> None:
+    def visit_config(self, config: RunConfig) -> None:
         """Both in one group; or one in the arguments, and the other in DeepSpeed's part of the same call."""
         if config.kind == "deepspeed":
             self._compare(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import OPTIMIZER_STATE_UNDERFLOW
-from floatline.lint.half_models import find_half_models
-from floatline.lint.loop import find_units
+from floatline.lint.reading.half_models import find_half_models
+from floatline.lint.reading.loop import find_units
 from floatline.lint.rule import Bad, Rule
 
 _DEFAULT_EPS = {

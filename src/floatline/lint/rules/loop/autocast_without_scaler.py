@@ -6,8 +6,8 @@ import ast
 import re
 
 from floatline.causes.underflow import GRADIENT_UNDERFLOW
-from floatline.lint.autocast_regions import dtype_of, is_on
-from floatline.lint.loop import Unit, find_units
+from floatline.lint.reading.autocast_regions import dtype_of, is_on
+from floatline.lint.reading.loop import Unit, find_units
 from floatline.lint.rule import Bad, Rule
 
 # Whatever scales may do so out of sight.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
-from floatline.lint.autocast_regions import find_region
-from floatline.lint.loop import find_units
+from floatline.lint.reading.autocast_regions import find_region
+from floatline.lint.reading.loop import find_units
 from floatline.lint.rule import Bad, Rule
 
 

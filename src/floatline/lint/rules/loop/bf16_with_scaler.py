@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from floatline.lint.autocast_regions import dtype_of, is_on
-from floatline.lint.loop import find_units, read_training
+from floatline.lint.reading.autocast_regions import dtype_of, is_on
+from floatline.lint.reading.loop import find_units, read_training
 from floatline.lint.rule import Bad, Rule
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.scaler import CLIP_BEFORE_UNSCALE
-from floatline.lint.loop import Unit, find_units
-from floatline.lint.loop_events import Event
+from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop_events import LoopCall
 from floatline.lint.rule import Bad, Rule
 
 
@@ -165,12 +165,12 @@ for x, y in batches:
                     )
 
 
-def _too_early(unit: Unit) -> list[Event]:
+def _too_early(unit: Unit) -> list[LoopCall]:
     """Clippings of scaled gradients that a scaler's step follows."""
-    found: dict[int, Event] = {}
+    found: dict[int, LoopCall] = {}
     for way in unit.ways:
         scaled_by = ""
-        waiting: list[Event] = []
+        waiting: list[LoopCall] = []
         for event in way.events:
             if event.kind == "backward":
                 scaled_by = event.owner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import GRADIENT_OVERFLOW
-from floatline.lint.loop import find_units
+from floatline.lint.reading.loop import find_units
 from floatline.lint.rule import Bad, Rule
 
 _SIGNS = ("zero_grad", ".grad = None", "grad.zero_", "set_to_none", "grad.fill_", "_foreach_zero_")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.scaler import FP16_PARAMS_WITH_SCALER
-from floatline.lint.autocast_regions import is_on
-from floatline.lint.half_models import HalfModel, find_half_models
-from floatline.lint.loop import find_units, read_training
+from floatline.lint.reading.autocast_regions import is_on
+from floatline.lint.reading.half_models import HalfModel, find_half_models
+from floatline.lint.reading.loop import find_units, read_training
 from floatline.lint.rule import Bad, Rule
 
 

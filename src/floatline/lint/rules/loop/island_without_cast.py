@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
-from floatline.lint.autocast_regions import is_disabled
-from floatline.lint.loop_events import dotted
+from floatline.lint.reading.autocast_regions import is_disabled
+from floatline.lint.reading.loop_events import dotted
+from floatline.lint.reading.values import reaching_values
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.values import reaching_values
 
 # Layers that hold FP32 weights, and give 16 bits under autocast.
 _LAYERS = frozenset(

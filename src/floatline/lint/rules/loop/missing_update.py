@@ -6,10 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from floatline.causes.scaler import SCALER_MISUSE
-from floatline.lint.branches import Way
-from floatline.lint.finite import asks_for_finite
-from floatline.lint.loop import Unit, find_units
-from floatline.lint.loop_events import Event, dotted
+from floatline.lint.reading.branches import Way
+from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop_events import LoopCall, dotted
+from floatline.lint.reading.shifting import asks_for_finite
 from floatline.lint.rule import Bad, Rule
 
 
@@ -164,11 +164,11 @@ def _jumps_over(unit: Unit) -> Iterator[tuple[ast.stmt, bool]]:
             yield way.at, begun
 
 
-def _is_open(way: Way[Event]) -> bool:
+def _is_open(way: Way[LoopCall]) -> bool:
     """Whether a scaled backward pass waits for its update."""
     return any(event.kind == "backward" and event.owner for event in _since_update(way))
 
 
-def _since_update(way: Way[Event]) -> list[Event]:
+def _since_update(way: Way[LoopCall]) -> list[LoopCall]:
     updates = [place for place, event in enumerate(way.events) if event.kind == "update"]
     return list(way.events[updates[-1] + 1 if updates else 0 :])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.elsewhere import DISTRIBUTED_DESYNC
-from floatline.lint.finite import asks_for_finite
-from floatline.lint.loop import Unit, find_units
+from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.shifting import asks_for_finite
 from floatline.lint.rule import Bad, Rule
 
 _SIGNS = (

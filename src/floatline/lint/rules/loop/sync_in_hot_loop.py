@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from floatline.lint.loop import Unit, find_units
+from floatline.lint.reading.loop import Unit, find_units
 from floatline.lint.rule import Bad, Rule
 
 _ASKS = frozenset(("isfinite", "isnan", "isinf"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.scaler import SCALER_MISUSE
-from floatline.lint.loop import find_units
+from floatline.lint.reading.loop import find_units
 from floatline.lint.rule import Bad, Rule
 
 

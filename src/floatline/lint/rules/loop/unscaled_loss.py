@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.scaler import SCALER_MISUSE
-from floatline.lint.loop import Unit, find_units
-from floatline.lint.loop_events import dotted
+from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop_events import dotted
 from floatline.lint.rule import Bad, Rule
 
 

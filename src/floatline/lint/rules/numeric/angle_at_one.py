@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
-from floatline.lint.gradients import has_gradient
+from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.source import Operation
+from floatline.lint.reading.tensors import pass_shapes
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.source import Operation
-from floatline.lint.tensors import pass_shapes
 
 _PRODUCTS = frozenset(("cosine_similarity", "matmul", "bmm", "mm", "einsum", "linear", "sum", "dot"))
 _WHY = "FP16 rounds cosines above 0.99976 to 1, where the gradient is infinite"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
+from floatline.lint.reading.silence import stays_silent
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.silence import stays_silent
 
 _AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
 _MIXED = {"precision": ("16", "16-mixed", "16-true", 16), "mixed_precision": ("fp16",), "fp16": (True,)}

@@ -6,10 +6,10 @@ import ast
 import math
 
 from floatline.causes.overflow import SCALAR_OUT_OF_RANGE
-from floatline.lint.reaching import Reached, may_be_tensor, reached_numbers
+from floatline.lint.reading.reaching import Reached, may_be_tensor, reached_numbers
+from floatline.lint.reading.silence import follows_dtype, stays_silent
+from floatline.lint.reading.source import Operation
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.silence import follows_dtype, stays_silent
-from floatline.lint.source import Operation
 
 _LARGEST = 65504.0
 # Where a call takes its constants: the place behind the operand, and the name.

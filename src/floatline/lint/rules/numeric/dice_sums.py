@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import REDUCTION_OVERFLOW
-from floatline.lint.gradients import has_gradient
+from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.tensors import is_wide
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.tensors import is_wide
 
 _DEPTH = 6
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import EXP_OVERFLOW
+from floatline.lint.reading.shifting import is_bounded, read_exp
+from floatline.lint.reading.silence import stays_silent
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.shifting import is_bounded, read_exp
-from floatline.lint.silence import stays_silent
 
 
 class ExpRatio(Rule):

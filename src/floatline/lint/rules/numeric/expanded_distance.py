@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import CANCELLATION
-from floatline.lint.gradients import is_beside_training
+from floatline.lint.reading.gradients import is_beside_training
+from floatline.lint.reading.tensors import is_wide, pass_shapes, read_square, read_tensor_operation
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.tensors import is_wide, pass_shapes, read_square, read_tensor_operation
 
 _PRODUCTS = frozenset(("matmul", "mm", "bmm", "einsum"))
 

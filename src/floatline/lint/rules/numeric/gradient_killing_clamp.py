@@ -6,7 +6,7 @@ import ast
 import math
 
 from floatline.causes.elsewhere import CLAMP_KILLS_GRADIENT
-from floatline.lint.gradients import has_gradient
+from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.rule import Bad, Rule
 from floatline.lint.rules.numeric.nan_to_num import is_differentiated
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
-from floatline.lint.reaching import reached_numbers
+from floatline.lint.reading.reaching import reached_numbers
 from floatline.lint.rule import Bad, Rule
 
 _HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0

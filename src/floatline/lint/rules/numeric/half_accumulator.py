@@ -92,7 +92,7 @@ class HalfAccumulator(Rule):
 
     def _made_half(self, name: str, around: ast.AST) -> bool:
         """Every plain assignment to the name in the function makes 16 bits."""
-        from floatline.lint.values import assignments
+        from floatline.lint.reading.values import assignments
 
         values = [
             value for at, value in assignments(self.source, around).get(name, ()) if not isinstance(at, ast.AugAssign)

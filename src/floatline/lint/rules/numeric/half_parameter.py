@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
+from floatline.lint.reading.source import Source
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.source import Source
 
 _QUANTIZED = frozenset(("int8", "uint8", "int32", "qint8"))  # next to such weights the others are only their scales
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import INTEGER_NOT_EXACT
-from floatline.lint.gradients import is_beside_training, is_training_code
+from floatline.lint.reading.gradients import is_beside_training, is_training_code
+from floatline.lint.reading.tensors import SHAPES, is_bfloat16, pass_shapes
+from floatline.lint.reading.values import name_of_dtype, reaching_values
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.tensors import SHAPES, is_bfloat16, pass_shapes
-from floatline.lint.values import name_of_dtype, reaching_values
 
 _COUNTERS = ("torch.arange", "torch.randint", "torch.randperm")
 _WHY = "FP16 holds every integer only up to 2048, BF16 up to 256; beyond, neighbours are equal"

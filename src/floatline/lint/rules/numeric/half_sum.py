@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import REDUCTION_OVERFLOW
+from floatline.lint.reading.tensors import is_bfloat16
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.tensors import is_bfloat16
 
 _WITH_DTYPE = ("sum", "prod", "cumsum", "cumprod")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
-from floatline.lint.reaching import may_be_tensor
+from floatline.lint.reading.reaching import may_be_tensor
+from floatline.lint.reading.silence import stays_silent
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.silence import stays_silent
 
 _LARGEST_BELOW_ONE = 1 - 2.0**-12  # halfway between FP16's last number below 1 and 1
 # torch draws these below 1, and FP16 has no number between its last and 1.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
-from floatline.lint.reaching import reached_numbers
+from floatline.lint.reading.reaching import reached_numbers
+from floatline.lint.reading.silence import stays_silent
+from floatline.lint.reading.source import Operation
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.silence import stays_silent
-from floatline.lint.source import Operation
 
 
 class LogOfSigmoid(Rule):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
-from floatline.lint.reaching import reached_numbers
+from floatline.lint.reading.reaching import reached_numbers
+from floatline.lint.reading.silence import stays_silent
+from floatline.lint.reading.source import Operation
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.silence import stays_silent
-from floatline.lint.source import Operation
 
 _HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
 _LEAST_FOR_GRADIENT = 1 / 65504

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import EXP_OVERFLOW
-from floatline.lint.reaching import is_parameter, owned_values
+from floatline.lint.reading.reaching import is_parameter, owned_values
+from floatline.lint.reading.silence import made_of, stays_silent
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.silence import made_of, stays_silent
 
 _SCALARS = frozenset(
     ("tensor", "ones", "zeros", "full", "empty", "randn", "rand", "FloatTensor", "Tensor", "as_tensor")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import PRODUCT_OVERFLOW
-from floatline.lint.gradients import is_beside_training
+from floatline.lint.reading.gradients import is_beside_training
+from floatline.lint.reading.source import Operation
+from floatline.lint.reading.tensors import is_wide, pass_shapes, read_square, read_tensor_operation
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.source import Operation
-from floatline.lint.tensors import is_wide, pass_shapes, read_square, read_tensor_operation
 
 
 class MeanSquareInHalf(Rule):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import ACTIVATION_OVERFLOW
-from floatline.lint.gradients import has_gradient
+from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.tensors import pass_shapes
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.tensors import pass_shapes
 
 # Rows of these are NaN where a mask leaves nothing, whatever the precision; and a quotient is told by its own rule.
 _BY_DESIGN = frozenset(("softmax", "scaled_dot_product_attention", "log_softmax"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import CANCELLATION
+from floatline.lint.reading.source import Operation
+from floatline.lint.reading.tensors import is_same, is_wide, read_square, read_tensor_operation
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.source import Operation
-from floatline.lint.tensors import is_same, is_wide, read_square, read_tensor_operation
 
 
 class OnePassVariance(Rule):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.elsewhere import SINGULAR_GRADIENT
-from floatline.lint.gradients import has_gradient
+from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.source import Operation
+from floatline.lint.reading.tensors import is_same, is_wide, pass_shapes, read_square, read_tensor_operation
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.source import Operation
-from floatline.lint.tensors import is_same, is_wide, pass_shapes, read_square, read_tensor_operation
 
 _WHY = "an infinite gradient at 0, where FP16 is below 1.73e-04; and from 256 on the squares are inf"
 

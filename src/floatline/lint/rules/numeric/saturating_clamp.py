@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import ACTIVATION_OVERFLOW
-from floatline.lint.gradients import has_gradient
+from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.rule import Bad, Rule
 
 

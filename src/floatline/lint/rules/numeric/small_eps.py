@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
-from floatline.lint.nonzero import is_drawn, is_learned_scale, is_of_other_file
-from floatline.lint.reaching import may_be_tensor, reached_numbers
+from floatline.lint.reading.nonzero import is_drawn, is_learned_scale, is_of_other_file
+from floatline.lint.reading.reaching import may_be_tensor, reached_numbers
+from floatline.lint.reading.silence import depends_on_test, stays_silent
+from floatline.lint.reading.source import Operation
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.silence import depends_on_test, stays_silent
-from floatline.lint.source import Operation
 
 _HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
 _ROOTS = frozenset(("rsqrt", "sqrt", "reciprocal"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.elsewhere import SINGULAR_GRADIENT
-from floatline.lint.gradients import has_gradient
+from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.source import Operation
+from floatline.lint.reading.tensors import is_same
 from floatline.lint.rule import Bad, Rule
-from floatline.lint.source import Operation
-from floatline.lint.tensors import is_same
 
 _SINGULAR = frozenset(
     ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin", "exp", "expm1", "div", "pow")

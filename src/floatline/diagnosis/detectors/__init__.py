@@ -1,0 +1,1 @@
+"""Pure functions from evidence to findings: one family of causes a file."""

@@ -1,0 +1,221 @@
+"""find_exceptions: the cause behind the exception that ended a run, where its message and place tell."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from dataclasses import replace
+
+from floatline.causes import Cause, find_cause, find_named_causes, find_symptom
+from floatline.diagnosis.detectors.first_nonfinite import FORMATS, Birth, ancestors, describe_birth
+from floatline.diagnosis.detectors.loop import describe_half_parameters, find_collective
+from floatline.diagnosis.detectors.not_trained import shared_prefix
+from floatline.diagnosis.detectors.silent import colliding_casts
+from floatline.diagnosis.evidence import Evidence
+from floatline.findings import Finding
+from floatline.formats import find_format
+from floatline.probe.runs.failures import Failure
+from floatline.probe.runs.records import RunRecord
+from floatline.probe.trace.trace import Op
+
+_TWO_DTYPES = "dtype-mismatch"
+
+
+def find_exceptions(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
+    """The finding that explains the exception of a run; nothing where its message does not tell.
+
+    Args:
+        given: The run as it is.
+        fp32: The same run in FP32. Where it raises the same, the cause is not one of precision.
+    """
+    failure = given.exception
+    if failure is None:
+        return []
+    cause = _name_cause(given, failure)
+    if cause is None:
+        return []
+    same = fp32 is not None and fp32.exception is not None and fp32.exception.message == failure.message
+    if same and cause.family != "not-precision":
+        return []
+    if cause.id == "fp16-params-with-scaler":
+        return [describe_half_parameters(given)]
+    if cause.id == "params-not-trained":
+        return [_describe_unused(given, failure) if _find_indices(failure) else _describe_idle(given, failure)]
+    if cause.id == "distributed-desync":
+        return [_describe_desync(given, failure)]
+    if cause.id == "scaler-misuse":
+        return [_describe_misuse(given, failure)]
+    return [_describe(cause, failure)]
+
+
+def _name_cause(given: RunRecord, failure: Failure) -> Cause | None:
+    text = f"{failure.kind}: {failure.message}"
+    named = find_named_causes(text)
+    if named:
+        cause = named[0]
+        if cause.id == "params-not-trained" and _cleared_before_step(given):
+            return find_cause("scaler-misuse")
+        return cause
+    symptom = find_symptom(text)
+    if symptom is not None and _find_indices(failure):
+        return find_cause("params-not-trained")
+    if symptom is None or symptom.causes[0] != _TWO_DTYPES:
+        return None  # a NaN that some check met: its operation tells, not this message
+    return find_cause("autocast-region-misuse" if failure.in_disabled_region else _TWO_DTYPES)
+
+
+def _cleared_before_step(given: RunRecord) -> bool:
+    """Whether gradients were there and were cleared before the scaler's step."""
+    attempts = given.of("scaler-step")
+    if not attempts:
+        return False
+    for event in reversed(given.events[: given.events.index(attempts[-1])]):
+        if event.kind == "backward":
+            return False
+        if event.kind == "zero-grad":
+            before = given.events[: given.events.index(event)]
+            return any(e.kind == "backward" and e.step >= event.step - 1 for e in before)
+    return False
+
+
+def _describe(cause: Cause, failure: Failure) -> Finding:
+    fixes = {
+        "unsupported-half-op": 'with torch.autocast("cuda", enabled=False): y = op(x.float())  # leave it and cast',
+        "autocast-region-misuse": "cast at the border: call the module with x.float() inside the disabled region",
+        "scalar-out-of-range": "torch.finfo(x.dtype).min  # in the place of the constant",
+        _TWO_DTYPES: "x.to(other.dtype)  # where the two meet",
+    }
+    fix = fixes.get(cause.id, cause.remedies[0])
+    if cause.id == _TWO_DTYPES and failure.in_backward:
+        fix = '@torch.amp.custom_fwd(device_type="cuda") above forward, @torch.amp.custom_bwd(...) above backward'
+    module = failure.module if failure.in_module else failure.function if failure.in_backward else ""
+    code = linecache.getline(failure.file, failure.line).strip() if failure.file else ""
+    seen = f"{failure.kind}: {_first_line(failure.message)}" + (f", at `{code}`" if code else "")
+    return Finding(cause, seen, fix, module, failure.file, failure.line, _name_op(failure))
+
+
+def _name_op(failure: Failure) -> str:
+    found = re.match(r"(linalg\.\w+): ", failure.message)
+    if found:
+        return f"torch.{found[1]}"
+    if failure.op:
+        return failure.op
+    kernel = re.search(r'"(\w+?)(?:_cpu|_cuda|_out)*" not implemented', failure.message)
+    return f"aten.{kernel[1]}" if kernel else ""
+
+
+def _describe_idle(given: RunRecord, failure: Failure) -> Finding:
+    attempts = [e for e in given.of("scaler-step") if not e.data["num_gradients"]]
+    numbers = {e.data["optimizer"] for e in attempts[-1:]}
+    optimizer = next((o for o in given.optimizers if o.number in numbers), None)
+    name = shared_prefix(optimizer.names) if optimizer else ""
+    what = f"all {len(optimizer.names)} parameters of {optimizer.name} have no gradient" if optimizer else "no gradient"
+    return Finding(
+        find_cause("params-not-trained"),
+        f"{failure.kind}: {_first_line(failure.message)}: {what}",
+        f"let the loss reach {name or 'them'} (no detach), or step only optimizers that have gradients",
+        name,
+        failure.file,
+        failure.line,
+        "torch.amp.GradScaler.step" if attempts else "",
+    )
+
+
+def _find_indices(failure: Failure) -> str:
+    """Which parameters DistributedDataParallel waited for in vain, such as '8 9'; '' for any other failure."""
+    found = re.search(r"did not receive grad for rank \d+: (\d[\d ]*)", failure.message)
+    return found[1].strip() if found else ""
+
+
+def _describe_unused(given: RunRecord, failure: Failure) -> Finding:
+    names = [name.removeprefix("module.") for name in given.no_gradient if name]
+    listed = ", ".join(names[:3]) if names else f"parameters {_find_indices(failure)}"
+    return Finding(
+        find_cause("params-not-trained"),
+        f"DistributedDataParallel waited for the gradients of {listed}, which the loss does not reach on this rank",
+        "let the loss reach them on every rank, take them out of the model, or give DistributedDataParallel "
+        "find_unused_parameters=True",
+        shared_prefix(names),
+        failure.file,
+        failure.line,
+        "torch.nn.parallel.DistributedDataParallel",
+    )
+
+
+def _describe_misuse(given: RunRecord, failure: Failure) -> Finding:
+    file, line, fix = (
+        failure.file,
+        failure.line,
+        "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
+    )
+    calls = re.findall(r"\b(unscale_|step|update)\b", failure.message)
+    op = f"torch.amp.GradScaler.{calls[0]}" if calls else "torch.amp.GradScaler"
+    if "No inf checks were recorded for this optimizer" in failure.message:
+        cleared = given.of("zero-grad")[-1]
+        file, line, op = cleared.file, cleared.line, "torch.optim.Optimizer.zero_grad"
+        fix = "optimizer.zero_grad()  # after scaler.step(optimizer), not between backward and step"
+    elif "unscale_() has already" in failure.message:
+        fix = "scaler.unscale_(optimizer)  # once, after the last micro-batch; scaler.update() after each step"
+    elif "step() has already" in failure.message:
+        fix = "scaler.update()  # once after every scaler.step(optimizer)"
+    seen = f"{failure.kind}: {_first_line(failure.message)}"
+    return Finding(find_cause("scaler-misuse"), seen, fix, given.entry, file, line, op)
+
+
+def _describe_desync(given: RunRecord, failure: Failure) -> Finding:
+    file = failure.file or given.file
+    name, line = find_collective(file)
+    return Finding(
+        find_cause("distributed-desync"),
+        f"{failure.kind}: {_first_line(failure.message)}; a collective that waits has no partner on another rank",
+        "torch.distributed.all_reduce(bad); skip = bool(bad > 0)  # all ranks skip together, or none",
+        given.entry,
+        file,
+        line or failure.line,
+        f"torch.distributed.{name}" if name else "",
+    )
+
+
+def _first_line(text: str) -> str:
+    return next(iter(text.splitlines()), "")
+
+
+# Operations between a cast and the index that is made of it: hardly more.
+_FAR = 8
+
+
+def describe_collision(op: Op, largest: float) -> Finding:
+    """The finding about an operation that turns whole numbers into 16 bits.
+
+    Args:
+        op: The operation.
+        largest: The largest of the numbers.
+    """
+    dtype = op.outputs[0].dtype
+    exact = find_format(FORMATS[dtype]).max_exact_integer
+    seen = f"numbers up to {largest:g} become {dtype}, which holds whole numbers up to {exact:g} only"
+    found = describe_birth(Birth(op, "integer-not-exact", seen))
+    made_here = "arange" in op.name
+    return found if made_here else replace(found, fix=found.cause.remedies[1])
+
+
+def find_wrong_indices(evidence: Evidence) -> list[Finding]:
+    """Why an operation refuses an index that FP32 does not give it: it came through 16 bits."""
+    failure = evidence.given.exception
+    if failure is None or evidence.fp32.exception is not None:
+        return []
+    trace = evidence.trace(failure.step)
+    raised = None if trace is None else trace.meta.get("exception")
+    if trace is None or raised is None:
+        return []
+    number: int = raised["op"]
+    inputs = trace.ops[number].inputs
+    indices = [operand for operand in inputs if operand.value.dtype.startswith(("int", "uint"))]
+    makers = {maker.index for operand in indices for maker in ancestors(operand, trace, _FAR)}
+    for op, largest in colliding_casts(trace):
+        if op.index in makers:
+            evidence.found_in = trace
+            found, message = describe_collision(op, largest), failure.message.partition("\n")[0]
+            seen = f"{failure.kind}: {message}, which FP32 does not raise; {found.seen}"
+            return [replace(found, seen=seen, fix="ids = ids.long()  # an index stays whole, or goes through FP32")]
+    return []

@@ -1,0 +1,278 @@
+"""Where inf and NaN are born in a 16-bit step, and of what: pure functions from a trace to causes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from floatline.causes import Cause, find_cause
+from floatline.diagnosis.detectors.op_kinds import (
+    ADDITIONS,
+    CASTS,
+    ENDS,
+    EXPONENTIALS,
+    FILLS,
+    MATMULS,
+    POLES,
+    PRODUCTS,
+    SUMS,
+    base_name,
+)
+from floatline.diagnosis.detectors.poles import FORMATS, HARM, cancelled_before, find_pole
+from floatline.diagnosis.detectors.provenance import ancestors, maker_of, reached_by, reaches_gradient, source_of
+from floatline.findings import Finding
+from floatline.formats import find_format
+from floatline.probe.trace.trace import Op, Operand, Trace, Values
+
+__all__ = [
+    "FORMATS",
+    "Birth",
+    "ancestors",
+    "damages_loss",
+    "describe_birth",
+    "find_births",
+    "find_unfit_constants",
+    "is_birth",
+    "is_harmful",
+    "is_search",
+    "keep_harmful",
+    "last_of_forward",
+    "loss_is_blown",
+]
+
+# A loss that is off by this share of its size lacks something; rounding alone does less.
+DAMAGED = 0.1
+
+
+@dataclass(frozen=True)
+class Birth:
+    """One operation that made non-finite numbers of finite ones, where FP32 makes finite ones.
+
+    Args:
+        op: The operation to blame: the one that is named, not the cast behind it.
+        cause: Id of the cause.
+        seen: The numbers.
+        at: The operation that showed it; None where it is the same.
+    """
+
+    op: Op
+    cause: str
+    seen: str
+    at: Op | None = None
+
+
+def describe_birth(birth: Birth, *, module: str | None = None, op: str = "") -> Finding:
+    """A birth as a finding; another module or operation than its own may be named."""
+    cause = find_cause(birth.cause)
+    named = op or (birth.op.node if birth.op.phase == "backward" and birth.op.node else birth.op.name)
+    return Finding(
+        cause,
+        seen=birth.seen,
+        fix=_find_remedy(cause, birth.op),
+        module=birth.op.module if module is None else module,
+        file=birth.op.file,
+        line=birth.op.line,
+        op=named,
+    )
+
+
+def _find_remedy(cause: Cause, op: Op) -> str:
+    """The first remedy; for a guard inside a logarithm, the one that does without it."""
+    if cause.id == "eps-underflow" and base_name(op.name) == "log":
+        return next(remedy for remedy in cause.remedies if "instead of log(" in remedy)
+    return next(iter(cause.remedies), "")
+
+
+def find_births(trace: Trace, *, phases: tuple[str, ...] = ("forward", "outside", "backward")) -> list[Birth]:
+    """Every birth in the order of execution."""
+    return [_classify(op, trace) for op in trace.ops if op.phase in phases and is_birth(op)]
+
+
+def is_birth(op: Op) -> bool:
+    """Whether the operation makes inf or NaN that FP32 does not, of operands that have none of these."""
+    if not any(out.blown for out in op.outputs):
+        return False
+    return not any(operand.value.blown for operand in op.inputs)
+
+
+def keep_harmful(births: list[Birth], trace: Trace) -> list[Birth]:
+    """The births that got into a gradient; all of them where none did, and nothing where no harm was done."""
+    if not births or not (is_harmful(trace) or loss_is_blown(trace)):
+        return []
+    return [birth for birth in births if reaches_gradient(birth.at or birth.op, trace)] or births
+
+
+def is_harmful(trace: Trace) -> bool:
+    """Whether what was damaged in the step reached a gradient."""
+    return any(
+        g.blown or g.nonfinite or (g.error is not None and g.error > HARM)
+        for g in (operand.value for operand in trace.gradients.values())
+    )
+
+
+def loss_is_blown(trace: Trace) -> bool:
+    """Whether the last thing that the forward pass made is not finite where FP32's is."""
+    last = last_of_forward(trace)
+    return last is not None and any(out.blown for out in last.outputs)
+
+
+def damages_loss(birth: Birth, trace: Trace) -> bool:
+    """Whether inf of the forward pass was swallowed, and left a loss that is not that of FP32.
+
+    Of the same weights and batch, and before the loss scale comes in: no search for one mends it.
+    """
+    last = last_of_forward(trace)
+    if last is None or birth.op.phase != "forward" or last.outputs[0].numel != 1:
+        return False
+    return (last.outputs[0].error or 0.0) > DAMAGED and last.index in reached_by(birth.at or birth.op, trace)
+
+
+def last_of_forward(trace: Trace) -> Op | None:
+    """The operation that made the loss, multiplied by its scale where it has one; None where none was recorded."""
+    # The ones that backward begins with are no part of the loss.
+    made = [op for op in trace.ops if op.phase == "forward" and op.outputs and base_name(op.name) != "ones_like"]
+    return made[-1] if made else None
+
+
+def find_unfit_constants(trace: Trace) -> list[Birth]:
+    """Tensors that were inf before the step, by a cast that the step does not show: data, buffers and constants.
+
+    Only for a step that fails without a birth, where FP32 does not: inf that was meant does no harm there.
+    """
+    found: list[Birth] = []
+    for op in trace.ops:
+        if op.phase != "forward" or not any(out.nonfinite for out in op.outputs):
+            continue
+        for operand in op.inputs:
+            cause = _name_unfit(operand)
+            if cause:
+                value = operand.value
+                what = operand.role or "a constant"
+                seen = f"{what} holds {value.nonfinite:,} inf: {value.dtype} ends at {_limit(value.dtype):g}"
+                found.append(Birth(op, cause, seen))
+    return found
+
+
+def _name_unfit(operand: Operand) -> str:
+    value = operand.value
+    if operand.made_by is not None or value.dtype not in FORMATS or value.nan or not value.nonfinite:
+        return ""
+    if operand.role.startswith(("inputs", "targets")):
+        return "input-out-of-range"
+    # A mask has one number beside 0; a table of data has more.
+    is_mask = value.zeros + value.nonfinite == value.numel
+    if operand.role.startswith("buffer"):
+        return "scalar-out-of-range" if is_mask else "input-out-of-range"
+    return "scalar-out-of-range" if is_mask and not operand.role else ""
+
+
+def _classify(op: Op, trace: Trace) -> Birth:
+    name = base_name(op.name)
+    out = max(op.outputs, key=lambda value: value.blown or 0)
+    if op.phase == "backward":
+        return _classify_backward(op, trace, out)
+    if name in CASTS:
+        return _classify_cast(op, trace, out)
+    limit = _limit(out.dtype)
+    wide = _widest_constant(op)
+    if name in FILLS or (name in ADDITIONS | PRODUCTS and wide > limit):
+        constant = f"the constant {wide:g}" if wide > limit else "a constant"
+        return Birth(op, "scalar-out-of-range", f"{constant} is beyond {out.dtype}'s {limit:g}")
+    if name in ADDITIONS and _has_saturated(op, limit):
+        seen = f"a mask of {-limit:g} and another number add up to -inf in {out.dtype}"
+        return Birth(op, "scalar-out-of-range", seen)
+    if name in POLES | ENDS:
+        pole = find_pole(op, trace)
+        if pole is not None:
+            return Birth(op, *pole)
+        below = cancelled_before(op, trace)
+        if below is not None:
+            return Birth(below[0], "cancellation", below[1], op)
+    cause = _cause_of_size(op)
+    return Birth(op, cause, _describe_size(op, out, limit))
+
+
+def _classify_cast(op: Op, trace: Trace, out: Values) -> Birth:
+    """A cast that overflows is innocent, unless its source is data: whoever made the source is not."""
+    source = source_of(op.inputs[0], trace)
+    limit = _limit(out.dtype)
+    maker = maker_of(source, trace)
+    if maker is not None and not source.role.startswith(("inputs", "targets")):
+        return Birth(maker, _cause_of_size(maker), _describe_size(maker, out, limit), op)
+    seen = f"{source.role or 'a tensor'} holds {source.value.largest:.4g}, and {out.dtype} ends at {limit:g}"
+    return Birth(op, "activation-overflow" if source.role.startswith("param") else "input-out-of-range", seen)
+
+
+def _classify_backward(op: Op, trace: Trace, out: Values) -> Birth:
+    forward = None if op.forward is None else trace.ops[op.forward]
+    if forward is not None:
+        pole = find_pole(forward, trace)
+        if pole is not None:
+            return Birth(op, *pole)
+    size = f"its FP32 value is {out.twin_largest:.4g}, and {out.dtype} ends at {_limit(out.dtype):g}"
+    return Birth(op, "gradient-overflow", f"{out.blown:,} elements of {op.node or op.name} are not finite; {size}")
+
+
+def is_search(birth: Birth, scale: float) -> bool:
+    """Whether a gradient overflowed by its scale alone: at a scale of 1 it would not, so that a search mends it."""
+    if birth.cause != "gradient-overflow":
+        return False
+    tops = [out.twin_largest / scale < _limit(out.dtype) for out in birth.op.outputs if out.blown and out.twin_largest]
+    return all(tops)
+
+
+def _cause_of_size(op: Op) -> str:
+    """What made a number too large, by the operation that made it."""
+    name = base_name(op.name)
+    if name in EXPONENTIALS or _is_power_of_constant(op):
+        return "exp-overflow"
+    if name in SUMS or (name in MATMULS and any(_is_constant(operand.value) for operand in op.inputs)):
+        return "reduction-overflow"
+    if name in PRODUCTS or name in POLES:
+        return "product-overflow"
+    return "activation-overflow"
+
+
+def _is_power_of_constant(op: Op) -> bool:
+    """Whether it is 2 ** x, not x ** 2: both are 'pow' with one tensor and one number, told by what came out."""
+    if base_name(op.name) != "pow" or len(op.inputs) != 1 or not op.scalars or not op.outputs:
+        return False
+    constant, size, top = op.scalars[0], op.inputs[0].value.largest, op.outputs[0].twin_largest
+    if constant <= 1.0 or size <= 0.0 or not top:
+        return False
+    made = math.log(top)
+    return abs(made - size * math.log(constant)) < abs(made - constant * math.log(size))
+
+
+def _describe_size(op: Op, out: Values, limit: float) -> str:
+    sizes = [operand.value.largest for operand in op.inputs if operand.value.dtype.startswith(("float", "bfloat"))]
+    of = f" of operands up to {max(sizes):.4g}" if sizes else ""
+    top = out.twin_largest if out.twin_largest is not None else math.nan
+    made = f"{base_name(op.name)} makes {top:.4g}{of} in FP32"
+    return f"{made}; {out.dtype} ends at {limit:g}, so {out.blown:,} elements are not finite"
+
+
+def _is_constant(value: Values) -> bool:
+    """Whether a tensor holds nothing but zeros and ones: a matrix product with it is a sum."""
+    return value.largest == 1.0 and value.smallest == 1.0 and value.numel > 1
+
+
+def _widest_constant(op: Op) -> float:
+    """The largest finite number among an operation's constants: Python's, and tensors of one element from outside."""
+    tensors = [o.value.largest for o in op.inputs if o.value.numel == 1 and o.made_by is None and not o.role]
+    return max([abs(scalar) for scalar in op.scalars if math.isfinite(scalar)] + tensors, default=0.0)
+
+
+def _has_saturated(op: Op, limit: float) -> bool:
+    """Whether an operand holds the format's lowest number: a mask that was filled with finfo.min."""
+    return any(0.99 * limit <= operand.value.largest <= limit and _from_fill(operand) for operand in op.inputs)
+
+
+def _from_fill(operand: Operand) -> bool:
+    # A mask has few different numbers: its largest magnitude, zeros, and nothing in between is likely; data has more.
+    value = operand.value
+    return value.smallest >= 0.5 * value.largest or value.zeros > 0
+
+
+def _limit(dtype: str) -> float:
+    return find_format(FORMATS.get(dtype, "fp32")).max

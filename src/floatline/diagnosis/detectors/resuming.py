@@ -1,0 +1,168 @@
+"""Detectors: a loss scale that starts again, a schedule that outruns the steps, a step inside autocast."""
+
+from __future__ import annotations
+
+from floatline.causes import find_cause
+from floatline.findings import Finding
+from floatline.probe.runs.records import RunRecord
+from floatline.probe.watch.watch import LoopEvent
+
+
+def find_lost_scale(given: RunRecord) -> list[Finding]:
+    """A scale that jumps back up in mid-run, although the run went on from where it was."""
+    last: LoopEvent | None = None
+    jumps: list[tuple[LoopEvent, LoopEvent]] = []
+    for event in given.of("scaler-step"):
+        if last is not None and event.data["scale"] >= 4 * _scale_after(given, last):
+            jumps.append((last, event))
+        last = event
+    lost = [(old, new) for old, new in jumps if _goes_on(given, old, new) and _skips_after(given, new)]
+    if not lost:
+        return []
+    old, new = lost[0]
+    place, op, fix = _blame_loss(given, old, new)
+    skips = sum(_skips_after(given, after) for _, after in lost)
+    return [
+        Finding(
+            find_cause("scaler-state-lost"),
+            f"the loss scale went back from {_scale_after(given, old):g} to {new.data['scale']:g}, {len(lost)} times "
+            f"in the run, and {skips} skipped steps followed",
+            fix,
+            given.entry,
+            place.file,
+            place.line,
+            op,
+        )
+    ]
+
+
+def _scale_after(given: RunRecord, step: LoopEvent) -> float:
+    """The scale that the update after a step left."""
+    for event in given.events[given.events.index(step) :]:
+        if event.kind == "update" and event.data["scaler"] == step.data["scaler"]:
+            return event.data["after"]
+    return step.data["scale"]
+
+
+def _goes_on(given: RunRecord, old: LoopEvent, new: LoopEvent) -> bool:
+    """Whether the same training goes on: the same optimizer, or what was saved in mid-run is loaded."""
+    if old.data["scaler"] == new.data["scaler"] or old.data["optimizer"] == new.data["optimizer"]:
+        return True
+    first = given.events.index(given.of("scaler-step")[0])
+    saved = {e.data["fingerprint"] for e in given.events[first:] if e.kind == "save" and "fingerprint" in e.data}
+    between = given.events[given.events.index(old) : given.events.index(new)]
+    loads = [e for e in between if e.kind == "load"]
+    return any(e.data.get("stepped") or e.data.get("fingerprint") in saved for e in loads)
+
+
+def _skips_after(given: RunRecord, new: LoopEvent) -> int:
+    """How many steps in a row this scaler skipped from this one on."""
+    num_skips = 0
+    for event in given.events[given.events.index(new) :]:
+        if event.kind != "scaler-step":
+            continue
+        if event.data["applied"] or event.data["scaler"] != new.data["scaler"]:
+            break
+        num_skips += 1
+    return num_skips
+
+
+def _blame_loss(given: RunRecord, old: LoopEvent, new: LoopEvent) -> tuple[LoopEvent, str, str]:
+    """Where it was not saved, or not loaded, or where a new scaler is made for no reason."""
+    between = given.events[given.events.index(old) : given.events.index(new)]
+    saves = [e for e in between if e.kind == "save"]
+    loads = [e for e in between if e.kind == "load" and e.data["owner"] != "scaler"]
+    if any(e.data["owner"] == "scaler" for e in saves) and loads:
+        return loads[-1], "torch.amp.GradScaler.load_state_dict", 'scaler.load_state_dict(checkpoint["scaler"])'
+    if loads and saves:
+        fix = 'checkpoint["scaler"] = scaler.state_dict()  # and scaler.load_state_dict(...) on resume'
+        return saves[0], "torch.amp.GradScaler.state_dict", fix
+    made = [e for e in between if e.kind == "scaler-new"]
+    if loads:
+        fix = "scaler.load_state_dict(...)  # with the state_dict() of the scaler that ran before"
+        return loads[-1], "torch.amp.GradScaler.load_state_dict", fix
+    place = made[-1] if made else new
+    return place, "torch.amp.GradScaler", "make the scaler once, before the loop, and keep it"
+
+
+def find_schedule_ahead(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
+    """Scheduler steps after skipped optimizer steps, where they moved the learning rate far enough to matter."""
+    for number in {e.data["optimizer"] for e in given.of("scheduler-step")}:
+        events = [e for e in given.of("scheduler-step", "scaler-step", "step") if e.data["optimizer"] == number]
+        wasted, shift = _measure_shift(events)
+        harmed = fp32 is None or given.progress(fp32) < 0.9
+        if not wasted or shift < 0.1 or not (harmed or shift > 0.3):
+            continue
+        num_applied = sum(e.kind == "step" for e in events)
+        num_ticks = sum(e.kind == "scheduler-step" for e in events)
+        rate = next(e.data["rates"][0] for e in events if e.kind == "step")
+        return [
+            Finding(
+                find_cause("scheduler-vs-skipped-step"),
+                f"{num_ticks} scheduler steps for {num_applied} optimizer steps: {len(wasted)} followed a skipped "
+                f"step, and the learning rate was {rate:.3g} at the first update",
+                "if scaler.get_scale() >= scale_before: scheduler.step()  # only after a step that was applied",
+                given.entry,
+                wasted[0].file,
+                wasted[0].line,
+                "torch.optim.lr_scheduler.LRScheduler.step",
+            )
+        ]
+    return []
+
+
+def _measure_shift(events: list[LoopEvent]) -> tuple[list[LoopEvent], float]:
+    """Scheduler steps that followed a skip, and how far they moved the learning rate, as a share of its largest."""
+    ticks = [e for e in events if e.kind == "scheduler-step"]
+    steps = [e for e in events if e.kind == "step"]
+    if not ticks or not steps:
+        return [], 0.0
+    start = steps[0].data["rates"][0] if events.index(steps[0]) < events.index(ticks[0]) else _start_rate(events)
+    rates = [start, *(tick.data["rates"][0] for tick in ticks)]
+    wasted: list[LoopEvent] = []
+    shifts: list[float] = []
+    num_ticks, skipped, applied = 0, False, False
+    for event in events:
+        if event.kind == "scaler-step":
+            skipped = skipped or not event.data["applied"]
+        elif event.kind == "step":
+            applied = True
+            shifts.append(abs(rates[num_ticks] - rates[num_ticks - len(wasted)]))
+        else:
+            num_ticks += 1
+            wasted += [event] if skipped and not applied else []
+            skipped = applied = False
+    return wasted, sum(shifts) / len(shifts) / max(max(rates), 1e-30)
+
+
+def _start_rate(events: list[LoopEvent]) -> float:
+    """The rate before the first scheduler step, which the first attempt saw."""
+    return next((e.data["rates"][0] for e in events if "rates" in e.data), 0.0)
+
+
+def find_stale_weights(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
+    """Optimizer steps inside an autocast region that goes on: forward keeps using the old 16-bit weights."""
+    moved: dict[int, LoopEvent] = {}
+    stale: list[tuple[LoopEvent, LoopEvent]] = []
+    for event in given.of("step", "forward"):
+        region = event.data["region"]
+        if event.kind == "step" and region and event.data["moved"] is not False:
+            moved[region] = event
+        if event.kind == "forward" and region in moved:
+            stale.append((moved[region], event))
+    if not stale or (fp32 is not None and given.progress(fp32) > 0.9):
+        return []
+    place = stale[0][0]
+    same = sum(a == b for a, b in zip(given.losses, given.losses[1:], strict=False))
+    return [
+        Finding(
+            find_cause("autocast-region-misuse"),
+            f"{len(stale)} forward passes ran in the autocast region in which the weights had been updated, with the "
+            f"16-bit copies made before; {same} of {len(given.losses) - 1} losses repeat the one before bit for bit",
+            'with torch.autocast("cuda", dtype=torch.float16): loss = fn(model(x), y)  # close it before the step',
+            given.entry,
+            place.file,
+            place.line,
+            f"{place.data['name']}.step",
+        )
+    ]

@@ -1,0 +1,1 @@
+"""How far a step is from the limits of a format, module by module."""

@@ -1,0 +1,116 @@
+"""Island: the modules that a search found, what speaks for each, and how far the search got. Plain data."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from floatline.diagnosis.islands.errors import ReplayOutcome
+from floatline.diagnosis.islands.lines import LineAlternative
+from floatline.plans import KeptModule
+
+
+@dataclass(frozen=True)
+class Member:
+    """One module of an island.
+
+    Args:
+        module: Its name.
+        seen: What the trace shows of it, with numbers; '' where it shows nothing.
+        without: What is wrong with the step when only this one is left out; '' where that was not tried.
+    """
+
+    module: str
+    seen: str
+    without: str
+
+    @property
+    def reason(self) -> str:
+        """One sentence for a plan."""
+        return "; ".join(text for text in (self.seen, f"without it {self.without}" if self.without else "") if text)
+
+
+@dataclass(frozen=True)
+class Island:
+    """What a search found.
+
+    Args:
+        members: The modules to keep in FP32, in the model's order; none where none helps or none is needed.
+        lines: Lines of code that do the same; None where none were found.
+        reason: Why there are no modules; '' where there are.
+        needed: Whether the steps fail as they are.
+        complete: Whether the search came to its end. If not, the set passes but may not be the smallest.
+        before: The first failing step as it was; None where all pass.
+        after: The same step with the island; None where there is none.
+        update_error: Of the optimizer's update against FP32's, the largest of the steps; None where it was not made.
+        num_tried: Different sets of modules that were tried.
+        num_replays: Replays that this search made; those of an earlier one that was killed are not in it.
+        seconds: How long it took.
+        notes: What else is to be said.
+        tf32: Whether the steps pass with the modules' products in TF32, too; only a GPU can tell.
+    """
+
+    members: tuple[Member, ...]
+    lines: LineAlternative | None
+    reason: str
+    needed: bool
+    complete: bool
+    before: ReplayOutcome | None
+    after: ReplayOutcome | None
+    update_error: float | None
+    num_tried: int
+    num_replays: int
+    seconds: float
+    notes: tuple[str, ...] = ()
+    tf32: bool = False
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """Names of the members."""
+        return tuple(member.module for member in self.members)
+
+    @property
+    def kept(self) -> tuple[KeptModule, ...]:
+        """The members for `Plan.fp32_modules`, with their reasons."""
+        return tuple(KeptModule(pattern=_escape(m.module), reason=m.reason) for m in self.members)
+
+    def as_json(self) -> dict[str, Any]:
+        """For `--format json`."""
+        return {
+            "modules": [{"module": m.module, "seen": m.seen, "without": m.without} for m in self.members],
+            "lines": [] if self.lines is None else [{"file": f, "line": n} for f, n in self.lines.lines],
+            "reason": self.reason,
+            "needed": self.needed,
+            "complete": self.complete,
+            "before": None if self.before is None else asdict(self.before),
+            "after": None if self.after is None else asdict(self.after),
+            "update_error": self.update_error,
+            "tried": self.num_tried,
+            "replays": self.num_replays,
+            "seconds": self.seconds,
+            "notes": list(self.notes),
+            "tf32": self.tf32,
+        }
+
+    def __str__(self) -> str:
+        """A few lines for people."""
+        effort = f"{self.num_tried} sets tried, {self.num_replays} replays, {self.seconds:.1f} s"
+        if not self.members:
+            head = [f"no module to keep in FP32: {self.reason}"]
+        else:
+            head = [
+                f"{member.module} in FP32: {member.reason or 'the step fails without it'}" for member in self.members
+            ]
+        if self.after is not None:
+            head.append(f"with it the gradient is {100 * self.after.error:.2g} % off FP32")
+        if self.tf32:
+            head.append("TF32 does for its products")
+        if self.lines is not None:
+            head.append(f"or {self.lines}")
+        end = [] if self.complete else ["the budget was used up: a smaller set may do"]
+        return "\n".join([*head, *end, *self.notes, effort])
+
+
+def _escape(name: str) -> str:
+    """A module's name as a pattern that matches it alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)

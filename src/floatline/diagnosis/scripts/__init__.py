@@ -1,0 +1,1 @@
+"""A whole script diagnosed in a process of its own."""

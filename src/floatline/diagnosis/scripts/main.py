@@ -1,0 +1,152 @@
+"""The process in which a script runs: watches it, explains it, and writes what was found as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from floatline.diagnosis.scripts.evidence import (
+    ScriptEvidence,
+    fails_in_fp32,
+    make_target,
+    stand_in_for_fp32,
+    step_fails,
+)
+from floatline.diagnosis.scripts.findings import find_in_script
+from floatline.probe.runs.cuda_on_cpu import as_cuda
+from floatline.probe.runs.records import RunRecord
+from floatline.probe.scripts.run import ScriptRun, ScriptWatch
+from floatline.probe.scripts.schedule import BUDGET, FIRST
+
+
+def main(report: str, trace: str, words: list[str], device: str = "") -> None:
+    """Run a script to its end, and write the report; the process ends as the script would have.
+
+    Args:
+        report: Where the JSON goes.
+        trace: Where to keep the trace of the step that was looked into; '' keeps none.
+        words: The script's file, or `-m` and a module, and its arguments.
+        device: 'cuda' stands in for a GPU where there is none; '' does not.
+    """
+    with as_cuda() if device else contextlib.nullcontext("") as note:
+        if note:
+            sys.stderr.write(f"floatline: {note}\n")
+        _run(report, trace, words, note)
+
+
+def _run(report: str, trace: str, words: list[str], note: str) -> None:
+    watched = ScriptWatch(words)
+    process = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        # As without a handler: the script dies here, none of its `finally` runs. But first it is explained.
+        del frame
+        if os.getpid() == process:
+            watched.exit_code = 128 + number
+            write_report(watched, report, trace, ended_by=signal.Signals(number).name, note=note)
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)
+    watched.run()
+    if os.getpid() != process:
+        os._exit(watched.exit_code)  # a fork of the script that came back here
+    write_report(watched, report, trace, note=note)
+    sys.exit(watched.exit_code)
+
+
+def write_report(watched: ScriptWatch, report: str, trace: str, *, ended_by: str = "", note: str = "") -> None:
+    """Explain what was seen so far, and write it down; the note stands after what was seen."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        content = explain(watched.sum_up(), trace)
+    content["ended_by"] = ended_by
+    content["notes"] += [note] if note else []
+    path = Path(report)
+    path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
+    path.with_suffix(".new").replace(path)
+
+
+def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
+    """The findings about a run, as JSON."""
+    given, capture = run.record, run.capture
+    evidence = ScriptEvidence(
+        make_target(""), 0, given, stand_in_for_fp32(given), lambda _: None, captured=list(capture.steps)
+    )
+    findings = find_in_script(evidence, run.motion) if given.losses or given.exception else []
+    if trace_path and capture.steps:
+        (evidence.found_in or capture.steps[-1].trace).save(trace_path)
+    return {
+        "precision": given.precision,
+        "findings": [finding.as_json() for finding in findings],
+        "notes": _notes(run),
+        "unexplained": "" if findings else _say_unexplained(evidence, compiled=run.compiled),
+        "unseen": _say_unseen(run),
+        "fails_in_fp32": fails_in_fp32(evidence),
+        "exception": "" if given.exception is None else f"{given.exception.kind}: {given.exception.message}",
+        "last_line": run.last_line,
+        "num_backward": len(given.losses),
+        "num_steps": _num_steps(given),
+        "exit_code": run.exit_code,
+    }
+
+
+def _num_steps(given: RunRecord) -> int:
+    """Steps in which something went backward."""
+    return len(set(given.loss_steps))
+
+
+def _say_unseen(run: ScriptRun) -> str:
+    """Why a run that looks healthy has no verdict: no step of it was looked into; '' where one was."""
+    if run.capture.steps:
+        return ""
+    num = _num_steps(run.record)
+    if run.capture.errors:
+        return f"none of the {num:,} steps could be looked into: {run.capture.errors[0]}"
+    return f"none of the {num:,} steps was looked into, which is done after {FIRST} applied steps for the first time"
+
+
+def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str:
+    given = evidence.given
+    only_loss = given.bad_gradient is None and given.bad_weight is None
+    if given.first_bad_step is not None and not (given.searches_in_loss and only_loss):
+        text = f"loss, gradients or weights were not finite from step {given.first_bad_step} on"
+        # An optimizer whose state is spoilt fails once more on healthy weights and gradients.
+        tried = any(one.kind == "failed" and step_fails(one.trace) for one in evidence.captured)
+        if not evidence.captured:
+            return f"{text}, and none of the {_num_steps(given):,} steps could be recorded"
+        if compiled and not tried:
+            return f"{text}, in compiled code; the same step was finite when it ran eagerly, so look at torch.compile"
+        return f"{text}, and {'its recorded step does' if tried else 'the steps recorded afterwards do'} not tell why"
+    if evidence.keeps_skipping:
+        return f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps, for an unknown cause"
+    return ""
+
+
+def _notes(run: ScriptRun) -> list[str]:
+    capture, given = run.capture, run.record
+    if not given.losses and not capture.steps:
+        return list(dict.fromkeys(capture.errors))
+    steps = ", ".join(str(one.step) for one in capture.steps)
+    num_steps = _num_steps(given) or given.num_steps
+    recorded = f"{len(capture.steps)} of {num_steps} steps recorded" + (f" (step {steps})" if steps else "")
+    notes = [
+        f"{recorded}, {capture.seconds:.1f} s of {given.seconds:.1f} s; the script ran once, and not in FP32",
+        *dict.fromkeys(capture.errors),
+    ]
+    if run.compiled:
+        notes.append("the script compiles its model: recorded steps ran eagerly, the others were seen from outside")
+    if capture.ended_at is not None:
+        notes.append(
+            f"recording took {BUDGET:g} s by step {capture.ended_at}: healthy steps after it were not looked into"
+        )
+    if given.skipped and len(given.skipped) < len(given.of("scaler-step")):
+        notes.append(f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps")
+    return notes

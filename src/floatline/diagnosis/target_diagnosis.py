@@ -1,0 +1,182 @@
+"""diagnose: run a target as it is and in FP32, look into the step that fails, and name the cause."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from floatline.diagnosis.detectors.exceptions import find_exceptions, find_wrong_indices
+from floatline.diagnosis.detectors.learning import find_what_never_learns
+from floatline.diagnosis.detectors.loop import find_loop_faults
+from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
+from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage
+from floatline.diagnosis.evidence import Evidence
+from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
+from floatline.diagnosis.result import Diagnosis
+from floatline.diagnosis.trials.counterfactual import Counterfactuals
+from floatline.diagnosis.trials.replays import apply_scale, try_formats
+from floatline.errors import TargetError
+from floatline.findings import Finding
+from floatline.probe.bundles.bundle import write_bundle
+from floatline.probe.runs.failures import Failure
+from floatline.probe.runs.records import RunRecord
+from floatline.probe.runs.runs import run_target
+from floatline.probe.trace.trace import Trace
+from floatline.workload import load_target
+
+# Seconds after which no further replay begins; but every finding gets some time. What is tried is bounded by its
+# number: the limit only ends a diagnosis that would take minutes, and then the answer says what was left out.
+ENOUGH, LEAST = 90.0, 15.0
+_SIXTEEN_BITS = {"torch.float16": "fp16", "torch.bfloat16": "bf16"}
+
+
+def diagnose(
+    target: str,
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    on_progress: Callable[[str], None] | None = None,
+    trace_path: str | None = None,
+    bundle: str | None = None,
+    with_data: bool = False,
+) -> Diagnosis:
+    """Name what a target's training suffers from, or say that nothing is wrong.
+
+    The order: exceptions and calls of the loop; then, where something is not finite, whether FP32 fails too, and the
+    operation at which inf or NaN begins; then damage that shows in no number but FP32's.
+
+    Args:
+        target: FILE.py, package.module, or either with :name.
+        steps: Steps to run; None is 40 for a build() target, and train()'s own number.
+        seed: Seed of every run.
+        on_progress: Told what is done next.
+        trace_path: Where to keep the trace of the step that was looked into.
+        bundle: Folder to write that step to, so that it can be replayed elsewhere; it must not hold anything yet.
+        with_data: Put the step's batch into the bundle.
+
+    Raises:
+        TargetError: The target cannot be run, or ends in an exception that has nothing to do with precision.
+    """
+    began = time.perf_counter()
+    say: Callable[[str], None] = on_progress or _say_nothing
+    loaded = load_target(target)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the target's own: they are not what was asked for
+        say("running the target as it is")
+        given = run_target(loaded, steps=steps, seed=seed)
+        stuck = [finding for finding in find_exceptions(given, None) if finding.cause.id == "distributed-desync"]
+        if stuck:  # in FP32 the processes would wait for each other just as long
+            return Diagnosis(target, name_precision(given), tuple(stuck), time.perf_counter() - began)
+        say("running it in FP32")
+        fp32 = run_target(loaded, steps=steps, seed=seed, precision="fp32")
+        evidence = Evidence(loaded, seed, given, fp32, say, steps)
+        found = _find(evidence)
+        trials = Counterfactuals(evidence, budget=max(LEAST, ENOUGH - (time.perf_counter() - began)))
+        choice = trials.choose(found)
+        scale = judge_scale(evidence, choice.findings, evidence.found_in, trials.measure_scale)
+        findings = apply_scale(choice.findings, scale, evidence)
+        tried = (*choice.tried, *_say_scale(scale, findings), *try_formats(evidence, findings, may_run=trials.may_try))
+        if given.exception is not None and not findings:
+            raise TargetError(_explain_unknown(target, given.exception, fp32.exception))
+        if bundle is not None:
+            step = evidence.found_in.meta["step"] if evidence.found_in else given.step_to_trace
+            write_bundle(loaded, bundle, step=step, seed=seed, findings=findings, with_data=with_data)
+        if trace_path is not None:
+            known = [trace for trace in evidence.traces.values() if trace is not None]
+            trace = known[0] if known else evidence.trace(given.step_to_trace)
+            if trace is not None:
+                trace.save(trace_path)
+    notes = (scale.text,) if scale is not None and not findings else ()
+    if not findings and evidence.falls_behind:
+        notes = (*notes, _explain_lag(given, fp32))
+    return Diagnosis(
+        target,
+        name_precision(given),
+        tuple(findings),
+        time.perf_counter() - began,
+        tried,
+        notes,
+        scale,
+        chart=rows_of_diagnosis(_traces(evidence), findings[0] if findings else None),
+        unexplained="" if findings else _explain_failure(evidence),
+        fails_in_fp32=evidence.fails_in_fp32,
+    )
+
+
+def _explain_unknown(target: str, failure: Failure, in_fp32: Failure | None) -> str:
+    """One line for an exception that no cause explains: such a run is neither healthy nor diagnosed."""
+    place = f" at {Path(failure.file).name}:{failure.line}" if failure.file else ""
+    first_line = next(iter(failure.message.splitlines()), "")
+    same = in_fp32 is not None and in_fp32.kind == failure.kind
+    blame = "FP32 raises it, too, so it is not precision" if same else "FP32 does not raise it, and no known cause fits"
+    return (
+        f"Target '{target}' raised {failure.kind}: {first_line}{place}, in step {failure.step}. {blame}. "
+        "Run it alone to see the whole error."
+    )
+
+
+def _explain_failure(evidence: Evidence) -> str:
+    """One line for a run that fails, where nothing that was recorded says why; '' for one that does not.
+
+    A step that a scaler left out is no failure by itself: it may search.
+    """
+    given, in_fp32 = evidence.given, evidence.fp32.first_bad_step
+    losses = zip(given.losses, given.loss_steps, strict=True)
+    bad = [step for loss, step in losses if not math.isfinite(loss) and step not in given.skipped]
+    bad += [step for step in (given.bad_gradient, given.bad_weight) if step is not None]
+    if not bad:
+        return ""
+    seen = f"loss, gradients or weights are not finite from step {min(bad)} on"
+    theirs = "in FP32 all stay finite" if in_fp32 is None else f"in FP32 from step {in_fp32} on"
+    return f"{seen}, {theirs}, and no known cause was found in the recorded step"
+
+
+def _explain_lag(given: RunRecord, fp32: RunRecord) -> str:
+    """One line for a loss that stays behind FP32's, where nothing that was recorded says why."""
+    ends = f"the last loss is {given.losses[-1]:.4g}, in FP32 {fp32.losses[-1]:.4g}"
+    return f"{ends}: no known cause was found for that; floatline validate tells whether it lasts"
+
+
+def name_precision(given: RunRecord) -> str:
+    """What a run computes in: as its workload says, or by the weights and the autocast regions of the user's loop."""
+    if given.precision:
+        return given.precision
+    weights = [] if given.model is None else [str(p.dtype) for p in given.model.parameters() if p.requires_grad]
+    regions = [str(event.data["dtype"]) for event in given.of("autocast") if event.data["enabled"]]
+    for dtypes, kind in ((weights, "true"), (regions, "mixed")):
+        for dtype in dtypes:
+            if dtype in _SIXTEEN_BITS:
+                return f"{_SIXTEEN_BITS[dtype]}-{kind}"
+    return "fp32"
+
+
+def _traces(evidence: Evidence) -> list[Trace]:
+    """Of the run as it is, that of the findings first."""
+    own = [evidence.found_in, *(trace for (_, precision), trace in evidence.traces.items() if precision is None)]
+    return [trace for trace in own if trace is not None]
+
+
+def _say_scale(scale: ScaleVerdict | None, findings: list[Finding]) -> tuple[str, ...]:
+    return () if scale is None or not findings else (scale.text,)
+
+
+def _say_nothing(_text: str) -> None:
+    pass
+
+
+def _find(evidence: Evidence) -> list[Finding]:
+    for family in (
+        lambda: find_exceptions(evidence.given, evidence.fp32),
+        lambda: find_wrong_indices(evidence),
+        lambda: find_loop_faults(evidence.given, evidence.fp32),
+        lambda: find_failures(evidence),
+        lambda: find_silent_damage(evidence),
+        lambda: find_what_never_learns(evidence),
+    ):
+        found = family()
+        if found:
+            return found
+    return []

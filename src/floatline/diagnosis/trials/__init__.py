@@ -1,0 +1,1 @@
+"""Findings tried on replays: what is taken away, and whether that fixes the step."""

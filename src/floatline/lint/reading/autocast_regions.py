@@ -1,0 +1,68 @@
+"""Regions of autocast: the `with` blocks, and what they say of their dtype."""
+
+from __future__ import annotations
+
+import ast
+
+from floatline.lint.reading.source import Source
+
+AUTOCASTS = frozenset(
+    (
+        "torch.autocast",
+        "torch.amp.autocast",
+        "torch.amp.autocast_mode.autocast",
+        "torch.cuda.amp.autocast",
+        "torch.cuda.amp.autocast_mode.autocast",
+        "torch.cpu.amp.autocast",
+    )
+)
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def is_on(source: Source, call: ast.AST) -> bool:
+    """Whether an expression is an autocast that is not made with `enabled=False`."""
+    return source.is_call_to(call, *AUTOCASTS) and not is_disabled(source, call)
+
+
+def is_disabled(source: Source, call: ast.AST) -> bool:
+    """`torch.autocast(…, enabled=False)`."""
+    if not isinstance(call, ast.Call) or source.path(call.func) not in AUTOCASTS:
+        return False
+    given = [word.value for word in call.keywords if word.arg == "enabled"]
+    if source.path(call.func).startswith(("torch.cuda.amp.", "torch.cpu.amp.")) and call.args:
+        given.append(call.args[0])
+    return any(isinstance(value, ast.Constant) and value.value is False for value in given)
+
+
+def find_region(source: Source, node: ast.AST) -> tuple[ast.Call, list[ast.AST]] | None:
+    """The autocast around a node in its function, and the nodes between them, the innermost first.
+
+    None where there is none, or where a region that is off lies nearer. A decorator counts as a region.
+    """
+    between: list[ast.AST] = []
+    for above in source.ancestors(node):
+        if isinstance(above, (ast.With, ast.AsyncWith)):
+            for item in reversed(above.items):
+                if is_disabled(source, item.context_expr):
+                    return None
+                if isinstance(item.context_expr, ast.Call) and is_on(source, item.context_expr):
+                    return item.context_expr, between
+        if isinstance(above, _FUNCTIONS):
+            for mark in getattr(above, "decorator_list", ()):
+                if isinstance(mark, ast.Call) and is_on(source, mark):
+                    return mark, between
+            return None
+        between.append(above)
+    return None
+
+
+def dtype_of(source: Source, call: ast.Call) -> str:
+    """'float16', 'bfloat16', 'default' where it names none, or '' where it is not shown."""
+    given = [word.value for word in call.keywords if word.arg == "dtype"]
+    old = source.path(call.func).startswith(("torch.cuda.amp.", "torch.cpu.amp."))
+    if not given and len(call.args) > 1:
+        given = [call.args[1]]
+    if not given:
+        return "bfloat16" if source.path(call.func).startswith("torch.cpu.") else "float16" if old else "default"
+    path = source.path(source.value(given[0]))
+    return {"torch.float16": "float16", "torch.half": "float16", "torch.bfloat16": "bfloat16"}.get(path, "")

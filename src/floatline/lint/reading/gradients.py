@@ -1,0 +1,192 @@
+"""Whether a gradient flows through an expression, as far as the file shows."""
+
+from __future__ import annotations
+
+import ast
+
+from floatline.lint.reading.source import Source
+
+_SWITCHES = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
+_WITHOUT = ("torch.set_grad_enabled", "torch.autograd.set_grad_enabled")
+# Methods whose result no gradient flows through.
+_ENDS = frozenset(
+    """detach detach_ item tolist numpy long int bool argmax argmin argsort isnan isinf isfinite round floor ceil
+    bucketize searchsorted allclose isclose one_hot""".split()  # noqa: SIM905
+)
+_PLAIN_FUNCTIONS = frozenset(("float", "int", "bool", "print", "round", "str", "repr", "range", "len"))
+# What runs before training, or beside it.
+_BESIDE = ("init_", "_init_", "reset_", "_reset_", "__init__", "__repr__", "extra_repr", "post_process", "plot", "log_")
+_BASES_WITHOUT = ("Optimizer", "LRScheduler", "Dataset", "Metric", "BaseTransform")
+_PREPROCESSING = (
+    "TorchvisionBackend",
+    "PilBackend",
+    "Processor",
+    "ProcessorMixin",
+    "ImageProcessorFast",
+    "FeatureExtractor",
+    "FeatureExtractionMixin",
+)
+_TESTS = ("torch.testing", "unittest", "pytest")
+_RANDOM = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "arange", "linspace"))
+# Functions behind these stand for an operation of torch: autograd does not look into them.
+_BELOW_AUTOGRAD = ("torch._decomp", "torch._prims", "torch._refs", "torch._inductor", "torch.library", "torch._ops")
+
+
+def has_gradient(source: Source, node: ast.expr) -> bool:
+    """Whether nothing around an expression stops its gradient.
+
+    Stops are `no_grad` and `inference_mode` around it, `.detach()`, `.item()` or a comparison of its result, and code
+    that only makes weights, steps an optimizer, or loads data.
+    """
+    if source.function(node) is not source.tree and not is_training_code(source):
+        return False
+    below: ast.AST = node
+    is_value = True  # still in the expression, not yet at its statement
+    for above in source.ancestors(node):
+        if is_value and _is_end(source, above, below):
+            return False
+        if isinstance(above, ast.stmt):
+            is_value = False
+        if isinstance(above, (ast.With, ast.AsyncWith)) and any(
+            _is_switch(source, one.context_expr) for one in above.items
+        ):
+            return False
+        if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)) and not _is_trained(source, above):
+            return False
+        if isinstance(above, ast.ClassDef) and not _can_train(source, above):
+            return False
+        below = above
+    return not _is_detached(source, node) and not _is_only_looked_at(source, node)
+
+
+def is_training_code(source: Source) -> bool:
+    """Whether the file holds modules or a loss, and neither tests nor what prepares data."""
+    known: dict[str, bool] = source.__dict__.setdefault("_about_file", {})
+    if "trains" not in known:
+        known["trains"] = not _tests_or_prepares(source) and (
+            "loss" in source.text
+            or ".backward(" in source.text
+            or any(source.is_module_class(one) for one in source.classes.values())
+        )
+    return known["trains"]
+
+
+def _tests_or_prepares(source: Source) -> bool:
+    known: dict[str, bool] = source.__dict__.setdefault("_about_file", {})
+    if "prepares" not in known:
+        bases = (base for one in source.classes.values() for base in one.bases)
+        known["prepares"] = any(path.startswith(_TESTS) for path in source.aliases.values()) or any(
+            _ending(source, base).endswith(_PREPROCESSING) for base in bases
+        )
+    return known["prepares"]
+
+
+def is_beside_training(source: Source, node: ast.AST) -> bool:
+    """Whether an expression only makes weights, prepares data, tests or reports."""
+    if source.function(node) is source.tree:
+        return False
+    if _tests_or_prepares(source):
+        return True
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return any(isinstance(above, functions) and above.name.startswith(_BESIDE) for above in source.ancestors(node))
+
+
+def _ending(source: Source, base: ast.expr) -> str:
+    return source.path(base) or (
+        base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
+    )
+
+
+def _is_only_looked_at(source: Source, node: ast.expr) -> bool:
+    """Whether its name is used, and only where no gradient flows."""
+    statement = source.parents.get(node)
+    if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+        return False
+    name, function = statement.targets[0].id, source.function(node)
+    uses = [
+        part
+        for part in ast.walk(function)
+        if isinstance(part, ast.Name)
+        and part.id == name
+        and isinstance(part.ctx, ast.Load)
+        and part.lineno > statement.lineno
+    ]
+    return bool(uses) and all(_ends(source, use) for use in uses)
+
+
+def _ends(source: Source, node: ast.AST) -> bool:
+    below = node
+    for above in source.ancestors(node):
+        if isinstance(above, ast.stmt):
+            return False
+        if _is_end(source, above, below):
+            return True
+        below = above
+    return False
+
+
+def _is_end(source: Source, above: ast.AST, below: ast.AST) -> bool:
+    if isinstance(above, ast.Attribute):
+        return above.attr in _ENDS or above.attr in ("data", "shape", "dtype", "device")
+    if isinstance(above, (ast.Compare, ast.JoinedStr)):
+        return True
+    if isinstance(above, ast.Call) and below is not above.func:
+        function = above.func
+        if isinstance(function, ast.Name):
+            return function.id in _PLAIN_FUNCTIONS
+        if isinstance(function, ast.Attribute):
+            if function.attr in _ENDS:
+                return True
+            return function.attr in ("copy_", "log", "info", "debug") and not source.path(function)
+    return False
+
+
+def _is_switch(source: Source, node: ast.expr) -> bool:
+    """`torch.no_grad()`, `@torch.no_grad` and `torch.set_grad_enabled(False)`."""
+    if source.path(node) in _SWITCHES:
+        return True
+    if not isinstance(node, ast.Call):
+        return False
+    path = source.path(node.func)
+    if path in _SWITCHES:
+        return True
+    return (
+        path in _WITHOUT and bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value is False
+    )
+
+
+def _is_trained(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    if function.name.startswith(_BESIDE):
+        return False
+    for one in function.decorator_list:
+        if source.path(one.func if isinstance(one, ast.Call) else one).startswith(_BELOW_AUTOGRAD):
+            return False
+    return not any(_is_switch(source, one) for one in function.decorator_list)
+
+
+def _can_train(source: Source, node: ast.ClassDef) -> bool:
+    for base in node.bases:
+        path = _ending(source, base)
+        if (
+            path.endswith(_BASES_WITHOUT)
+            or path == "torch.autograd.Function"
+            or path == "torch.autograd.function.Function"
+        ):
+            return False
+    return True
+
+
+def _is_detached(source: Source, node: ast.expr) -> bool:
+    """Whether the expression, or what its names were made from, is cut off: every tensor in it is detached."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) and part.attr in ("detach", "data"):
+            return True
+        if isinstance(part, ast.Name):
+            made = source.value(part)
+            if made is part or not isinstance(made, ast.Call):
+                continue
+            if isinstance(made.func, ast.Attribute) and made.func.attr in ("detach", "item", "numpy"):
+                return True
+            if source.path(made.func) in _RANDOM:
+                return True
+    return False

@@ -1,0 +1,213 @@
+"""Adam and AdamW."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from floatline.optim import rules
+from floatline.optim.optimizer import Optimizer
+from floatline.optim.rules import StatesName, UpdateName
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter 2017, arXiv:1711.05101) for 16- and 32-bit weights.
+
+    Numerics:
+        The arithmetic is torch.optim.AdamW's, in its order, in float32: on a CPU the trained float32 numbers are
+        bit for bit those of torch's foreach implementation on float32 weights. Checked by tests/optim/test_exact.py.
+
+    Args:
+        params: Tensors, named tensors or parameter groups.
+        lr: Learning rate; a float, or a tensor with one number.
+        betas: Decay of the two moments.
+        eps: Added to the denominator.
+        weight_decay: Share of lr by which weights shrink each step.
+        amsgrad: Not supported; True is refused.
+        maximize: Go up the gradient.
+        foreach: Taken and ignored, so that torch's class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
+        differentiable: Not supported; True is refused.
+        update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
+        states: How moments are stored: "fp32", "bf16" or "int8".
+        seed: Key of random choices.
+
+    Example:
+        >>> model = torch.nn.Linear(8, 8).to(torch.bfloat16)
+        >>> optimizer = floatline.optim.AdamW(model.parameters(), lr=1e-3)
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
+        differentiable: bool = False,
+        update: UpdateName = "exact",
+        states: StatesName = "fp32",
+        seed: int = 0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        if amsgrad:
+            defaults["amsgrad"] = amsgrad
+        if differentiable:
+            defaults["differentiable"] = differentiable
+        super().__init__(params, defaults, rule=rules.ADAMW, update=update, states=states, seed=seed)
+
+
+class Adam(Optimizer):
+    """Adam (Kingma and Ba 2014, arXiv:1412.6980), with weight decay as part of the gradient.
+
+    Numerics:
+        The arithmetic is torch.optim.Adam's, in its order, in float32. Checked by tests/optim/test_exact.py.
+
+    Args:
+        params: Tensors, named tensors or parameter groups.
+        lr: Learning rate; a float, or a tensor with one number.
+        betas: Decay of the two moments.
+        eps: Added to the denominator.
+        weight_decay: Factor of the weight that is added to its gradient.
+        amsgrad: Not supported; True is refused.
+        maximize: Go up the gradient.
+        foreach: Taken and ignored, so that torch's class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
+        differentiable: Not supported; True is refused.
+        update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
+        states: How moments are stored: "fp32", "bf16" or "int8".
+        seed: Key of random choices.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
+        differentiable: bool = False,
+        update: UpdateName = "exact",
+        states: StatesName = "fp32",
+        seed: int = 0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
+        if amsgrad:
+            defaults["amsgrad"] = amsgrad
+        if differentiable:
+            defaults["differentiable"] = differentiable
+        super().__init__(params, defaults, rule=rules.ADAM, update=update, states=states, seed=seed)
+
+
+class Lion(Optimizer):
+    """Lion (Chen et al. 2023, arXiv:2302.06675) for 16- and 32-bit weights; one state instead of Adam's two.
+
+    Numerics:
+        w ← w·(1 - lr·weight_decay) - lr·sign(β1·m + (1 - β1)·g), then m ← β2·m + (1 - β2)·g; float32.
+        Checked by tests/optim/test_exact.py against these two lines.
+
+    Args:
+        params: Tensors, named tensors or parameter groups.
+        lr: Size of a step; a third to a tenth of what AdamW would take.
+        betas: Share of the momentum in the direction, and decay of the momentum.
+        weight_decay: Share of lr by which weights shrink each step.
+        maximize: Go up the gradient.
+        foreach: Taken and ignored, so that torch's class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
+        differentiable: Not supported; True is refused.
+        update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
+        states: How the momentum is stored: "fp32", "bf16" or "int8".
+        seed: Key of random choices.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
+        differentiable: bool = False,
+        update: UpdateName = "exact",
+        states: StatesName = "fp32",
+        seed: int = 0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
+        if differentiable:
+            defaults["differentiable"] = differentiable
+        super().__init__(params, defaults, rule=rules.LION, update=update, states=states, seed=seed)
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, with momentum or Nesterov's form of it, for 16- and 32-bit weights.
+
+    Numerics:
+        The arithmetic is torch.optim.SGD's, in its order, in float32. Checked by tests/optim/test_exact.py.
+        Unlike torch's foreach implementation, nesterov leaves the gradients as they are.
+
+    Args:
+        params: Tensors, named tensors or parameter groups.
+        lr: Learning rate; a float, or a tensor with one number.
+        momentum: Share of the previous direction that is kept; 0 keeps no state.
+        dampening: Share of the gradient that is left out of the momentum.
+        weight_decay: Factor of the weight that is added to its gradient.
+        nesterov: Look ahead along the momentum.
+        maximize: Go up the gradient.
+        foreach: Taken and ignored, so that torch's class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
+        differentiable: Not supported; True is refused.
+        update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
+        states: How the momentum is stored: "fp32", "bf16" or "int8".
+        seed: Key of random choices.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
+        differentiable: bool = False,
+        update: UpdateName = "exact",
+        states: StatesName = "fp32",
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "maximize": maximize,
+        }
+        if differentiable:
+            defaults["differentiable"] = differentiable
+        super().__init__(params, defaults, rule=rules.SGD, update=update, states=states, seed=seed)

@@ -1,0 +1,105 @@
+"""Where in the user's code something happened: the innermost frame that is not torch's, floatline's or Python's."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+import torch
+
+_PACKAGES = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parents[1]) + "/")
+# The reference systems stand in for a user's code.
+_SYSTEMS = str(Path(__file__).parents[1] / "systems") + "/"
+_STANDARD = tuple(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib"))
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """A line of code.
+
+    Args:
+        file: Its file; '' where no frame of the user's was on the stack.
+        line: Counted from 1.
+        function: Name of the function, with its class where Python tells.
+    """
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+
+
+NOWHERE = Spot()
+
+
+@cache
+def is_users(file: str) -> bool:
+    """Whether a source file is neither torch's, floatline's nor the standard library's."""
+    if file.startswith(_SYSTEMS):
+        return True
+    if file.startswith(("<frozen", "<eval_with_key", "<__array_function__", *_PACKAGES)):
+        return False
+    return not file.startswith(_STANDARD) or "site-packages" in file or "dist-packages" in file
+
+
+def find_caller() -> Spot:
+    """The user's innermost frame on the stack of this call."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            return Spot(frame.f_code.co_filename, frame.f_lineno, _name(frame.f_code))
+        frame = frame.f_back
+    return NOWHERE
+
+
+def find_raiser(trace: TracebackType | None) -> Spot:
+    """The user's innermost frame in a traceback."""
+    found = NOWHERE
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_users(code.co_filename):
+            found = Spot(code.co_filename, trace.tb_lineno, _name(code))
+        trace = trace.tb_next
+    return found
+
+
+def _name(code: CodeType) -> str:
+    # co_qualname came with Python 3.11; 'f.<locals>.g' is just g to a reader.
+    return str(getattr(code, "co_qualname", code.co_name)).rpartition("<locals>.")[2]
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """Whether a source file belongs to an installed package."""
+    return "site-packages" in file or "dist-packages" in file
+
+
+def find_script_line() -> Spot:
+    """The innermost frame that is neither Python's, torch's nor an installed package's; else as `find_caller`."""
+    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file) and not is_installed(file):
+            return Spot(file, frame.f_lineno, _in_script(frame.f_code))
+        frame = frame.f_back
+    return find_caller()
+
+
+def find_raising_line(trace: TracebackType | None) -> Spot:
+    """The innermost frame of a traceback that is neither Python's, torch's nor a package's; else as `find_raiser`."""
+    lines: list[Spot] = []
+    step = trace
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        if is_users(file) and not is_installed(file):
+            lines.append(Spot(file, step.tb_lineno, _in_script(step.tb_frame.f_code)))
+        step = step.tb_next
+    return lines[-1] if lines else find_raiser(trace)
+
+
+def _in_script(code: CodeType) -> str:
+    name = _name(code)
+    return "" if name == "<module>" else name

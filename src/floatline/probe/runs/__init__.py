@@ -1,0 +1,1 @@
+"""Targets run as they are, or in another precision, and what each run showed."""

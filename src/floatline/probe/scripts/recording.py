@@ -1,0 +1,180 @@
+"""ScriptRecording: the recorder of one step of a script, which may begin before the step's forward pass."""
+# torch shows its dispatcher to Python under private names only.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch._ops import OpOverload
+
+from floatline.probe.scripts.last_forward import Forward, tensors_in
+from floatline.probe.trace.gradient_errors import GradientRecorder
+from floatline.probe.trace.measures import Measures
+from floatline.probe.trace.schemas import TracedCall
+from floatline.probe.trace.storages import Storages, storage_key
+from floatline.probe.trace.trace import Op, Trace
+from floatline.probe.trace.twins import Twins
+from floatline.probe.watch.compiled import Eagerly, is_inside_compiled
+
+
+class BetweenSteps(GradientRecorder):
+    """Begins after a backward pass, when the loop has yet to update its weights, and records the step that follows.
+
+    What is recorded before the last write to a weight or a gradient is dropped: it belongs to the update. What is
+    computed from the weights after the next update belongs to another step, and is dropped as well.
+
+    Args:
+        weights: The weights.
+        begin: Called before an operation of the step reads a weight for the first time.
+        end: Called before an operation of the step after it does.
+    """
+
+    def __init__(self, weights: nn.Module, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        super().__init__(weights)
+        self._on_use: Callable[[], None] | None = begin
+        self._waits = True
+        self._end = end
+        self._length: int | None = None
+
+    def see_backward(self) -> None:
+        """The backward pass of the step is over."""
+        self._on_use = self._end
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., Any],
+        types: tuple[Any, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run and record one operation; torch calls this."""
+        if self._on_use is None:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        call = TracedCall(func, args, kwargs or {})
+        weights = {storage_key(parameter) for parameter in self.model.parameters()}
+        reads = [a.tensor for a in call.tensors if a.tensor.requires_grad and not call.schema.view]
+        if torch.is_grad_enabled() and any(storage_key(tensor) in weights for tensor in reads):
+            self._use()
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._waits and any(storage_key(tensor) in weights | self._gradients() for tensor in call.written):
+            self._start_again()
+        return result
+
+    def _use(self) -> None:
+        on_use, self._on_use = self._on_use, None
+        if not self._waits:
+            self._length = len(self.trace.ops)
+        self._waits = False
+        if on_use is not None:
+            on_use()
+
+    def _gradients(self) -> set[Any]:
+        return {storage_key(p.grad) for p in self.model.parameters() if p.grad is not None}
+
+    def _start_again(self) -> None:
+        """What follows is the beginning of a trace."""
+        self.trace, self._storages, self._measures = Trace(), Storages(), Measures()
+        self._twins = Twins(self._storages)
+        self._gradients_due = False
+        self._whereabouts.forget()
+        self.adopt(self.model)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        if self._length is not None:
+            del self.trace.ops[self._length :]
+
+
+_SUMS = frozenset(
+    f"aten.{name}_" for name in ("add", "sub", "addcdiv", "addcmul", "lerp", "_foreach_add", "_foreach_sub")
+)
+
+
+class ScriptRecording:
+    """Records one step after the other.
+
+    Attributes:
+        step: The step that is recorded, or was last; -1 before the first.
+        early: Whether the recorder runs, and the forward pass of its step has not begun.
+    """
+
+    def __init__(self) -> None:
+        self.step = -1
+        self.early = False
+        self._recorder: GradientRecorder | None = None
+        self._eagerly = contextlib.ExitStack()
+
+    @property
+    def runs(self) -> bool:
+        """Whether something is recorded now."""
+        return self._recorder is not None
+
+    def begin_early(self, step: int) -> None:
+        """Record what comes before the forward pass of a step."""
+        if is_inside_compiled():
+            return
+        self.step, self.early = step, True
+        self._enter(GradientRecorder(nn.Module()))  # its model is not known yet
+
+    def begin(self, forward: Forward, model: nn.Module) -> None:
+        """Record a step from its forward pass on, or go on with it."""
+        inputs = tensors_in(forward.args, forward.kwargs)
+        self.step, self.early = forward.event.step, False
+        if self._recorder is None:
+            self._enter(GradientRecorder(model, batch=(inputs, ())))
+        else:
+            self._recorder.adopt(model)
+            self._recorder.name_batch(inputs, ())
+
+    def begin_between(self, step: int, recorder: BetweenSteps) -> None:
+        """Record the step of a loop that calls no module, and has yet to update its weights."""
+        self.step = step
+        self._enter(recorder)
+
+    def see_backward(self) -> None:
+        """A backward pass of such a loop is over."""
+        if isinstance(self._recorder, BetweenSteps):
+            self._recorder.see_backward()
+
+    def begin_without_module(self, step: int, weights: nn.Module) -> None:
+        """Record a step of a loop that calls no module."""
+        self.step = step
+        self._enter(GradientRecorder(weights))
+
+    def _enter(self, recorder: GradientRecorder) -> None:
+        self._eagerly.enter_context(Eagerly())
+        recorder.__enter__()
+        self._recorder = recorder
+
+    def hides(self, mode: object) -> bool:
+        """Whether the recorder lies above a dispatch mode, which would then leave the recorder instead of itself."""
+        if self._recorder is None or mode is self._recorder:
+            return False
+        depth = torch._C._len_torch_dispatch_stack()
+        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self._recorder
+
+    def end(self) -> Trace | None:
+        """What was recorded; None where nothing was."""
+        recorder, self._recorder, self.early = self._recorder, None, False
+        if recorder is None:
+            return None
+        with self._eagerly:
+            recorder.__exit__(None, None, None)
+        recorder.trace.meta["step"] = self.step
+        for op in find_updates_by_hand(recorder.trace):
+            op.phase = "update"
+        return recorder.trace
+
+
+def find_updates_by_hand(trace: Trace) -> list[Op]:
+    """Sums in place that change a weight outside of an optimizer."""
+    return [
+        op
+        for op in trace.ops
+        if op.phase == "outside" and op.name in _SUMS and op.inputs and op.inputs[0].role.startswith("param:")
+    ]

@@ -1,0 +1,218 @@
+"""run_script: a script or module runs as Python would run it, watched from inside its process."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import runpy
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from floatline.precision.user_frames import find_script_line
+from floatline.probe.runs.failures import describe_failure
+from floatline.probe.runs.records import OptimizerRecord, RunRecord, fill_record
+from floatline.probe.scripts.steps import StepCapture
+from floatline.probe.watch.watch import Watch, watch
+
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def name_precision(record: RunRecord) -> str:
+    """'fp16-true' for 16-bit weights, 'fp16-mixed' for autocast or a scaler, else 'fp32'; '' without a model."""
+    if record.model is None:
+        return ""
+    dtypes = Counter(p.dtype for p in record.model.parameters() if p.requires_grad)
+    usual = dtypes.most_common(1)[0][0] if dtypes else torch.float32
+    if usual in _NAMES:
+        return f"{_NAMES[usual]}-true"
+    regions = Counter(e.data["dtype"] for e in record.of("autocast") if e.data["enabled"])
+    if regions:
+        name = regions.most_common(1)[0][0].removeprefix("torch.")
+        return {"float16": "fp16-mixed", "bfloat16": "bf16-mixed"}.get(name, f"{name}-mixed")
+    return "fp32"
+
+
+@dataclass
+class ScriptRun:
+    """What a script did.
+
+    Args:
+        record: Of its loop.
+        capture: The steps that were recorded.
+        exit_code: What the script ends with.
+        motion: How far the weights went from their start, against their size; None where it is not known.
+        compiled: Whether the script compiles something.
+        last_line: The last line that the script wrote to stderr.
+    """
+
+    record: RunRecord
+    capture: StepCapture
+    exit_code: int
+    motion: float | None = None
+    compiled: bool = False
+    last_line: str = ""
+
+
+class ScriptWatch:
+    """A script under watch. `run` runs it to its end; `sum_up` says what was seen, at any time.
+
+    Args:
+        words: The script's file, or `-m` and a module, and its arguments.
+    """
+
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
+        self._seen: Watch | None = None
+        self._capture: StepCapture | None = None
+        self._error: BaseException | None = None
+        self._began = time.perf_counter()
+        self._last_line = LastLine()
+        self.exit_code = 0
+
+    def run(self) -> None:
+        """Run the script. What it raises is printed as Python would, and kept."""
+        with watch(light=True) as seen, self._last_line:
+            self._seen = seen
+            self._capture = capture = StepCapture(seen)
+            seen.listener, seen.locate = capture, find_script_line
+            try:
+                _prepare(self._words)()
+            except SystemExit as end:
+                self.exit_code = _read_code(end)
+                self._error = end.__context__ if self.exit_code and end.__context__ is not None else None
+            except KeyboardInterrupt:
+                self.exit_code = 130
+            except BaseException as error:
+                self.exit_code, self._error = 1, error
+                kind, trace = type(error), _skip_own(error.__traceback__)
+                sys.excepthook(kind, error.with_traceback(trace), trace)
+            finally:
+                capture.finish()
+        sys.stdout.flush()
+
+    def sum_up(self) -> ScriptRun:
+        """What was seen so far."""
+        seen, capture = self._seen, self._capture
+        if seen is None or capture is None:  # a signal before the first line
+            seen = Watch(light=True)
+            capture = StepCapture(seen)
+        capture.finish()
+        record = RunRecord(kind="train", entry="", precision="", file=_file_of(self._words))
+        if self._error is not None:
+            record.exception = describe_failure(self._error, seen)
+        seen.settle()
+        fill_record(record, seen)
+        record.precision = name_precision(record)
+        record.optimizers = [_place(made, capture) for made in record.optimizers]
+        record.seconds = time.perf_counter() - self._began
+        in_model = record.exception is not None and record.exception.in_module
+        stopped = record.first_bad_step is None and not in_model and (self.exit_code or _ends_forward(record))
+        if stopped or capture.has_untried:
+            try:
+                if capture.replay_last_forward() and stopped:
+                    record.bad_loss = record.num_steps - 1
+            except Exception as error:
+                capture.errors.append(f"the last forward pass could not be run again: {type(error).__name__}")
+        motion = _measure_motion(seen, capture)
+        return ScriptRun(record, capture, self.exit_code, motion, seen.compiled, self._last_line.text)
+
+
+def _place(made: OptimizerRecord, capture: StepCapture) -> OptimizerRecord:
+    """An optimizer; where it stands for lines of the script, at the first of these that a recorded step shows."""
+    if not made.by_hand:
+        return made
+    ops = (op for one in capture.steps for op in one.trace.ops if op.phase == "update" and op.file)
+    first = next(ops, None)
+    return made if first is None else replace(made, file=first.file, line=first.line)
+
+
+class LastLine:
+    """Keeps the last line that is written to stderr, such as argparse's, while it is entered.
+
+    Attributes:
+        text: That line.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def __enter__(self) -> None:
+        self._stream = sys.stderr
+        write = self._stream.write
+
+        def keep(text: str) -> int:
+            self.text = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), self.text)
+            return write(text)
+
+        with contextlib.suppress(AttributeError):  # a stream that lets nobody listen
+            self._stream.write = keep  # type: ignore[method-assign]
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(AttributeError):
+            del self._stream.write
+
+
+def _ends_forward(record: RunRecord) -> bool:
+    """Whether the script left a step after its forward pass: it may have seen a loss that it did not like."""
+    kinds = [event.kind for event in record.of("forward", "backward", "step", "scaler-step")]
+    return bool(kinds) and kinds[-1] == "forward"
+
+
+def _prepare(words: list[str]) -> Callable[[], object]:
+    """Set sys.argv and sys.path as Python would; gives what runs the code."""
+    safe = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
+    if words[0] == "-m":
+        sys.argv[:] = ["-m", *words[2:]]
+        if not safe:
+            sys.path.insert(0, str(Path.cwd()))
+        return lambda: runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    sys.argv[:] = words
+    if not safe:
+        sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    return lambda: runpy.run_path(words[0], run_name="__main__")
+
+
+def _file_of(words: list[str]) -> str:
+    return "" if words[0] == "-m" else str(Path(words[0]).resolve())
+
+
+def _read_code(end: SystemExit) -> int:
+    """The exit code, as Python takes it from SystemExit."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _skip_own(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the script's first frame on."""
+    own = (str(Path(__file__).parents[1]), "runpy", "<frozen runpy>")
+    first = trace
+    while first is not None and (
+        first.tb_frame.f_code.co_filename.startswith(own) or first.tb_frame.f_code.co_filename.endswith("runpy.py")
+    ):
+        first = first.tb_next
+    return first or trace
+
+
+def _measure_motion(seen: Watch, capture: StepCapture) -> float | None:
+    """How far the weights of the optimizers are from their start, against their size; None where it is not known."""
+    held = {id(p): p.detach() for made in seen.optimizers.values() for p in made.parameters}
+    if capture.before_failure is not None:
+        kept = capture.before_failure
+        held |= {id(p): copy for p, copy in zip(kept.tensors, kept.copies, strict=True) if id(p) in held}
+    pairs = [(seen.start[key].to(p.device).double(), p.double()) for key, p in held.items() if key in seen.start]
+    if not pairs:
+        return None
+    moved = sum(float((new - old).square().sum()) for old, new in pairs)
+    size = sum(float(old.square().sum()) for old, _ in pairs)
+    return math.sqrt(moved / max(size, 1e-30)) if math.isfinite(moved) else None

@@ -1,0 +1,420 @@
+"""StepCapture: records steps of a loop that runs on: healthy ones now and then, and the one that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from floatline.probe.scripts.last_forward import HeldForwards, has_room, replay_forward
+from floatline.probe.scripts.late_steps import LateSteps
+from floatline.probe.scripts.recording import BetweenSteps, ScriptRecording
+from floatline.probe.scripts.schedule import Schedule
+from floatline.probe.scripts.weight_copies import Weights, all_finite
+from floatline.probe.trace.trace import Trace
+from floatline.probe.watch.compiled import unwrap
+from floatline.probe.watch.events import LoopEvent, Watch
+from floatline.probe.watch.full_steps import share_of_dead_moments
+from floatline.probe.watch.health import Health, are_losses_finite, are_losses_lost
+from floatline.probe.watch.late_numbers import LateHealth, ScaledLoss
+from floatline.probe.watch.own_updates import LooseWeights
+
+Kind = Literal["healthy", "failed", "skipped"]
+_SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
+# How many steps are recorded to see a failure come again: some batches only bring it about.
+_ATTEMPTS = 8
+# Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
+_SEARCH = (8, 18)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One recorded step.
+
+    Args:
+        step: Its number.
+        kind: 'failed' where loss, gradients or weights were not finite, 'skipped' where a scaler left it out.
+        trace: What was recorded.
+        seconds: How long it took.
+    """
+
+    step: int
+    kind: Kind
+    trace: Trace
+    seconds: float
+
+
+class StepCapture:
+    """Listens to a light watch.
+
+    Healthy steps are recorded when `Schedule` says so. A step fails where its loss or gradients are not finite and
+    nothing will leave it out. The weights, which are still healthy then, are copied; the next step runs on that copy
+    and is recorded; then the script gets back the weights that it had. A failure that does not come again is tried
+    three times.
+
+    Args:
+        seen: The watch.
+
+    Attributes:
+        steps: What was recorded.
+        seconds: How long recording took.
+        errors: What went wrong with it, or is not as it should be.
+        before_failure: The weights with which a step failed; None where none did, or they were not finite.
+    """
+
+    def __init__(self, seen: Watch) -> None:
+        self.steps: list[Captured] = []
+        self.seconds = 0.0
+        self.errors: list[str] = []
+        self.before_failure: Weights | None = None
+        self._seen = seen
+        self._recording = ScriptRecording()
+        self._last_step = self._applied_step = self._failed_step = -1
+        self._clock = 0.0
+        self._schedule = Schedule()
+        self._held = HeldForwards()
+        self._healthy: Weights | None = None  # those of the step that failed
+        self._stashed: Weights | None = None
+        self._before: Weights | None = None
+        self._late = LateSteps(seen.late, self._fail_late)
+        self._stepping: LoopEvent | None = None
+        self._attempts = 0
+        self._kind: Kind = "healthy"
+        self._skips = self._relapses = self._lost = 0
+        self._worked = 0.0
+        self._wanted = False
+        self._broken = False  # recording went wrong, and is to be ended
+        self._hunts = 0  # steps that are still recorded to see a lost loss come again
+        self._rests_until = 0  # the first of them that may be recorded
+
+    # What the watch tells.
+
+    def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: LoopEvent) -> None:
+        """A root module is about to run, with gradients."""
+        if self._seen.detailed:
+            self._held.weigh(args, kwargs)
+        self._held.add(event, root, args, kwargs)
+        last, self._last_step = self._last_step, event.step
+        if event.step == last:
+            return
+        if self._recording.early or (not self._recording.runs and self._is_wanted(event.step)):
+            self._try(self._begin_with_forward)
+
+    def _note_event(self) -> None:
+        """Something happened: where it belongs to a new step, the recorded one is over."""
+        if self._broken or (self._recording.runs and self._seen.step > self._recording.step):
+            self._try(self._finish)
+
+    def leave_step(self) -> None:
+        """What comes now is no part of the step."""
+        if self._recording.early:
+            self._try(self._recording.end)
+            self._wanted, self._seen.on_clear = True, self._begin_again
+        elif self._recording.runs and self._stepping is not None and self._stepping.step >= self._recording.step:
+            self._try(self._finish)
+
+    def see_gradients(self, optimizer: Optimizer, event: LoopEvent, health: Health) -> None:
+        """An optimizer is about to step."""
+        self._stepping = event
+        if isinstance(health, LateHealth):
+            self._try(lambda: self._look_late(optimizer, event, health))
+        elif event.data["through_scaler"]:
+            return  # it has been asked, and lets the step through or not
+        elif not math.isfinite(health):
+            self._fail(event, None)
+        elif self._seen.detailed or _is_narrow(optimizer):
+            self._before = Weights.copy(_parameters(optimizer), most=True)
+
+    def _look_late(self, optimizer: Optimizer, event: LoopEvent, health: LateHealth) -> None:
+        """On a GPU, the answers about steps that were asked about are there by now; and this step's is asked for.
+
+        What a scaler lets through leaves the weights healthy: no copy of them is needed.
+        """
+        self._seen.late.read(before=event.step)
+        guarded, detailed = event.data["through_scaler"], self._seen.detailed
+        if guarded and event.data["scales_itself"]:
+            return  # it leaves the step out by itself, if it must
+        if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
+            self._late.keep(optimizer, event.step, detailed=detailed)
+        self._late.ask(event, health)
+
+    def _fail_late(self, event: LoopEvent) -> None:
+        if not len(event.data["largest"]):
+            event.put("largest", [math.nan])
+        healthy = None if event.data["through_scaler"] else self._late.weights
+        self._try(
+            lambda: self._fail(event, healthy, of_step=self._seen.step if healthy is None else self._late.kept_step)
+        )
+
+    def see_weights(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        event, before = self._stepping, self._before
+        if event is None:
+            return
+        self._count(event)
+        if self._seen.detailed and _is_narrow(optimizer) and event.kind == "step":
+            event.put("dead_moments", share_of_dead_moments(optimizer))
+            if before is None and self._late.kept_step == event.step:  # the next step would spoil the optimizer's state
+                before = self._late.weights
+        elif before is not None and not before.on_cpu:
+            return
+        if (before is None and not self._recording.runs) or self._kind == "failed":
+            return
+        self._before = None
+        if not all_finite(_parameters(optimizer)):
+            event.put("finite_after", False)
+            self._fail(event, before)
+
+    def _count(self, event: LoopEvent) -> None:
+        """A step was applied; several optimizers may belong to it."""
+        if event.step != self._applied_step:
+            self._applied_step = event.step
+            self._schedule.num_applied += 1
+
+    def end_step(self, *, late: bool = False) -> None:
+        """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
+        step = self._seen.step + 1
+        if self._recording.runs or not self._is_wanted(step):
+            return
+        if self._seen.roots or not self._seen.leaves:
+            self._begin_early(step)
+        else:  # no module is called: a whole step is recorded from here on, or from the next backward pass on
+            self._try(lambda: self._begin_without_module(step + late))
+
+    def end_backward(self) -> None:
+        """A loop without modules and optimizers has gradients: it updates its weights, then it begins a step."""
+        if self._recording.runs:
+            self._recording.see_backward()
+        elif self._is_wanted(self._seen.step + 1, after=1):
+            self._try(self._begin_between)
+
+    def leave_mode(self, mode: object) -> None:
+        """The script leaves a dispatch mode, inside of which a step is recorded: that ends here."""
+        if self._recording.hides(mode):
+            self._try(self._recording.end if self._recording.early else self._finish)
+
+    def see_attempt(self, event: LoopEvent, losses: Sequence[ScaledLoss | float]) -> None:
+        """A scaler has let a step through, or not."""
+        self._stepping = event
+        if event.data["applied"]:
+            self._skips, self._worked = 0, max(self._worked, event.data["scale"])
+            if are_losses_lost(losses):
+                self._fail(event, None)
+            return
+        self._stepping = event  # no optimizer steps: the step is over all the same
+        self._held.note_bad_inputs(event.step)
+        self._kind = "skipped"
+        self._skips += 1
+        self._relapses += event.data["scale"] <= self._worked
+        self._wanted = self._wanted or self._skips in _SEARCH or self._relapses in (3, 9)
+        if not are_losses_finite(losses):  # no scale is searched for in a forward pass: the next step may tell why
+            self._lost += 1
+            recorded = self._recording.runs and event.step == self._recording.step
+            self._hunts = 0 if recorded else _ATTEMPTS if self._lost in (1, 3, 9) else self._hunts
+
+    # What is done about it.
+
+    def _fail(self, event: LoopEvent, healthy: Weights | None, *, of_step: int | None = None) -> None:
+        """A step failed.
+
+        Args:
+            event: Its optimizer's.
+            healthy: The weights from before it; None: those that are there now.
+            of_step: The step that has these weights; None: this one.
+        """
+        if not self._recording.runs or event.step >= self._recording.step:
+            self._kind = "failed"
+        if self._recording.runs or self._healthy is not None or self._attempts:
+            return
+        self._held.note_bad_inputs(event.step)
+        found = Weights.copy(list(self._all_weights())) if healthy is None else healthy
+        if found is not None and all_finite(found.copies):
+            self._healthy, self.before_failure, self._failed_step = found, found, event.step
+            if of_step is not None and abs(of_step - event.step) > 1:
+                tried = f"its cause was looked for with the weights of step {of_step}, the nearest that were kept"
+                self.errors.append(f"step {event.step} failed; {tried}")
+        else:
+            self._attempts = _ATTEMPTS  # nothing healthy is left to try it on
+
+    def _is_wanted(self, step: int, *, after: int = 0) -> bool:
+        """Whether a step is recorded that begins next; `after` is how many will have been applied by then."""
+        self._kind = "healthy"
+        if self._healthy is not None:
+            return True
+        hunts = self._hunts > 0 and step >= self._rests_until
+        self._hunts -= hunts
+        if not self._wanted and not hunts and self._schedule.num_applied + after < self._schedule.due:
+            return False
+        wanted, self._wanted = self._wanted or hunts, False
+        if not wanted and not self._schedule.is_due(spent=self.seconds, after=after):
+            return False
+        self._seen.late.read()  # if the step before failed, this one is recorded on the weights from before it
+        self._kind = "healthy"
+        return True
+
+    def _begin_early(self, step: int) -> None:
+        self._try(lambda: self._recording.begin_early(step))
+        self._wanted = not self._recording.runs
+
+    def _begin_again(self) -> None:
+        """Gradients are cleared after an evaluation that was no part of the step."""
+        self._seen.on_clear = None
+        if self._wanted and not self._recording.runs:
+            self._begin_early(self._seen.step)
+
+    def _begin_with_forward(self) -> None:
+        forward = self._held.calls[-1]
+        model = self._find_model(forward.root)
+        self._begin(forward.root, lambda: self._recording.begin(forward, model))
+
+    def _begin_without_module(self, step: int) -> None:
+        model = LooseWeights([*self._seen.leaves.values()])
+        self._begin(model, lambda: self._recording.begin_without_module(step, model))
+
+    def _begin_between(self) -> None:
+        model = LooseWeights([*self._seen.leaves.values()])
+        recorder = BetweenSteps(model, lambda: self._try(self._put_on_healthy), lambda: self._try(self._put_back))
+        self._begin(model, lambda: self._recording.begin_between(self._seen.step + 1, recorder), at_once=False)
+
+    def _begin(self, root: nn.Module, start: Callable[[], None], *, at_once: bool = True) -> None:
+        if self._healthy is None and self._attempts and not all_finite(list(self._all_weights())):
+            self._recording.end()
+            return  # a step that failed before has spoilt the weights: this one would show no cause
+        if not has_room(root):
+            self.errors.append("a step was not recorded: the GPU has not enough free memory for its FP32 twins")
+            self._recording.end()
+            self._healthy = None
+            return
+        self._clock = time.perf_counter()
+        if at_once:
+            self._put_on_healthy()
+        start()
+        self._wanted, self._seen.on_event, self._seen.on_clear = False, self._note_event, None
+
+    def _put_on_healthy(self) -> None:
+        """Let the step run on the weights from before the failure."""
+        if self._healthy is not None:
+            self._attempts += 1
+            self._stashed = Weights.copy(list(self._all_weights()))
+            self._healthy.put_back()
+
+    def _put_back(self) -> None:
+        """Give the script the weights that it had."""
+        if self._stashed is not None:
+            self._stashed.put_back()
+            self._stashed = None
+            if self._kind == "failed" or self._attempts >= _ATTEMPTS:
+                self._healthy = None
+
+    def finish(self) -> None:
+        """The script is over, or is about to be explained."""
+        self._try(self._seen.late.read)
+        if self._recording.early:
+            self._try(self._recording.end)
+        elif self._recording.runs:
+            self._try(self._finish)
+
+    def _finish(self) -> None:
+        if self._seen.hooked:
+            return  # the recorder's own hooks cannot be removed now; the next event ends it
+        if self._broken:
+            self._broken, self._seen.on_event = False, None
+            self._recording.end()
+            return
+        self._seen.late.read()
+        trace, self._seen.on_event = self._recording.end(), None
+        if trace is None:
+            return
+        self._put_back()
+        # What comes before the next forward pass went into this step. A step or two further on a whole one begins: now
+        # one, now two, as what fails may be every second step.
+        self._rests_until = self._recording.step + 2 + self._hunts % 2
+        seconds = time.perf_counter() - self._clock
+        self.seconds += seconds
+        self.steps.append(Captured(self._recording.step, self._kind, trace, seconds))
+
+    def replay_last_forward(self) -> bool:
+        """Record the last forward pass once more, where the script ended before its step could fail.
+
+        Of a step that failed and that no later one was tried instead of, it is the first pass, on the weights that were
+        kept.
+
+        Returns:
+            Whether something that it gives is not finite.
+        """
+        if not self._held.calls or any(captured.kind == "failed" for captured in self.steps):
+            return False
+        if not self.has_untried and not all_finite(list(self._all_weights())):
+            return False
+        forward = self._held.find(self._failed_step)
+        now = Weights.copy(list(self._all_weights())) if self._healthy is not None else None
+        try:
+            if self._healthy is not None:
+                self._healthy.put_back()
+            trace = replay_forward(forward, self._find_model(forward.root))
+        finally:
+            if now is not None:
+                now.put_back()
+        if trace is not None:
+            self.steps.append(Captured(forward.event.step, "failed", trace, 0.0))
+        return trace is not None
+
+    @property
+    def ended_at(self) -> int | None:
+        """The applied step at which the time for recording was spent; None where it was not."""
+        return self._schedule.ended_at
+
+    @property
+    def records(self) -> bool:
+        """Whether a step is recorded now."""
+        return self._recording.runs
+
+    @property
+    def has_untried(self) -> bool:
+        """Whether a step failed, and the script ended before another was tried on the weights from before it."""
+        if self._lost and not any(one.kind != "healthy" for one in self.steps):
+            return True  # a scaler left it out: its weights are there still
+        return self._healthy is not None and not self._attempts
+
+    def _find_model(self, root: nn.Module) -> nn.Module:
+        """The largest module that was called by itself and that the root is a part of."""
+        owners = [m for m in self._seen.roots.values() if any(part is root for part in m.modules())]
+        return unwrap(max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root))
+
+    def _all_weights(self) -> Iterator[Tensor]:
+        """Parameters and buffers; not those that count, such as the batches that a norm has seen."""
+        owners = self._seen.roots.values()
+        tensors = [tensor for owner in owners for tensor in (*owner.parameters(), *owner.buffers())]
+        tensors += [p for made in self._seen.optimizers.values() for p in made.parameters]
+        tensors += [] if owners else self._seen.leaves.values()
+        yield from {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}.values()
+
+    def _try(self, work: Any) -> None:
+        """Do something beside the script; what goes wrong with it must not end it."""
+        try:
+            work()
+        except Exception as error:
+            self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            self._healthy = None
+            if self._seen.hooked:
+                self._broken, self._seen.on_event = self._recording.runs, self._note_event
+                return
+            with contextlib.suppress(Exception):
+                self._recording.end()
+            self._seen.on_event = None
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _is_narrow(optimizer: Optimizer) -> bool:
+    """Whether an optimizer holds 16-bit weights: its own arithmetic may then fail."""
+    return not _SIXTEEN_BITS.isdisjoint([p.dtype for p in optimizer.param_groups[0]["params"][:4]])

@@ -1,0 +1,1 @@
+"""One training step captured as it was, and run again in any precision."""

@@ -1,0 +1,72 @@
+"""Figures of many tensors on one device: a row each, filled by one launch, read together."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from floatline.optim.kernels.launches import Launches, kind_of
+from floatline.probe.trace import measure_kernel
+
+_ROWS = 4096  # of one table; 104 bytes each
+_BLOCK = 1024
+_MOST_PROGRAMS = 1024
+_INF_BITS = 0x7F800000
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+class Rows:
+    """Measures tensors on a device that Triton knows, without waiting for it.
+
+    Numerics:
+        The figures of `reduce_on_device`: counts and magnitudes exactly; norms are sums of the same float64 squares
+        in an order that is not fixed. Checked by tests/probe/trace/test_measures.py.
+    """
+
+    def __init__(self) -> None:
+        self._launches = Launches()
+        self._tables: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._twins: list[bool] = []  # whether a row has a twin
+
+    def takes(self, x: Tensor, twin: Tensor | None) -> bool:
+        """Whether the kernel can read these."""
+        return x.dtype in _DTYPES and (twin is None or twin.dtype == torch.float32)
+
+    def measure(self, x: Tensor, twin: Tensor | None) -> None:
+        """Fill the next row."""
+        row = len(self._twins) % _ROWS
+        if row == 0:
+            shapes = ((7, torch.int64), (3, torch.int32), (2, torch.float64))
+            table = [torch.zeros(_ROWS, n, dtype=dtype, device=x.device) for n, dtype in shapes]
+            self._tables.append((table[0], table[1], table[2]))
+        x, twin = _flat(x, twin)
+        tensors = (x, x if twin is None else twin, *self._tables[-1])
+        grid = min(-(-x.numel() // (4 * _BLOCK)), _MOST_PROGRAMS)
+        constants = {"HAS_TWIN": twin is not None, "BLOCK": _BLOCK}
+        key = (grid, x.numel() >= 1 << 31, twin is not None, kind_of(x), kind_of(tensors[1]))
+        self._launches(measure_kernel.measure_kernel, grid, (*tensors, x.numel(), row), constants, key=key, num_warps=4)
+        self._twins.append(twin is not None)
+
+    def read(self) -> list[tuple[list[int], list[float]]]:
+        """Counts and magnitudes of every row, in the order of `reduce_on_device`; waits for the device."""
+        rows: list[tuple[list[int], list[float]]] = []
+        for counts, bits, squares in self._tables:
+            bits[:, 1] = _INF_BITS - bits[:, 1]
+            sizes = bits.view(torch.float32).double()
+            norms = squares.sqrt()
+            both = torch.cat([sizes[:, :2], sizes[:, 2:], norms], 1)
+            rows += zip(cast("list[Any]", counts.tolist()), cast("list[Any]", both.tolist()), strict=True)
+        read = [(c, s) if twin else (c[:4], s[:2]) for (c, s), twin in zip(rows, self._twins, strict=False)]
+        self._tables, self._twins = [], []
+        return read
+
+
+def _flat(x: Tensor, twin: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Both without gaps and with their elements in the same order."""
+    if twin is not None and twin.stride() != x.stride():
+        return x.contiguous(), twin.contiguous()
+    if x.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(x):
+        return x, twin
+    return x.contiguous(), None if twin is None else twin.contiguous()

@@ -1,0 +1,254 @@
+"""The numbers of one tensor and of its FP32 twin: at once on the CPU; elsewhere later, and read at the end."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from floatline.probe.trace.operations import Op, Values
+from floatline.probe.trace.sums import RunningSum, count_stuck
+
+if TYPE_CHECKING:
+    from floatline.probe.trace.measure_launch import Rows
+
+_FIGURES = tuple(f.name for f in fields(Values) if f.name != "shape")
+_NUM_OWN = 4  # counts that do not need a twin
+# Who loads Triton, which takes half a second, and seconds the first time on a machine. The bytes of tensors from which
+# on that is worth it: of all, and of one, since without Triton measuring takes five copies of it.
+_KERNEL, _WORTH_TRITON, _LARGE = "floatline.probe.trace.measure_launch", 2**34, 2**26
+# Until then, tensors of up to so many elements are kept, so many elements in all, and measured on the host at the end:
+# on a GPU, each of the twenty operations of `reduce_on_device` takes milliseconds when it runs for the first time.
+_SMALL, _MOST_KEPT = 2**14, 2**22
+_KEPT = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64, torch.int32, torch.bool)
+
+
+class Measures:
+    """Measures tensors without waiting for a device; `read` fills in what is still there.
+
+    Numerics:
+        Counts are exact; those of a complex tensor count its real and imaginary parts.
+        Magnitudes are exact but for integers above 2**53.
+        Norms are sums in float64 of differences between float32 (or float64) numbers.
+        Checked by tests/probe/trace/test_measures.py.
+    """
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Values, bool, Tensor, Tensor]] = []
+        self._kept: list[tuple[Values, bool, Tensor, Tensor | None]] = []
+        self._num_kept = self._bytes = 0
+        self._rows: dict[torch.device, Rows | None] = {}
+        self._in_rows: dict[torch.device, list[tuple[Values, bool]]] = {}
+        self._copies: list[tuple[Values, Values]] = []
+        self._sums: list[tuple[Op, Tensor]] = []
+
+    def measure(self, x: Tensor, twin: Tensor | None, *, exact: bool) -> Values:
+        """Figures of a tensor; complete after `read`.
+
+        Args:
+            x: The tensor; it may be written to afterwards.
+            twin: Its FP32 twin; None where it has none of its own.
+            exact: Whether it is its own twin.
+        """
+        values = Values(str(x.dtype).removeprefix("torch."), tuple(x.shape), x.numel())
+        if exact:
+            values.twin_largest, values.twin_nonfinite, values.lost, values.blown, values.error = 0.0, 0, 0, 0, 0.0
+        if x.is_sparse:
+            x = x._values()  # pyright: ignore[reportPrivateUsage]
+        if not x.numel() or x.layout is not torch.strided or x.is_meta or x.is_quantized:
+            return values
+        if x.is_complex():
+            x = _parts(x)
+            twin = None if twin is None else _parts(twin)
+        if x.device.type == "cpu":
+            _fill(values, *_reduce_on_cpu(_to_numpy(x), None if twin is None else _to_numpy(twin)), exact=exact)
+        else:
+            self._measure_later(values, x, twin, exact=exact)
+        return values
+
+    def _measure_later(self, values: Values, x: Tensor, twin: Tensor | None, *, exact: bool) -> None:
+        """Leave the figures on the device, or what a small tensor holds."""
+        rows = self._find_rows(x)
+        if rows is not None and rows.takes(x, twin):
+            rows.measure(x, twin)
+            self._in_rows.setdefault(x.device, []).append((values, exact))
+        elif rows is None and x.numel() <= min(_SMALL, _MOST_KEPT - self._num_kept) and x.dtype in _KEPT:
+            self._num_kept += x.numel()
+            self._kept.append((values, exact, _copy(x), None if twin is None else _copy(twin)))
+        else:
+            self._pending.append((values, exact, *reduce_on_device(x, twin)))
+
+    def _find_rows(self, x: Tensor) -> Rows | None:
+        """The kernel's table; None while it is not worth it, and for a device that Triton does not know."""
+        size = x.numel() * x.element_size()
+        self._bytes += size
+        worth = self._bytes > _WORTH_TRITON or size > _LARGE or _KERNEL in sys.modules
+        if worth and x.device not in self._rows:
+            self._rows[x.device] = _make_rows(x.device)
+        return self._rows.get(x.device)
+
+    def reshape(self, values: Values, shape: tuple[int, ...]) -> Values:
+        """The figures of the same elements in another shape."""
+        if not self._pending and not self._in_rows and not self._kept:
+            return replace(values, shape=shape)
+        copy = replace(values, shape=shape)
+        self._copies.append((copy, values))
+        return copy
+
+    def count_stuck(self, op: Op, candidates: list[list[RunningSum | None]], results: list[Tensor]) -> None:
+        """Count what stood still in a sum; to be read after `read`."""
+        counts = [count for sums in candidates if (count := count_stuck(sums, results)) is not None]
+        self._sums.extend((op, count) for count in counts)
+
+    def read(self) -> None:
+        """Fill in the figures of all tensors measured so far; waits for the device."""
+        kept, self._kept, self._num_kept = self._kept, [], 0
+        homes = zip(_bring_home([k[2] for k in kept]), _bring_home([k[3] for k in kept]), strict=True)
+        for (values, exact, *_), (x, twin) in zip(kept, homes, strict=True):
+            _fill(values, *_reduce_on_cpu(_to_numpy(x), None if twin is None else _to_numpy(twin)), exact=exact)
+        pending, self._pending = self._pending, []
+        rows = zip(_fetch([p[2] for p in pending]), _fetch([p[3] for p in pending]), strict=True)
+        for (values, exact, *_), (counts, sizes) in zip(pending, rows, strict=True):
+            _fill(values, counts, sizes, exact=exact)
+        for device, measured in self._in_rows.items():
+            read = cast("Rows", self._rows[device]).read()
+            for (values, exact), (counts, sizes) in zip(measured, read, strict=True):
+                _fill(values, counts, sizes, exact=exact)
+        self._in_rows = {}
+        for copy, source in self._copies:
+            for name in _FIGURES:
+                setattr(copy, name, getattr(source, name))
+        for (op, _), (moved, stuck) in zip(self._sums, _fetch([s[1] for s in self._sums]), strict=True):
+            if op.stuck is None or stuck > op.stuck:  # of several operands, the one that stood still the most
+                op.moved, op.stuck = moved, stuck
+        self._copies, self._sums = [], []
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.detach().clone(memory_format=torch.contiguous_format).view(-1)
+
+
+def _bring_home(parts: list[Tensor | None]) -> list[Any]:
+    """Vectors on the host, with one copy a device and format."""
+    result: list[Any] = [None] * len(parts)
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, part in enumerate(parts):
+        if part is not None:
+            alike.setdefault((part.device, part.dtype), []).append(i)
+    for places in alike.values():
+        own = [cast("Tensor", parts[i]) for i in places]
+        whole, start = torch.cat(own).cpu(), 0
+        for i, part in zip(places, own, strict=True):
+            result[i] = whole[start : start + part.numel()]
+            start += part.numel()
+    return result
+
+
+def _make_rows(device: torch.device) -> Rows | None:
+    """The kernel's table; None for a device that Triton does not know."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from floatline.probe.trace.measure_launch import Rows
+
+    return Rows()
+
+
+def reduce_on_device(x: Tensor, twin: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Counts and magnitudes as two small tensors, in the order that `_fill` reads."""
+    if x.dtype in (torch.int64, torch.int32):
+        x = x.double()
+    elif x.dtype not in (torch.float32, torch.float64):
+        x = x.float()
+    size = x.abs()
+    finite = size < math.inf
+    counts = [(x == 0).sum(), (x == math.inf).sum(), (x == -math.inf).sum(), (x != x).sum()]
+    sizes = [torch.where(finite, size, 0.0).amax(), torch.where(size > 0, size, math.inf).amin()]
+    if twin is None:
+        return torch.stack(counts), torch.stack(sizes)
+    twin_size = twin.abs()
+    twin_finite = twin_size < math.inf
+    both = finite & twin_finite
+    counts += [(~twin_finite).sum(), ((x == 0) & (twin_size > 0)).sum(), (twin_finite & ~finite).sum()]
+    sizes += [
+        torch.where(twin_finite, twin_size, 0.0).amax(),
+        torch.linalg.vector_norm(torch.where(both, x - twin, 0.0), dtype=torch.float64),
+        torch.linalg.vector_norm(torch.where(both, twin, 0.0), dtype=torch.float64),
+    ]
+    return torch.stack(counts), torch.stack([s.double() for s in sizes])
+
+
+def _reduce_on_cpu(x: Any, twin: Any | None) -> tuple[list[int], list[float]]:
+    """The same in NumPy, which takes a tenth of torch's time for small tensors."""
+    size = np.abs(x)
+    largest = size.max()
+    clean = bool(largest < math.inf)
+    zeros = x.size - int(np.count_nonzero(x))
+    counts = [zeros, 0, 0, 0]
+    finite = None
+    if not clean:
+        finite = size < math.inf
+        counts[1:] = [int((x == math.inf).sum()), int((x == -math.inf).sum()), int((x != x).sum())]
+        largest = np.max(size, where=finite, initial=0.0)
+    smallest = size.min() if clean and not zeros else np.min(size, where=size > 0, initial=math.inf)
+    sizes = [float(largest), float(smallest)]
+    if twin is None:
+        return counts, sizes
+    twin_size = np.abs(twin)
+    twin_largest = twin_size.max()
+    lost = int(np.count_nonzero(twin_size[x == 0] > 0)) if zeros else 0
+    if clean and twin_largest < math.inf:
+        return [*counts, 0, lost, 0], [*sizes, float(twin_largest), _norm(x, twin), _norm(twin)]
+    twin_finite = twin_size < math.inf
+    both = twin_finite if finite is None else finite & twin_finite
+    counts += [int((~twin_finite).sum()), lost, int(twin_finite.sum() - both.sum())]
+    twin_largest = float(np.max(twin_size, where=twin_finite, initial=0.0))
+    return counts, [*sizes, twin_largest, _norm(x[both], twin[both]), _norm(twin[both])]
+
+
+def _norm(x: Any, minus: Any | None = None) -> float:
+    wide = x.astype(np.float64) if minus is None else np.subtract(x, minus, dtype=np.float64)
+    flat = wide.ravel()
+    return math.sqrt(float(flat.dot(flat)))
+
+
+def _to_numpy(x: Tensor) -> Any:
+    if x.dtype is torch.float64 or not x.is_floating_point():
+        return x.detach().numpy().astype(np.float64, copy=False)
+    return x.detach().float().numpy()
+
+
+def _parts(x: Tensor) -> Tensor:
+    return torch.view_as_real(x.resolve_conj().resolve_neg())
+
+
+def _fetch(rows: list[Tensor]) -> list[list[Any]]:
+    """Read small vectors of several lengths with one copy a device."""
+    result: list[list[Any]] = [[] for _ in rows]
+    by_device: dict[torch.device, list[int]] = {}
+    for i, row in enumerate(rows):
+        by_device.setdefault(row.device, []).append(i)
+    for indices in by_device.values():
+        flat = cast("list[Any]", torch.cat([rows[i] for i in indices]).tolist())
+        start = 0
+        for i in indices:
+            result[i] = flat[start : start + rows[i].shape[0]]
+            start += rows[i].shape[0]
+    return result
+
+
+def _fill(values: Values, counts: list[int], sizes: list[float], *, exact: bool) -> None:
+    values.zeros, values.pos_inf, values.neg_inf, values.nan = counts[:_NUM_OWN]
+    values.largest, values.smallest = sizes[:2]
+    if exact:
+        values.twin_largest, values.twin_nonfinite = values.largest, values.nonfinite
+    if len(counts) == _NUM_OWN:
+        return
+    values.twin_nonfinite, values.lost, values.blown = counts[_NUM_OWN:]
+    values.twin_largest, difference, norm = sizes[2:]
+    values.error = difference / norm if norm else (math.inf if difference else 0.0)

@@ -1,0 +1,291 @@
+"""Recorder: every operation of one step, with its numbers, its place and its FP32 twin."""
+
+# torch shows its dispatcher to Python under private names only.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from floatline.probe.trace.measures import Measures
+from floatline.probe.trace.op_origins import OpOrigin, Whereabouts
+from floatline.probe.trace.operations import Op, Operand, Values
+from floatline.probe.trace.schemas import TracedCall, count_parts, find_places, tensors_of
+from floatline.probe.trace.storages import (
+    Storages,
+    batch_tensors,
+    geometry,
+    is_whole,
+    name_start,
+    name_state,
+    storage_key,
+    weights_of,
+)
+from floatline.probe.trace.sums import RunningSum, find_sums
+from floatline.probe.trace.trace import Trace
+from floatline.probe.trace.twins import Attempt, Shadow, Twins
+from floatline.probe.watch.patches import Aside
+
+_ORIGIN = tuple(OpOrigin.__dataclass_fields__)
+
+
+class Recorder(TorchDispatchMode):
+    """Records one step, below autograd and autocast, without changing a bit of it::
+
+        with Recorder(model, batch=(inputs, targets)) as recorder:
+            loss = loss_fn(model(*inputs), *targets)
+            loss.backward()
+            optimizer.step()
+        recorder.trace.ops
+
+    Enter it after `HalfOnCPU`, so that it sees the step's operations and not those that HalfOnCPU makes of
+    them. An exception of the step passes through; `trace` then holds what ran before it.
+
+    Cost: no tensor of the step is kept alive. Each storage that is not its own twin has a float32 twin while
+    it lives (twice the bytes of a 16-bit one), and measuring takes some five float32 copies of one tensor at
+    a time. On a GPU the figures of a tensor, under 104 bytes, stay on the device until the end, or a copy of
+    a small tensor and its twin: at most 64 MiB of them.
+
+    Numerics:
+        See `Twins` and `Measures`. The step's results are bit for bit those without the recorder.
+        Checked by tests/probe/trace/test_recorder.py.
+
+    Args:
+        model: Gives modules, parameters and buffers their names.
+        batch: Inputs and targets; gives batch tensors their roles.
+        twins: Whether to compute FP32 twins.
+        weights: FP32 values of parameters and buffers, by name, and of batch tensors, by role, for those twins that
+            shall not start from the 16-bit value, say because a buffer lost its values when the model was cast.
+
+    Attributes:
+        trace: What was recorded; complete after the `with`.
+        model: The model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        batch: tuple[Sequence[Any], Sequence[Any]] = ((), ()),
+        twins: bool = True,
+        weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__()  # pyright: ignore[reportUnknownMemberType]
+        self.trace = Trace()
+        self.model = model
+        self._process = os.getpid()
+        self._storages = Storages()
+        self._measures = Measures()
+        self._whereabouts = Whereabouts(model, on_update=self._name_state)
+        self._twins = Twins(self._storages) if twins else None
+        self._gradients_due = False
+        self._failures: Counter[str] = Counter()
+        with Aside():
+            name_start(self._storages, model, batch)
+            for _, name, tensor in weights_of(model):
+                if self._twins and weights and name in weights:
+                    self._twins.start_from(tensor, weights[name])
+            for role, tensor in batch_tensors(batch):
+                if self._twins and weights and role in weights and tensor.is_floating_point():
+                    self._twins.start_from(tensor, weights[role])
+
+    def adopt(self, model: nn.Module) -> None:
+        """Name modules, parameters and buffers by a model that was not known when the step began."""
+        self.model = model
+        self._whereabouts.name_modules(model)
+        name_start(self._storages, model, ((), ()))
+
+    def name_batch(self, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
+        """Give the batch its roles while the step runs, but for what the step itself has made.
+
+        `trace.meta["made_inputs"]` holds the operations that made such inputs.
+        """
+        made: list[int] = []
+        for role, tensor in batch_tensors((inputs, targets)):
+            known = self._storages.find(tensor)
+            if known is None or known.made_by is None:
+                self._storages.name(tensor, role)
+            elif role.startswith("inputs"):
+                made.append(known.made_by)
+        self.trace.meta["made_inputs"] = made
+
+    def __enter__(self) -> Recorder:
+        self._whereabouts.__enter__()
+        super().__enter__()  # pyright: ignore[reportUnknownMemberType]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # pyright: ignore[reportUnknownMemberType]
+        self._whereabouts.__exit__()
+        with Aside():
+            if self._gradients_due:
+                self._read_gradients()
+            self._measures.read()
+        self.trace.meta["twin_failures"] = dict(self._twins.failures) if self._twins else {}
+        self.trace.meta["failures"] = dict(self._failures)
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload[..., Any],
+        types: tuple[Any, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run and record one operation; torch calls this."""
+        kwargs = kwargs or {}
+        if os.getpid() != self._process:
+            return func(*args, **kwargs)  # a worker that loads data was forked meanwhile
+        if any(issubclass(kind, FakeTensor) for kind in types):
+            return func(*args, **kwargs)  # shapes only: nothing to record
+        if any(_unwraps_itself(kind) for kind in types):
+            return NotImplemented  # a tensor subclass unwraps itself first; its plain tensors come here
+        call = TracedCall(func, args, kwargs)
+        if call.schema.silent or call.schema.empty:
+            return call.run()
+        origin = self._whereabouts.locate(tracked=any(a.tensor.requires_grad for a in call.tensors))
+        if call.schema.view:
+            self._whereabouts.remember(None, origin)
+            return call.run()
+        return self._record(call, origin)
+
+    def _record(self, call: TracedCall, origin: OpOrigin) -> Any:
+        where = {name: getattr(origin, name) for name in _ORIGIN}
+        first, num = len(self.trace.ops), count_parts(call)
+        ops = [Op(first + i, call.schema.name, **where) for i in range(num)]
+        attempt, sums = self._prepare(ops, call)
+        for op in ops:
+            self._gradients_due = self._gradients_due or op.phase == "backward"
+            if op.phase == "backward" and not op.file:
+                self._inherit(op)
+        try:
+            result = call.run()
+        except Exception as error:
+            self.trace.ops += ops[:1]
+            message = str(error).partition("\n")[0]
+            self.trace.meta["exception"] = {"op": first, "type": type(error).__name__, "message": message}
+            raise
+        # Results in the memory of an argument are views of it, or the argument itself after it was written.
+        old = {storage_key(a.tensor) for a in call.tensors if a.name not in call.schema.outs} - {None}
+        fresh = [None if t is None or storage_key(t) in old else t for t in tensors_of(result)]
+        if not call.schema.writes and not any(t is not None for t in fresh):
+            self._whereabouts.remember(None, origin)
+            return result
+        self._whereabouts.remember(first, origin, in_place=bool(call.schema.writes))
+        self.trace.ops += ops
+        with Aside():
+            try:
+                self._settle(ops, call, attempt, fresh, sums)
+            except Exception:
+                self._failures[call.schema.name] += 1
+        return result
+
+    def _prepare(self, ops: list[Op], call: TracedCall) -> tuple[Attempt, list[list[RunningSum | None]]]:
+        """What must be read before an operation may write over it. Nothing here may break the step."""
+        numbers = call.numbers()
+        for i, op in enumerate(ops):
+            op.scalars = numbers[i : i + 1] if len(ops) == len(numbers) > 1 else numbers
+        with Aside():
+            try:
+                if ops and ops[0].phase != "backward" and self._gradients_due:
+                    self._read_gradients()
+                read = [a for a in call.tensors if a.name not in call.schema.outs]
+                places = find_places([a.name for a in read], len(ops))
+                for operand, place in zip(self._operands([a.tensor for a in read]), places, strict=True):
+                    for op in ops if place is None else ops[place : place + 1]:
+                        op.inputs.append(operand)
+                sums = find_sums(call) if self._twins else []
+                return (self._twins.begin(call) if self._twins else Attempt("none")), sums
+            except Exception:
+                self._failures[call.schema.name] += 1
+                return Attempt("none"), []
+
+    def _settle(
+        self,
+        ops: list[Op],
+        call: TracedCall,
+        attempt: Attempt,
+        fresh: list[Tensor | None],
+        sums: list[list[RunningSum | None]],
+    ) -> None:
+        """Twins, makers and figures of what an operation gave."""
+        shadows = [Shadow() for _ in (*fresh, *call.written)]
+        if self._twins:
+            shadows[: len(fresh)] = self._twins.finish(attempt, call, fresh)
+            if attempt.state != "none":
+                shadows[len(fresh) :] = [self._twins.of(t) for t in call.written]
+        written = [a.name for a in call.tensors if a.name in call.schema.writes - call.schema.outs]
+        places = find_places(["" for _ in fresh], len(ops)) + find_places(written, len(ops))
+        made: dict[int, list[Tensor]] = {op.index: [] for op in ops}
+        for tensor, shadow, place in zip((*fresh, *call.written), shadows, places, strict=True):
+            if tensor is None:
+                continue
+            values = self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
+            for op in ops if place is None else ops[place : place + 1]:
+                op.outputs.append(values)
+                made[op.index].append(tensor)
+                self._note_maker(op, tensor, values)
+        for i, op in enumerate(ops):
+            own = sums if len(ops) == 1 else [candidates[i : i + 1] for candidates in sums]
+            self._measures.count_stuck(op, own, made[op.index])
+
+    def _note_maker(self, op: Op, tensor: Tensor, values: Values) -> None:
+        memory = self._storages.open(tensor)
+        if memory is None:
+            return
+        memory.made_by = op.index
+        memory.values = {geometry(tensor): values}
+        if is_whole(tensor):
+            memory.values[tensor.dtype,] = values
+
+    def _inherit(self, op: Op) -> None:
+        """Give a sum of gradients, which belongs to no line, the line of the newest gradient in it."""
+        made_by = max((o.made_by for o in op.inputs if o.made_by is not None), default=None)
+        if made_by is None:
+            return
+        maker = self.trace.ops[made_by]
+        op.file, op.line, op.function, op.module = maker.file, maker.line, maker.function, op.module or maker.module
+
+    def _operands(self, read: list[Tensor]) -> list[Operand]:
+        seen = [(key, geometry(t)) if (key := storage_key(t)) is not None else id(t) for t in read]
+        return [self._operand(t, shared=seen.count(view) > 1) for t, view in zip(read, seen, strict=True)]
+
+    def _operand(self, tensor: Tensor, *, shared: bool = False) -> Operand:
+        memory = self._storages.open(tensor)
+        if memory is None:
+            return Operand(self._measure(tensor), shared=shared)
+        values = memory.values.get(view := geometry(tensor))
+        if values is None:
+            # A view of the whole storage has the figures of any other such view.
+            whole = memory.values.get((tensor.dtype,)) if is_whole(tensor) else None
+            values = self._measures.reshape(whole, tuple(tensor.shape)) if whole else self._measure(tensor)
+            memory.values[view] = values
+        return Operand(values, memory.made_by, memory.role(int(tensor.storage_offset())), shared)
+
+    def _measure(self, tensor: Tensor) -> Values:
+        shadow = self._twins.of(tensor) if self._twins else Shadow()
+        return self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
+
+    def _read_gradients(self) -> None:
+        """Note the gradients at the end of a backward."""
+        self._gradients_due = False
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                self._storages.name(parameter.grad, f"grad:{name}")
+                self.trace.gradients[name] = self._operand(parameter.grad)
+
+    def _name_state(self, optimizer: Any) -> None:
+        with Aside():
+            name_state(self._storages, self.model, optimizer)
+
+
+def _unwraps_itself(kind: Any) -> bool:
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # pyright: ignore[reportUnknownMemberType]

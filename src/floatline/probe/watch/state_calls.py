@@ -1,0 +1,114 @@
+"""Saving, loading and casting of models, and collectives, as events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from floatline.precision.user_frames import find_script_line
+from floatline.probe.watch.events import Watch
+from floatline.probe.watch.patches import Aside, Patches, holds_numbers
+
+_Call = Callable[..., Any]
+_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "all_gather_into_tensor",
+    "broadcast",
+    "reduce",
+    "reduce_scatter",
+    "barrier",
+)
+
+
+def patch_state(seen: Watch, patches: Patches) -> None:
+    """Watch state dicts of modules and optimizers, casts of modules, and collectives."""
+    for owner, kind in ((nn.Module, "module"), (Optimizer, "optimizer")):
+        patches.wrap(owner, "state_dict", lambda save, kind=kind: _watch_saving(seen, save, kind))
+        patches.wrap(owner, "load_state_dict", lambda load, kind=kind: _watch_loading(seen, load, kind))
+    patches.wrap(nn.Module, "__setattr__", lambda put: _watch_replacing(seen, put))
+    for name in ("half", "bfloat16", "to"):
+        patches.wrap(nn.Module, name, lambda cast, name=name: _watch_cast(seen, cast, name))
+    if torch.distributed.is_available():
+        for name in _COLLECTIVES:
+            patches.wrap(torch.distributed, name, lambda call, name=name: _watch_collective(seen, call, name))
+
+
+def fingerprint(state: Any) -> float:
+    """One number for the weights in a module's state dict: equal weights give equal numbers."""
+    tensors = [
+        value
+        for value in state.values()
+        if isinstance(value, Tensor) and value.is_floating_point() and holds_numbers(value)
+    ]
+    with Aside():
+        return sum(float(tensor.detach().double().abs().sum()) for tensor in tensors)
+
+
+def _watch_saving(seen: Watch, save: _Call, kind: str) -> _Call:
+    def watched(owner: Any, *args: Any, **kwargs: Any) -> Any:
+        if seen.busy or args or "destination" in kwargs or seen.elsewhere:  # a submodule's part of a state dict
+            return save(owner, *args, **kwargs)
+        seen.busy += 1
+        try:
+            state = save(owner, *args, **kwargs)
+        finally:
+            seen.busy -= 1
+        data: dict[str, Any] = {"owner": kind, "number": seen.number(owner)}
+        if kind == "module":
+            data["fingerprint"] = fingerprint(state)
+        seen.note("save", data)
+        return state
+
+    return watched
+
+
+def _watch_loading(seen: Watch, load: _Call, kind: str) -> _Call:
+    def watched(owner: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+        if seen.elsewhere:
+            return load(owner, state, *args, **kwargs)
+        data: dict[str, Any] = {"owner": kind, "number": seen.number(owner)}
+        if kind == "module":
+            data["fingerprint"] = fingerprint(state)
+        if kind == "optimizer":
+            data["stepped"] = bool(state.get("state"))
+        seen.note("load", data)
+        return load(owner, state, *args, **kwargs)
+
+    return watched
+
+
+def _watch_replacing(seen: Watch, put: _Call) -> _Call:
+    def watched(module: nn.Module, name: str, value: Any) -> None:
+        # Only what comes after an optimizer can be missing in it.
+        if seen.optimizers and isinstance(value, (nn.Module, nn.Parameter)) and hasattr(module, name):
+            seen.note("replace", {"owner": seen.number(module), "name": name})
+        put(module, name, value)
+
+    return watched
+
+
+def _watch_cast(seen: Watch, cast: _Call, name: str) -> _Call:
+    def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
+        if name != "to" or any(dtype in _SIXTEEN_BITS for dtype in dtypes):
+            # PEFT and the like cast on behalf of a line of the user's.
+            seen.note("cast", {"owner": seen.number(module), "call": name}, find_script_line())
+        return cast(module, *args, **kwargs)
+
+    return watched
+
+
+def _watch_collective(seen: Watch, call: _Call, name: str) -> _Call:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        if not seen.busy and not seen.elsewhere:
+            shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
+            seen.note("collective", {"name": name, "shape": shape})
+        return call(*args, **kwargs)
+
+    return watched

@@ -1,0 +1,1 @@
+"""Runs as their ledgers tell them: for the terminal, and as a page."""

@@ -1,0 +1,1 @@
+"""A validation for people: terminal, page and Markdown from the same facts."""

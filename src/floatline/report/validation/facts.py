@@ -1,0 +1,175 @@
+"""A validation as a document: which facts, in which order, in which words. Nothing is judged here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from floatline.report.document.document import Block, Chapter, Code, Document, Part, Table, Tile, Words
+from floatline.report.validation.costs import cost_part
+from floatline.report.validation.evidence import curve_part, gate_part, interval_part
+from floatline.report.validation.layers import layer_part
+from floatline.report.validation.texts import (
+    TONES,
+    UNKNOWN,
+    meaning_of,
+    memory_of,
+    memory_texts,
+    sentence,
+    show_count,
+    show_ends,
+    show_excess,
+    speed_of,
+    speed_texts,
+)
+from floatline.validation.verdict.ranking import describe_several
+
+if TYPE_CHECKING:
+    from floatline.validation.result import Validation
+    from floatline.validation.verdict.comparison import Comparison
+
+_SCALES = {
+    "log": "relative, ln(candidate / reference)",
+    "log-error": "relative, of what is missing to 1",
+    "difference": "in the metric's own unit",
+}
+
+
+def document_of(validation: Validation) -> Document:
+    """Everything that a report says, in its order."""
+    best = validation.best
+    terms = best.terms
+    better = "higher is better" if terms.higher_is_better else "lower is better"
+    return Document(
+        title=f"{best.candidate} against {best.reference}",
+        subtitle=f"{validation.target}, by {terms.metric} ({better})",
+        verdict=best.verdict,
+        meaning=meaning_of(best),
+        reason=sentence(best.reason),
+        tiles=_tiles(validation, best),
+        flags=tuple(sentence(flag) for flag in best.flags),
+        before=_ranking(validation),
+        chapters=tuple(_chapter(validation, comparison) for comparison in validation.comparisons),
+        after=(_terms_part(best), _plans_part(validation), _environment_part(validation), _again_part(validation)),
+        footer=_footer(validation),
+    )
+
+
+def _tiles(validation: Validation, comparison: Comparison) -> tuple[Tile, ...]:
+    terms = comparison.terms
+    ends = "no look was taken"
+    if comparison.interval is not None:
+        ends = f"{show_ends(*comparison.interval, terms)}; PASS to {terms.show(terms.margins[0])}"
+    pairing = "paired" if comparison.paired else "unpaired"
+    tiles = [
+        Tile("Difference", show_excess(comparison.difference, terms), ends),
+        Tile("Seeds", show_count(len(comparison.seeds)), f"{pairing}, of at most {terms.looks[-1]:,}"),
+    ]
+    speed = speed_of(validation, comparison.candidate)
+    value, detail = speed_texts(speed) if speed else (UNKNOWN, "not measured")
+    tiles.append(Tile("Speed", value, detail))
+    ours, theirs = (memory_of(validation, arm) for arm in (comparison.candidate, comparison.reference))
+    value, detail = memory_texts(ours, theirs) if ours and theirs else (UNKNOWN, "not measured")
+    tiles.append(Tile("Peak memory", value, detail))
+    return tuple(tiles)
+
+
+def _ranking(validation: Validation) -> tuple[Part, ...]:
+    if len(validation.comparisons) < 2:
+        return ()
+    rows: list[tuple[str, ...]] = []
+    for place, comparison in enumerate(validation.comparisons, start=1):
+        difference, _, speed, memory = (tile.value for tile in _tiles(validation, comparison))
+        ends = show_ends(*comparison.interval, comparison.terms) if comparison.interval else UNKNOWN
+        seeds = show_count(len(comparison.seeds))
+        rows.append((f"{place}", comparison.candidate, comparison.verdict, difference, ends, seeds, speed, memory))
+    table = Table(
+        "The candidates, the one to take first",
+        ("rank", "candidate", "verdict", "difference", "interval", "seeds", "speed", "peak memory"),
+        tuple(rows),
+        named=(1,),
+        numeric=(3, 4, 5, 6, 7),
+        tones=tuple(TONES[comparison.verdict] for comparison in validation.comparisons),
+        cards=True,
+    )
+    note = describe_several(len(rows), alpha=validation.best.terms.alpha)
+    return (Part("Candidates", (table, Words(sentence(note), "note"))),)
+
+
+def _chapter(validation: Validation, comparison: Comparison) -> Chapter:
+    parts = [interval_part(comparison, validation.runs), curve_part(comparison, validation.runs)]
+    layers = validation.layers.get(comparison.candidate, ())
+    parts += [layer_part(layers), cost_part(validation, comparison), gate_part(comparison)]
+    flags = tuple(Words(sentence(flag), "flag") for flag in comparison.flags)
+    notes = tuple(Words(sentence(note), "note") for note in comparison.notes)
+    folded = comparison is not validation.best
+    if notes or (folded and flags):
+        parts.append(Part("Worth knowing", (*(flags if folded else ()), *notes)))
+    several = len(validation.comparisons) > 1
+    heading = f"{comparison.candidate} against {comparison.reference}" if several else "The evidence"
+    return Chapter(heading, comparison.verdict, sentence(comparison.reason), tuple(parts), folded=folded)
+
+
+def _terms_part(comparison: Comparison) -> Part:
+    terms = comparison.terms
+    first, second = (terms.show(margin) for margin in terms.margins)
+    rows = [
+        ("metric", terms.metric),
+        ("better is", "higher" if terms.higher_is_better else "lower"),
+        ("differences are", _SCALES[terms.scale]),
+        ("PASS up to", first),
+        ("FAIL from", second),
+        ("looks at", f"{', '.join(str(look) for look in terms.looks)} seeds"),
+        ("chance of each one-sided error", f"{100 * terms.alpha:.3g} % over all looks"),
+    ]
+    if terms.horizon is not None:
+        rows.append(("planned steps", show_count(terms.horizon)))
+    blocks: list[Block] = [Table("Settled before the first run", ("what", "value"), tuple(rows))]
+    plan = comparison.plan
+    if plan is not None:
+        spread = terms.show(plan.sd).lstrip("+")
+        blocks.append(
+            Words(
+                f"Expected before the start, for pairs that spread by {spread}: about {plan.expected_seeds:.0f} of at "
+                f"most {plan.most_seeds:,} seeds, and {100 * plan.pass_rate:.0f} % of equal candidates pass."
+            )
+        )
+    return Part("What was asked", tuple(blocks))
+
+
+def _plans_part(validation: Validation) -> Part:
+    judged = [comparison.candidate for comparison in validation.comparisons]
+    plans = {arm: validation.plans[arm] for arm in judged if arm in validation.plans}
+    plans |= {arm: plan for arm, plan in validation.plans.items() if arm not in plans}
+    blocks = tuple(Code(_yaml(plan), "yaml", arm) for arm, plan in plans.items())
+    return Part("The plan", blocks or (Words("The plan was not recorded.", "missing"),))
+
+
+def _yaml(data: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip()
+
+
+def _environment_part(validation: Validation) -> Part:
+    if not validation.environment:
+        return Part("Environment", (Words("The environment was not recorded.", "missing"),))
+    rows = tuple(validation.environment.items())
+    return Part("Environment", (Table("Where it ran", ("what", "value"), rows),))
+
+
+def _again_part(validation: Validation) -> Part:
+    if not validation.reproduce:
+        return Part("How to reproduce", (Words("The command was not recorded.", "missing"),))
+    command = Code(validation.reproduce, "console")
+    if not any(f"--plan {name}.yaml" in validation.reproduce for name in validation.plans):
+        return Part("How to reproduce", (command,))
+    return Part("How to reproduce", (Words("Save the plan, which is above, in the file that is named."), command))
+
+
+def _footer(validation: Validation) -> str:
+    from floatline import __version__
+    from floatline.validation.verdict.power import show_seconds
+
+    took = f" The study took {show_seconds(validation.seconds)}." if validation.seconds else ""
+    num = len(validation.runs)
+    return f"Made by floatline {__version__} from {num:,} {'run' if num == 1 else 'runs'}.{took}"

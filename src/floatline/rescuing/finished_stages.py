@@ -1,0 +1,172 @@
+"""Kept: what a rescue has finished, on the disk stage by stage, so that one that was ended goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, cast
+
+from floatline.base.files import read_bounded, write_whole
+from floatline.base.json_values import plain_json
+from floatline.errors import RescueError
+from floatline.ledger.folder_lock import FolderLock
+
+RESULTS = ("plan.yaml", "fix.patch", "rescue.json", "report.html")
+"""What a rescue leaves for people, beside its stages."""
+
+_STAGES, _ASKED, _FINISHED = "stages", "asked", "finished"
+_CHANGES = {
+    "code": "the code was changed",
+    "steps": "other steps are asked for",
+    "seed": "another seed is asked for",
+    "environment": "floatline, torch or the hardware is another",
+}
+
+
+class Kept:
+    """The stages of one rescue, held by one process at a time.
+
+    `stages/NAME.json` holds a stage, whole or not at all. A rescue that was ended goes on with them; one that came to
+    its end is made anew, unless the proof that it did not give is asked for. Stages of other code, steps, seed or
+    environment are thrown away.
+
+    Args:
+        folder: Of the rescue; made where it is missing. None keeps nothing.
+        asked: 'target', 'code', 'steps', 'seed' and 'environment'.
+        prove: Whether the full validation is asked for.
+
+    Attributes:
+        note: Why what was there is not used; '' where it is, or nothing was.
+
+    Raises:
+        RescueError: The folder holds another target's rescue, or files that are no rescue's, or cannot be used.
+        LedgerError: Another process holds the folder.
+    """
+
+    def __init__(self, folder: Path | None, *, asked: dict[str, Any], prove: bool) -> None:
+        self.note = ""
+        self._place = None if folder is None else folder.absolute() / _STAGES
+        self._lock: FolderLock | None = None
+        if folder is None:
+            return
+        refuse_foreign(folder)
+        asked = json.loads(json.dumps(plain_json(asked), allow_nan=False))
+        try:
+            self._stages.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(self._stages)
+        except OSError as error:
+            raise RescueError(f"'{folder}' cannot be used: {error.strerror}. Choose another (--folder).") from None
+        try:
+            self._open(folder, asked, prove=prove)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, folder: Path, asked: dict[str, Any], *, prove: bool) -> None:
+        before, finished = self.get(_ASKED), self.get(_FINISHED)
+        if before is not None and before.get("target") != asked["target"]:
+            raise RescueError(
+                f"'{folder}' holds a rescue of '{str(before.get('target'))[:200]}'. Choose another folder (--folder)."
+            )
+        changed = [words for name, words in _CHANGES.items() if (before or {}).get(name) != asked.get(name)]
+        done = finished is not None and not (prove and finished.get("proved") is False)
+        if before is None or changed or done:
+            self.note = f"What was found before is not used: {changed[0]}." if before and changed and not done else ""
+            self._clear()
+            self.put(_ASKED, asked)
+        else:
+            (self._stages / f"{_FINISHED}.json").unlink(missing_ok=True)
+
+    def _clear(self) -> None:
+        for path in self._stages.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != "ledger.lock":
+                path.unlink()
+
+    def get(self, name: str, **holds: type | tuple[type, ...]) -> dict[str, Any] | None:
+        """A stage that is finished; None where it is not.
+
+        Args:
+            name: Of the stage.
+            holds: What it must hold, each with its type.
+        """
+        if self._place is None:
+            return None
+        path = self._stages / f"{name}.json"
+        try:
+            data: object = json.loads(read_bounded(path))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise RescueError(f"'{path}' cannot be read: {error}. Delete it, and run the command again.") from None
+        if not isinstance(data, dict):
+            raise RescueError(f"'{path}' holds no JSON object. Delete it, and run the command again.")
+        fields = cast("dict[str, Any]", data)
+        wrong = next((key for key, kind in holds.items() if key not in fields or not isinstance(fields[key], kind)), "")
+        if wrong:
+            raise RescueError(f"'{path}' has no '{wrong}', or a wrong one. Delete it, and run the command again.")
+        return fields
+
+    def put(self, name: str, data: dict[str, Any]) -> None:
+        """Keep a stage."""
+        if self._place is not None:
+            _write(self._stages / f"{name}.json", data)
+
+    def folder(self, name: str) -> Path | None:
+        """A folder among the stages, for what keeps its own files; None where nothing is kept."""
+        return None if self._place is None else self._stages / name
+
+    @property
+    def _stages(self) -> Path:
+        if self._place is None:
+            raise AssertionError  # asked for only where something is kept
+        return self._place
+
+    def close(self) -> None:
+        """Give the folder back."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def refuse_foreign(folder: Path) -> None:
+    """RescueError where results would be written over files that are no rescue's."""
+    if folder.exists() and not folder.is_dir():
+        raise RescueError(f"'{folder}' is a file. Name a folder (--folder).")
+    stages = folder / _STAGES
+    # What a link leads to would be written over, or deleted, when the rescue goes on.
+    linked = next((path for path in (stages, *(folder / name for name in RESULTS)) if path.is_symlink()), None)
+    if linked is None and stages.is_dir():
+        linked = next((path for path in stages.iterdir() if path.is_symlink()), None)
+    if linked is not None:
+        raise RescueError(f"'{linked}' is a link. Delete it, or choose another folder (--folder).")
+    if (stages / f"{_ASKED}.json").exists() or (folder / "rescue.json").exists():
+        return
+    # A rescue that was killed before its first word has left an empty folder, or one with a lock alone.
+    strange = [name for name in RESULTS if (folder / name).exists()]
+    if stages.exists() and (not stages.is_dir() or {path.name for path in stages.iterdir()} - {"ledger.lock"}):
+        strange.append(_STAGES)
+    if strange:
+        raise RescueError(f"'{folder}' holds a {strange[0]} that is no rescue's. Choose another folder (--folder).")
+
+
+def finish(folder: Path, *, proved: bool) -> None:
+    """Say that the results of a rescue are written: the same command makes it anew from now on."""
+    stages = folder / _STAGES
+    if stages.is_dir():
+        _write(stages / f"{_FINISHED}.json", {"proved": proved})
+
+
+def _write(path: Path, data: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False))
+    except OSError as error:
+        raise RescueError(f"'{path}' cannot be written: {error.strerror}. Make room, and run it again.") from None

@@ -1,0 +1,47 @@
+"""`python -m floatline.systems.audio_lora --config paper_r64 --epochs 1`: fine-tune with transformers' Trainer."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from floatline.errors import FloatlineError, TargetError, suggest
+from floatline.systems.audio_lora.config import VARIANTS, Config
+from floatline.workload.config import merge, parse_pairs
+
+
+def main() -> None:
+    """Read the command line, train, and print what came out."""
+    parser = argparse.ArgumentParser(prog="python -m floatline.systems.audio_lora", description=__doc__)
+    parser.add_argument("--config", default="fp32_adapters", help="named settings: " + ", ".join(VARIANTS))
+    parser.add_argument("--epochs", type=float, default=1.0, help="passes over the examples")
+    parser.add_argument("--max-steps", type=int, default=-1, help="ends it sooner")
+    parser.add_argument("--batch-size", type=int, help="utterances of a batch")
+    parser.add_argument("--gradient-accumulation", type=int, help="batches for each update")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", default="floatline-runs/audio_lora_hf", help="folder for adapters, base and ledger")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="any other setting of the workload")
+    given = parser.parse_args()
+    try:
+        config = _read(given)
+        from floatline.systems.audio_lora.hf import train
+
+        found = train(config, given.output, epochs=given.epochs, max_steps=given.max_steps, seed=given.seed)
+    except FloatlineError as error:
+        sys.stderr.write(f"floatline: {error}\n")
+        raise SystemExit(2) from None
+    said = f"accuracy {found['eval_accuracy']:.4f} on voices that were held out; adapters in {given.output}"
+    sys.stdout.write(f"{found['summary']}\n{said}\n")
+
+
+def _read(given: argparse.Namespace) -> Config:
+    if given.config not in VARIANTS:
+        raise TargetError(f"Config '{given.config}' is not known. {suggest(given.config, VARIANTS)}")
+    own = {"batch_size": given.batch_size, "accumulate": given.gradient_accumulation}
+    asked: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
+    return Config(**merge(VARIANTS[given.config], asked, parse_pairs(given.settings)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Distiller: student, frozen teacher, the router that weights the teacher's exits, and the projection of states."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from floatline.systems.distill.alignment import SharedVocabulary, coarsen
+from floatline.systems.distill.networks import read_exits, width_of
+
+
+class LossTerms(NamedTuple):
+    """What the loss is made of.
+
+    Args:
+        logits: The student's, [batch, length, tokens].
+        kd: Divergence from the teacher, times temperature squared; as it is, also where it is not finite.
+        router: Cross-entropy of the router's mixture of teacher exits.
+        feature: Mean squared difference of normalized states.
+        sound: Whether the last three are finite, on the device.
+    """
+
+    logits: Tensor
+    kd: Tensor
+    router: Tensor
+    feature: Tensor
+    sound: Tensor
+
+
+class Distiller(nn.Module):
+    """A student that learns from the text and from a teacher with another tokenizer.
+
+    The router reads the student's state and gives each exit of the teacher a weight, token by token. It learns which
+    exit tells the true next token; the student learns from the mixture.
+
+    Args:
+        student: The model that is trained.
+        teacher: The model that is learnt from; frozen, and always in evaluation mode.
+        shared: The tokens that both know.
+        exits: Layers of the teacher that are read.
+        temperature: Softens both distributions.
+        clamp_logits: Folk remedy: bound of the student's logits; None leaves them.
+    """
+
+    order: Tensor
+    teacher_order: Tensor
+    outcome_of: Tensor
+    kd_failures: Tensor
+
+    def __init__(
+        self,
+        student: nn.Module,
+        teacher: nn.Module,
+        shared: SharedVocabulary,
+        *,
+        exits: tuple[int, ...],
+        temperature: float,
+        clamp_logits: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.student = student
+        self.teacher = teacher.requires_grad_(False)
+        self.router = nn.Linear(width_of(student), len(exits))
+        self.projection = nn.Linear(width_of(student), width_of(teacher))
+        self.exits, self.temperature, self.bound = exits, temperature, clamp_logits
+        own, theirs = shared.orders()
+        self.num_shared = len(shared.own)
+        for name, ids in {"order": own, "teacher_order": theirs, "outcome_of": shared.outcome_of()}.items():
+            self.register_buffer(name, ids, persistent=False)
+        # Batches whose distillation term was not finite, and which were trained on the text alone.
+        self.register_buffer("kd_failures", torch.zeros((), dtype=torch.int64))
+
+    def train(self, mode: bool = True) -> Distiller:
+        """Training mode, except for the teacher."""
+        super().train(mode)
+        self.teacher.eval()
+        return self
+
+    def forward(self, ids: Tensor, teacher_ids: Tensor, positions: Tensor, aligned: Tensor) -> LossTerms:
+        """The student's logits, and how far it is from the teacher.
+
+        Args:
+            ids: Student's tokens and the one after them, [batch, length + 1].
+            teacher_ids: Teacher's tokens of the same text.
+            positions: The teacher's position for each of the student's.
+            aligned: Where there is one.
+        """
+        out = self.student(ids[:, :-1], output_hidden_states=True)
+        logits, state = out.logits, out.hidden_states[-1]
+        if self.bound is not None:
+            logits = logits.clamp(-self.bound, self.bound)
+        with torch.no_grad():
+            scores, states = read_exits(self.teacher, teacher_ids, exits=self.exits, positions=positions)
+            taught = coarsen(scores / self.temperature, self.teacher_order, self.num_shared)
+            states = F.layer_norm(states.float(), states.shape[-1:])
+        gate = ExitGate()
+        weights = gate(self.router(state.detach())).float().log_softmax(-1)
+        mixed = (weights[..., None] + taught).logsumexp(2)
+        true = mixed.gather(-1, self.outcome_of[ids[:, 1:]][..., None])[..., 0]
+        own = coarsen(gate(logits) / self.temperature, self.order, self.num_shared)
+        rest = len(self.order) > self.num_shared
+        kd = _mean(diverge(own, mixed.detach(), rest=rest), aligned) * self.temperature**2
+        wanted = (weights.detach().exp()[..., None] * states).sum(2)
+        projected = F.layer_norm(gate(self.projection(state)).float(), states.shape[-1:])
+        feature, router = _mean((projected - wanted).square().mean(-1), aligned), _mean(-true, aligned)
+        gate.open = sound = torch.stack([kd, router, feature]).detach().isfinite().all()
+        if self.training:
+            self.kd_failures.add_(~sound)  # on the device: nobody waits for it
+        return LossTerms(logits, kd, router, feature, sound)
+
+
+class ExitGate:
+    """Lets gradients back out of the distillation terms only where these are finite.
+
+    Numerics:
+        `torch.where` on the loss alone is not enough: it sends a gradient of 0 into a term that is not finite, and 0
+        times inf on its way back is NaN. Here that gradient is replaced where it leaves, by selecting on the device.
+
+    Attributes:
+        open: Whether gradients pass; set before backward.
+    """
+
+    def __init__(self) -> None:
+        self.open: Tensor | None = None
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """The same tensor, whose gradient passes the gate."""
+        if not tensor.requires_grad:
+            return tensor
+        passed = tensor.view_as(tensor)
+        passed.register_hook(self._select)
+        return passed
+
+    def _select(self, gradient: Tensor) -> Tensor:
+        return gradient if self.open is None else torch.where(self.open, gradient, 0.0)
+
+
+def diverge(own: Tensor, taught: Tensor, *, rest: bool) -> Tensor:
+    """Kullback-Leibler divergence of coarsened distributions, teacher first, for each position.
+
+    Numerics:
+        Never negative. Where the student has no token but the shared ones, it cannot answer 'another token': it learns
+        the teacher's distribution over the shared ones, weighted by the mass that lies on them.
+
+    Args:
+        own: The student's log-probabilities, [..., shared + 1].
+        taught: The teacher's.
+        rest: Whether the student has tokens that are not shared.
+    """
+    if not rest:
+        own, taught = own[..., :-1], taught[..., :-1]
+        mass = taught.logsumexp(-1, keepdim=True)
+        return (taught.exp() * (taught - mass - own)).sum(-1)
+    return (taught.exp() * (taught - own)).sum(-1)
+
+
+def _mean(values: Tensor, aligned: Tensor) -> Tensor:
+    """The mean over aligned positions; 0 where there is none. NaN at a position that does not count does not count."""
+    return torch.where(aligned, values, 0.0).sum() / aligned.sum().clamp(min=1)

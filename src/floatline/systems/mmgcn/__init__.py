@@ -1,0 +1,194 @@
+"""mmgcn: a multimodal graph recommender (MMGCN) with BPR loss, whose FP16 run ended in `Training loss is nan`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from floatline.errors import TargetError
+from floatline.plans import Clip, Plan, Scaling
+from floatline.plans.presets import resolve_plan
+from floatline.systems.mmgcn.batches import make_batches
+from floatline.systems.mmgcn.interactions import Interactions
+from floatline.systems.mmgcn.losses import LOSSES
+from floatline.systems.mmgcn.model import MMGCN
+from floatline.systems.mmgcn.planted import plant
+from floatline.systems.mmgcn.ranking import Ranking
+from floatline.systems.mmgcn.tables import load_interactions
+from floatline.workload import Workload, WorkloadConfig
+
+
+class Config(WorkloadConfig):
+    """Settings of mmgcn; the defaults learn on one CPU core in half a minute.
+
+    Args:
+        use_amp: FP16 autocast with a loss scale; False is FP32.
+        growth_interval: Good steps before the loss scale grows.
+        learning_rate: Of AdamW.
+        weight_decay: Of AdamW.
+        clip_grad_norm: `max_norm` and `norm_type` (any, .inf too) of the gradients; null clips nothing.
+        most_bad: Batches in a row with a loss or a gradient that is not finite that stop the run; null never stops it.
+        batch_size: Triples (user, item taken, item not taken) in a batch.
+        passes: Times that each pair is in an epoch, with another item beside it.
+        num_layers: Graph layers of every modality.
+        dim_id: Width of the id embeddings and of what is compared.
+        dim_latent: Width that features are projected to before the first layer; null takes them as they are.
+        normalize: Whether features and preferences are brought to length 1, as in the paper's code.
+        top_k: Places of the ranked list that recall@K and NDCG@K look at.
+        eval_users: Users who are ranked for the metric, at most.
+        init: How embeddings begin: `xavier`, or the team's `uniform` from 0 to 1, where all have one sign.
+        loss: `logsigmoid`, or the team's `log-of-sigmoid` with its eps.
+        registered: Whether embeddings are parameters, or the team's bare tensors.
+        aggregation: How messages are summed: `grouped` in FP32, or `scatter` in their own format.
+        interaction_file: Table with user and item columns (.csv, .tsv, .inter); null plants interactions.
+        feature_files: Modality to .npy file, a row for each item; with `interaction_file`.
+        holdout: Share of interactions that is held out, where the table does not say which.
+        data_seed: Of planted interactions and of the split: the task. `seed` of a run changes weights and order.
+        num_users: Planted users.
+        num_items: Planted items.
+        num_tastes: Planted clusters.
+        interactions: Planted interactions of each user, about.
+        noise: Share of interactions outside of a user's taste.
+        hubs: Planted items that nearly everybody takes.
+        modalities: Modality to the width of its planted features.
+        feature_scale: What planted features are multiplied by: those of other networks are seldom of length 1.
+    """
+
+    use_amp: bool = True
+    growth_interval: int = Field(default=2000, ge=1)
+    learning_rate: float = Field(default=0.005, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    clip_grad_norm: Clip | None = Clip(max_norm=5.0)
+    most_bad: int | None = Field(default=20, ge=1)
+    batch_size: int = Field(default=2048, ge=1)
+    passes: int = Field(default=25, ge=1)
+    num_layers: int = Field(default=2, ge=1)
+    dim_id: int = Field(default=32, ge=1)
+    dim_latent: int | None = Field(default=32, ge=1)
+    normalize: bool = True
+    top_k: int = Field(default=10, ge=1)
+    eval_users: int = Field(default=10_000, ge=1)
+    init: Literal["xavier", "uniform"] = "xavier"
+    loss: Literal["logsigmoid", "log-of-sigmoid"] = "logsigmoid"
+    registered: bool = True
+    aggregation: Literal["grouped", "scatter"] = "grouped"
+    interaction_file: str | None = None
+    feature_files: dict[str, str] = Field(default_factory=dict)
+    holdout: float = Field(default=0.2, gt=0, lt=1)
+    data_seed: int = 0
+    num_users: int = Field(default=1000, ge=2)
+    num_items: int = Field(default=400, ge=2)
+    num_tastes: int = Field(default=8, ge=1)
+    interactions: int = Field(default=24, ge=2)
+    noise: float = Field(default=0.1, ge=0, le=1)
+    hubs: int = Field(default=0, ge=0)
+    modalities: dict[str, int] = Field(default_factory=lambda: {"visual": 64, "acoustic": 32, "textual": 48})
+    feature_scale: float = Field(default=1.0, gt=0)
+
+
+# Enough to fail, and quick to look into.
+_SMALL: dict[str, object] = {"num_users": 300, "num_items": 150, "batch_size": 512, "passes": 10, "num_layers": 1}
+
+VARIANTS: dict[str, dict[str, object]] = {
+    # The team's loss: its eps is 0 in FP16. Features as other networks gave them make scores that differ by 20.
+    "broken": {"loss": "log-of-sigmoid", "normalize": False, "feature_scale": 24.0, **_SMALL},
+    # The team's tensors: model.parameters() does not have them. FP32 learns no more than FP16.
+    "unregistered": {"registered": False, "init": "uniform", **_SMALL},
+    # Items that thousands of users took, and sums of messages in FP16.
+    "stagnating": {
+        "aggregation": "scatter",
+        "init": "uniform",
+        "num_users": 16_000,
+        "num_items": 200,
+        "hubs": 4,
+        "interactions": 3,
+        "holdout": 0.1,
+        "num_layers": 1,
+        "dim_id": 8,
+        "dim_latent": 8,
+        "batch_size": 8192,
+        "passes": 2,
+        "modalities": {"visual": 32},
+    },
+    # Fills an H200 in FP32: 60 million messages of 256 numbers in each sum.
+    "h200": {
+        "num_users": 1_000_000,
+        "num_items": 200_000,
+        "num_tastes": 200,
+        "interactions": 32,
+        "dim_id": 256,
+        "dim_latent": 256,
+        "batch_size": 65_536,
+        "passes": 1,
+        "eval_users": 20_000,
+        "modalities": {"visual": 1024, "acoustic": 128, "textual": 384},
+    },
+}
+
+
+def build(config: Config, seed: int = 0) -> Workload:
+    """The workload; the data follow from the config, weights and order of batches from the seed."""
+    data = find_data(config)
+    torch.manual_seed(seed)
+    model = MMGCN(
+        data,
+        num_layers=config.num_layers,
+        dim_id=config.dim_id,
+        dim_latent=config.dim_latent,
+        normalize=config.normalize,
+        aggregation=config.aggregation,
+        init=config.init,
+        registered=config.registered,
+    )
+    ranking = Ranking(data, top_k=config.top_k, num_users=config.eval_users)
+    return Workload(
+        model=model,
+        batches=make_batches(data, batch_size=config.batch_size, passes=config.passes, seed=seed),
+        loss_fn=LOSSES[config.loss],
+        precision=make_plan(config),
+        make_optimizer=lambda m: make_optimizer(m, config),
+        evaluate=ranking.recall,
+        metric=f"recall@{config.top_k}",
+        higher_is_better=True,
+        policy={} if config.most_bad is None else {"most_bad": config.most_bad},
+    )
+
+
+def find_data(config: Config) -> Interactions:
+    """The interactions and features that a config names: of files, or planted."""
+    if config.interaction_file is None:
+        if config.feature_files:
+            raise TargetError("feature_files are given without an interaction_file. Give both, or neither.")
+        return plant(
+            num_users=config.num_users,
+            num_items=config.num_items,
+            num_tastes=config.num_tastes,
+            interactions=config.interactions,
+            noise=config.noise,
+            hubs=config.hubs,
+            modalities=config.modalities,
+            feature_scale=config.feature_scale,
+            holdout=config.holdout,
+            seed=config.data_seed,
+        )
+    return load_interactions(
+        config.interaction_file, config.feature_files, holdout=config.holdout, seed=config.data_seed
+    )
+
+
+def make_plan(config: Config) -> Plan:
+    """The plan that `use_amp`, `growth_interval` and `clip_grad_norm` say."""
+    plan = resolve_plan("fp16-mixed" if config.use_amp else "fp32")
+    reasons = {**plan.reasons, "clip": "The config's clip_grad_norm."}
+    scaling = Scaling(growth_interval=config.growth_interval) if config.use_amp else None
+    # A guard clips to 1 where a plan says nothing: a bound that no gradient meets is none.
+    clip = config.clip_grad_norm or Clip(max_norm=1e30)
+    return plan.model_copy(update={"clip": clip, "scaling": scaling, "reasons": reasons})
+
+
+def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
+    """AdamW over what the model shows as its parameters."""
+    return torch.optim.AdamW(model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay)

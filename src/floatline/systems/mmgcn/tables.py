@@ -1,0 +1,138 @@
+"""Interactions from files: a table of users and items, and one .npy file of features for each modality."""
+
+# numpy's and torch's stubs leave the element types of what is read open.
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from floatline.errors import TargetError
+from floatline.systems.mmgcn.interactions import Interactions, split
+
+_SEPARATORS = {".csv": ",", ".tsv": "\t", ".inter": "\t"}
+# Names that columns have in the usual data sets, in lower case and without what follows a colon.
+_USER = ("user", "user_id", "userid", "uid")
+_ITEM = ("item", "item_id", "itemid", "iid")
+# 0 is training, 1 validation, 2 test.
+_SPLIT = ("x_label", "split")
+
+
+def load_interactions(path: str, feature_files: Mapping[str, str], *, holdout: float, seed: int) -> Interactions:
+    """Interactions of a table, with features of .npy files.
+
+    Users and items are whole numbers from 0 up; an item's number is its row in the features. A column `x_label` says
+    what is training (0), validation (1, which is left out) and test (2); without it, a share is held out by chance.
+
+    Args:
+        path: .csv with commas, .tsv or .inter with tabs; with names in the first line, or user and item first.
+        feature_files: Modality to .npy file.
+        holdout: Share held out where there is no such column.
+        seed: Of that split.
+
+    Raises:
+        TargetError: A file that cannot be used; the line says which, and why.
+    """
+    if not feature_files:
+        raise TargetError("feature_files names no modality. Give at least one .npy file, a row for each item.")
+    pairs, labels = _read_table(Path(path))
+    features = {name: _read_features(Path(file), name) for name, file in feature_files.items()}
+    num_items = _count_items(features, feature_files)
+    largest = int(pairs[1].max())
+    if largest >= num_items:
+        raise TargetError(
+            f"'{path}' has item {largest}, but features have {num_items:,} rows, 0 to {num_items - 1}. "
+            "Give features of all items."
+        )
+    num_users = int(pairs[0].max()) + 1
+    keys, first = (pairs[0] * num_items + pairs[1]).unique(return_inverse=True)
+    unique = torch.stack([keys // num_items, keys % num_items])
+    if labels is None:
+        train, held_out = split(unique, holdout=holdout, generator=torch.Generator().manual_seed(seed))
+    else:
+        # A pair that is there twice counts as training where one of them is.
+        label = torch.full((len(keys),), 2).scatter_reduce(0, first, labels, "amin")
+        train, held_out = unique[:, label == 0], unique[:, label == 2]
+    for part, what in ((train, "training"), (held_out, "test")):
+        if part.shape[1] == 0:
+            raise TargetError(f"'{path}' leaves no interactions for {what}. Check its split, or use more rows.")
+    return Interactions(num_users, num_items, train, held_out, features)
+
+
+def _read_table(path: Path) -> tuple[Tensor, Tensor | None]:
+    """Pairs of shape (2, E), and the labels of a split where there are some."""
+    if path.suffix not in _SEPARATORS:
+        raise TargetError(f"'{path}' is no table that is known. Use {', '.join(_SEPARATORS)}.")
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return _read_rows(csv.reader(file, delimiter=_SEPARATORS[path.suffix]), path)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise TargetError(f"'{path}' cannot be read: {reason}. Check the path and the file.") from None
+
+
+def _read_rows(rows: Iterator[list[str]], path: Path) -> tuple[Tensor, Tensor | None]:
+    first = next(rows, None)
+    if not first:
+        raise TargetError(f"'{path}' is empty. It must hold user and item in each line.")
+    has_names = not first[0].strip().lstrip("-").isdigit()
+    columns = _find_columns(first, path) if has_names else [0, 1]
+    numbers: list[list[int]] = [] if has_names else [_read_numbers(first, columns, path, 1)]
+    for line, row in enumerate(rows, start=2):
+        if row:
+            numbers.append(_read_numbers(row, columns, path, line))
+    if not numbers:
+        raise TargetError(f"'{path}' has names of columns and no interactions. Add some.")
+    table = torch.tensor(numbers).T
+    return table[:2], table[2] if len(columns) == 3 else None
+
+
+def _find_columns(names: Sequence[str], path: Path) -> list[int]:
+    """Where user, item and, if there is one, the split are; 'user_id:token' is 'user_id'."""
+    plain = [name.partition(":")[0].strip().lower() for name in names]
+    found = [next((i for i, name in enumerate(plain) if name in known), None) for known in (_USER, _ITEM, _SPLIT)]
+    user, item, label = found
+    if user is None or item is None:
+        missing, known = ("user", _USER) if user is None else ("item", _ITEM)
+        raise TargetError(f"'{path}' has no {missing} column among {', '.join(names)}. Name one {' or '.join(known)}.")
+    return [user, item] if label is None else [user, item, label]
+
+
+def _read_numbers(row: Sequence[str], columns: Sequence[int], path: Path, line: int) -> list[int]:
+    numbers: list[int] = []
+    for column in columns:
+        text = row[column].strip() if column < len(row) else ""
+        # Beyond 9 digits nothing counts users or items, and products of them leave 64 bits.
+        if not text.isdecimal() or len(text) > 9:
+            raise TargetError(f"'{path}', line {line}: '{text[:40]}' is no number from 0 up. Number users and items.")
+        numbers.append(int(text))
+    return numbers
+
+
+def _read_features(path: Path, name: str) -> Tensor:
+    try:
+        array = np.load(path, allow_pickle=False)
+    except OSError as error:
+        raise TargetError(f"Features '{path}' cannot be read: {error.strerror or 'not a file'}. Check it.") from None
+    except (ValueError, EOFError):
+        raise TargetError(f"Features '{path}' are no .npy file of numbers. Save them with numpy.save.") from None
+    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
+        shape = getattr(array, "shape", "several arrays")
+        raise TargetError(f"Features '{path}' of {name} have shape {shape}. They must be numbers, a row for each item.")
+    if not np.isfinite(array).all():
+        raise TargetError(f"Features '{path}' of {name} hold NaN or inf. Repair or fill those rows.")
+    return torch.from_numpy(array.astype(np.float32))
+
+
+def _count_items(features: Mapping[str, Tensor], files: Mapping[str, str]) -> int:
+    counts = {name: len(rows) for name, rows in features.items()}
+    if len(set(counts.values())) > 1:
+        listed = ", ".join(f"'{files[name]}' {count:,}" for name, count in counts.items())
+        raise TargetError(f"Features differ in their rows: {listed}. Each needs a row for each item.")
+    return next(iter(counts.values()))

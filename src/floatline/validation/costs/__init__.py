@@ -1,0 +1,1 @@
+"""Speed, memory and layers of a candidate, measured."""

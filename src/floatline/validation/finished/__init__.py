@@ -1,0 +1,1 @@
+"""Runs that are done, found on the disk and compared."""

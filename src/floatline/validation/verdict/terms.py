@@ -1,0 +1,110 @@
+"""Terms: what a comparison asks, settled before the first arm runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from floatline.base.plain_records import from_plain, to_plain
+from floatline.errors import ComparisonError, suggest
+
+Scale = Literal["log", "log-error", "difference"]
+"""How two values of a metric are compared; see `pairs.excess`."""
+
+LOOKS = (3, 5, 8, 12, 20)
+MARGINS = (0.01, 0.02)
+LANGUAGE_MODEL_MARGINS = (0.0025, 0.005)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is asked of a candidate: which metric, how close, after how many seeds.
+
+    Args:
+        metric: Name of the metric, for people.
+        higher_is_better: True for accuracy or H-mean, False for a loss.
+        scale: 'log' compares the metric itself, ln(B/A); 'log-error' compares what is missing to 1,
+            ln((1-B)/(1-A)), for a higher-is-better metric near 1; 'difference' compares B - A in the metric's
+            own unit, for a metric that can be zero or negative. The margins are in the same unit.
+        margins: (delta1, delta2). Up to delta1 worse is a PASS, from delta2 on a FAIL.
+        looks: Numbers of seeds at which the result is looked at. The last one is the most that is run.
+        alpha: Chance of each one-sided error, over all looks together.
+        horizon: Steps of the real training, where it is longer than the tested one; None: the tested steps.
+        language_model: The metric is a language model's loss: the notes then say what 1 % is worth.
+
+    Raises:
+        ComparisonError: A value that no comparison can be made with.
+    """
+
+    metric: str = "loss"
+    higher_is_better: bool = False
+    scale: Scale = "log"
+    margins: tuple[float, float] = MARGINS
+    looks: tuple[int, ...] = LOOKS
+    alpha: float = 0.05
+    horizon: int | None = None
+    language_model: bool = False
+
+    def __post_init__(self) -> None:
+        if self.scale not in get_args(Scale):
+            raise ComparisonError(f"Scale {self.scale!r} is not known. {suggest(self.scale, get_args(Scale))}")
+        if self.scale == "log-error" and not self.higher_is_better:
+            raise ComparisonError("Scale 'log-error' is for a higher-is-better metric. Use 'log', or higher_is_better.")
+        first, second = self.margins
+        if not 0 < first < second < math.inf:
+            raise ComparisonError(
+                f"Margins {first:g} and {second:g} do not rise from above 0. Use such as 0.01 and 0.02."
+            )
+        check_looks(self.looks)
+        if not 0 < self.alpha < 0.5:
+            raise ComparisonError(f"alpha {self.alpha:g} is not between 0 and 0.5. Use 0.05.")
+        if self.horizon is not None and self.horizon < 1:
+            raise ComparisonError(f"A horizon of {self.horizon} steps is no training. Use 1 or more, or leave it out.")
+
+    @property
+    def unit(self) -> str:
+        """What the differences are in: 'percent' for the two log scales, else 'metric'."""
+        return "metric" if self.scale == "difference" else "percent"
+
+    def show(self, value: float) -> str:
+        """A difference for people: +0.31 %, +0.0031 % where two digits would show none, or the metric's own unit."""
+        if self.unit == "metric":
+            return f"{value:+.3g}"
+        percent = 100 * value
+        return f"{percent:+.2f} %" if percent == 0 or abs(percent) >= 0.01 else f"{percent:+.4f} %"
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data, fit for JSON."""
+        return to_plain(self)
+
+    @classmethod
+    def from_json(cls, data: Any) -> Terms:
+        """The terms that `as_json` wrote; ComparisonError for anything else."""
+        return from_plain(cls, data)
+
+
+def check_looks(looks: tuple[int, ...]) -> None:
+    """Refuse looks that do not rise, or that begin below 2 seeds, where there is no spread to see."""
+    if not looks or looks[0] < 2 or any(b <= a for a, b in itertools.pairwise(looks)):
+        raise ComparisonError(f"Looks {looks} must rise, from 2 or more seeds. Use such as {LOOKS}.")
+
+
+def looks_between(least: int, most: int) -> tuple[int, ...]:
+    """The usual looks where at least and at most so many seeds are run: the first at `least`, the last at `most`.
+
+    Raises:
+        ComparisonError: Fewer seeds than the smallest look, or a first look behind the last.
+    """
+    if min(least, most) < LOOKS[0]:
+        raise ComparisonError(f"{min(least, most)} seeds are fewer than the smallest look. Use {LOOKS[0]} or more.")
+    if least > most:
+        raise ComparisonError(f"At least {least} seeds and at most {most} cannot be. Lower the first of them.")
+    return tuple(dict.fromkeys((least, *(look for look in LOOKS if least < look < most), most)))
+
+
+def words_of_looks(looks: tuple[int, ...]) -> list[str]:
+    """The options that ask for these looks."""
+    words = ["--min-seeds", str(looks[0])] if looks[0] != LOOKS[0] else []
+    return words + (["--max-seeds", str(looks[-1])] if looks[-1] != LOOKS[-1] else [])

@@ -1,0 +1,203 @@
+"""A skipped step leaves a model's buffers as they were: every bit of every buffer, however the step is made."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import floatline as fl
+from floatline.guard.step.buffers import Buffers
+
+KINDS = {
+    "plain": lambda ps: torch.optim.SGD(ps, lr=0.01),
+    "fused": lambda ps: torch.optim.AdamW(ps, lr=0.01, fused=True),
+    "floatline": lambda ps: fl.optim.AdamW(ps, lr=0.01),
+}
+
+
+class Tracker(nn.Module):
+    """Buffers of all kinds: replaced by another tensor, counted, one that grows, one that never changes, None."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int32))
+        self.register_buffer("queue", torch.zeros(0, 8), persistent=False)
+        self.register_buffer("mask", torch.ones(8, dtype=torch.bool))
+        self.register_buffer("later", None)
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            self.count += 1
+            self.queue = torch.cat([self.queue, x.detach()[:1]])
+            self.later = self.mean * 2
+        return torch.where(self.mask, x, 0.0) - 0.01 * self.mean
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.BatchNorm1d(8), Tracker(), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
+        nn.ReLU(), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 1),
+    )  # fmt: skip
+
+
+def batch(number, *, bad=False):
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(number))
+    return (x * math.nan if bad else x), x.sum(1, keepdim=True)
+
+
+def buffers_of(model):
+    return {name: None if b is None else b.clone() for name, b in all_buffers(model)}
+
+
+def all_buffers(model):
+    return [(f"{p}.{n}", b) for p, m in model.named_modules() for n, b in m._buffers.items()]
+
+
+def equal(one, two):
+    return one.keys() == two.keys() and all(
+        (a is None) == (two[n] is None) and (a is None or (a.shape == two[n].shape and torch.equal(a, two[n])))
+        for n, a in one.items()
+    )
+
+
+def loss_of(model):
+    return lambda b: (model(b[0]) - b[1]).square().mean()
+
+
+def by_step(guard, model, *batches):
+    return guard.step(loss_of(model), *batches)
+
+
+def by_backward(guard, model, *batches):
+    for b in batches:
+        with guard.autocast():
+            loss = loss_of(model)(b)
+        guard.backward(loss)
+    return guard.update()
+
+
+@pytest.mark.parametrize("make_step", [by_step, by_backward])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("good", [0, 1, 3])
+def test_a_batch_of_nan_changes_no_buffer(kind, make_step, good):
+    model = make_model()
+    guard = fl.Guard(model, KINDS[kind](model.parameters()), plan="fp32")
+    for number in range(good):
+        assert make_step(guard, model, batch(number)).applied
+    before = buffers_of(model)
+    assert not make_step(guard, model, batch(9), batch(8, bad=True)).applied
+    assert equal(buffers_of(model), before)
+    assert make_step(guard, model, batch(7)).applied
+    assert not equal(buffers_of(model), before)
+    assert all(b is None or b.isfinite().all() for b in buffers_of(model).values())
+
+
+def test_without_it_running_statistics_would_be_nan_for_good(monkeypatch):
+    monkeypatch.setattr(Buffers, "settle", lambda self, applied: setattr(self, "_slots", None))
+    model = make_model()
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    for number in range(20):
+        guard.step(loss_of(model), batch(number, bad=number == 3))
+    assert model[1].running_mean.isnan().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_with_skips_has_the_buffers_of_one_without_these_batches(kind):
+    found = []
+    for bad in ([], [0, 4, 5, 11]):
+        model = make_model()
+        guard = fl.Guard(model, KINDS[kind](model.parameters()), plan="fp32")
+        for number in range(12):
+            for _ in range(1 + (number in bad)):
+                wrong = number in bad and guard.attempts == number + bad.index(number)
+                guard.step(loss_of(model), batch(number, bad=wrong))
+        found.append(buffers_of(model) | {n: p.detach() for n, p in model.named_parameters()})
+    assert equal(*found)
+
+
+def test_a_step_left_out_on_request_changes_no_buffer():
+    model = make_model()
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    guard.step(loss_of(model), batch(0))
+    before = buffers_of(model)
+    assert guard.step(loss_of(model), batch(1), skip=True).reason == "requested"
+    assert equal(buffers_of(model), before)
+
+
+def test_what_others_write_between_steps_stays():
+    model = make_model()
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    by_backward(guard, model, batch(0))
+    model[1].running_mean.fill_(5.0)
+    model.eval()(batch(1)[0])
+    model.train()
+    by_backward(guard, model, batch(2, bad=True))
+    assert model[1].running_mean.eq(5.0).all()
+
+
+def test_buffers_that_begin_to_change_when_modules_are_switched_to_training_go_back():
+    model = make_model()
+    model[1].eval()
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    for number in range(3):
+        guard.step(loss_of(model), batch(number))
+    model[1].train()
+    guard.step(loss_of(model), batch(4, bad=True))
+    assert model[1].running_mean.eq(0.0).all()
+
+
+def test_a_compiled_models_buffers_go_back():
+    model = make_model()[:2]
+    compiled = torch.compile(model, backend="eager")
+    guard = fl.Guard(compiled, KINDS["plain"](compiled.parameters()), plan="fp32")
+    for number in range(4):
+        guard.step(lambda b: compiled(b[0]).square().mean(), batch(number, bad=number == 2))
+    assert model[1].running_mean.isfinite().all()
+    assert model[1].num_batches_tracked == 3
+
+
+def test_nothing_is_kept_of_buffers_that_no_step_changes():
+    model = nn.Sequential(nn.Linear(4, 1))
+    model.register_buffer("table", torch.zeros(1000, 1000))
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    for number in range(3):
+        guard.step(loss_of(model), batch(number))
+    assert guard._buffers._blocks == []
+
+
+def test_a_step_that_raises_changes_no_buffer():
+    model = make_model()
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    guard.step(loss_of(model), batch(0))
+    before = buffers_of(model)
+
+    def fail(b):
+        loss_of(model)(b)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guard.step(fail, batch(1))
+    assert equal(buffers_of(model), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("kind", ["fused", "floatline"])
+def test_on_a_gpu_buffers_go_back_without_a_host_read(kind):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).cuda()
+    guard = fl.Guard(model, KINDS[kind](model.parameters()), plan="fp32", policy=fl.Policy(read_after=64))
+    batches = [tuple(t.cuda() for t in batch(i, bad=i in (5, 6))) for i in range(12)]
+    for b in batches[:4]:
+        guard.step(loss_of(model), b)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for b in batches[4:]:
+            guard.step(loss_of(model), b)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert model[1].running_mean.isfinite().all()
+    assert int(model[1].num_batches_tracked) == 10

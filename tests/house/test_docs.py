@@ -1,0 +1,67 @@
+"""Everything the documentation shows can be run: Python blocks, and the commands of console blocks."""
+
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+QUICK = [ROOT / "README.md", ROOT / "docs" / "guard.md", ROOT / "docs" / "plans.md"]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str) -> list:
+    found = []
+    for page in PAGES:
+        for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8"))):
+            if match.group(1) == language:
+                marks = () if page in QUICK else slow
+                found.append(pytest.param(match.group(2), id=f"{page.relative_to(ROOT)}:{number}", marks=marks))
+    return found
+
+
+def run_python(code: str, folder: Path) -> subprocess.CompletedProcess:
+    script = folder / "block.py"
+    script.write_text(code, encoding="utf-8")
+    return run_preloaded([str(script)], cwd=ROOT)
+
+
+def run_command(line: str, folder: Path) -> subprocess.CompletedProcess:
+    """Run `floatline …` or `python …` of this environment, in the project's folder, without a shell."""
+    words = shlex.split(line)
+    words[:1] = ["-c", COMMAND] if words[0] == "floatline" else []
+    return run_preloaded(words, cwd=ROOT, env={**os.environ, "COLUMNS": "100"})
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_the_python_block_runs(code, tmp_path):
+    run = run_python(code, tmp_path)
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("text", blocks("console"))
+def test_the_commands_of_the_console_block_run(text, tmp_path):
+    commands = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    assert commands
+    for line in commands:
+        if line.split()[0] not in ("floatline", "python"):
+            pytest.skip(f"{line.split()[0]} is not run by the tests")
+        run = run_command(line, tmp_path)
+        assert run.returncode in (0, 1), f"{line}\n{run.stderr}"
+
+
+def test_a_block_that_fails_would_be_found(tmp_path):
+    assert run_python("import floatline\nfloatline.no_such_name", tmp_path).returncode == 1
+    assert run_command("floatline doctor --on no-such-device", tmp_path).returncode == 2
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_file_of_the_project_leads_somewhere(page):
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target

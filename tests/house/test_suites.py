@@ -1,0 +1,53 @@
+"""Fast and slow tests are all of the tests, and what must pass before a change lands runs both."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.slow import mostly_slow
+
+ROOT = Path(__file__).parents[2]
+CI = ROOT / ".ci" / "run"
+
+
+def read_recipes(text):
+    """What make runs, by target."""
+    found = {}
+    for line in text.splitlines():
+        if match := re.match(r"([\w-]+):", line):
+            target = match[1]
+        elif line.startswith("\t"):
+            found.setdefault(target, []).append(line.strip().removeprefix("@"))
+    return found
+
+
+def marks_of(recipe):
+    return re.findall(r' -m ("[^"]+"|\w+)$', "\n".join(recipe), re.MULTILINE)
+
+
+@pytest.mark.skipif(not CI.exists(), reason="is not part of a source distribution")
+def test_a_change_that_lands_has_passed_fast_and_slow_tests_the_site_the_oldest_frameworks_and_the_linters():
+    recipes = read_recipes((ROOT / "Makefile").read_text(encoding="utf-8"))
+    called = re.findall(r"^make ([\w-]+)$", CI.read_text(encoding="utf-8"), re.MULTILINE)
+    assert called == ["test", "test-slow", "test-oldest", "lint"]
+    assert marks_of(recipes["test"]) == ['"not slow and not exhaustive"']
+    assert (marks_of(recipes["test-slow"]), marks_of(recipes["test-exhaustive"])) == (["slow"], ["exhaustive"])
+    assert recipes["site"][0] in recipes["test-slow"]
+
+
+def test_a_suite_that_runs_everything_would_be_seen():
+    assert marks_of(["$(BIN)/python -m pytest -n auto"]) == []
+
+
+def test_one_value_in_so_many_stays_fast_and_none_is_lost():
+    params = mostly_slow(range(7), every=3)
+    assert [param.values for param in params] == [(number,) for number in range(7)]
+    assert [param.id for param in params if not param.marks] == ["2", "5"]
+    assert {mark.name for param in params for mark in param.marks} == {"slow"}
+    assert [param.id for param in mostly_slow([1.5, 2.5], every=2, ids="ab")] == ["a", "b"]
+
+
+def test_of_the_slow_ones_one_in_so_many_stays_slow():
+    params = mostly_slow(range(9), every=4, rare=3)
+    names = [param.marks[0].name if param.marks else "fast" for param in params]
+    assert names == ["slow", *["exhaustive"] * 2, "fast", *["exhaustive"] * 2, "slow", "fast", "exhaustive"]

@@ -1,0 +1,79 @@
+"""What a rescue comes to, in one word and in a sentence."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from tests.report.rescues import make_rescue
+from tests.report.validation.validations import make_validation
+
+from floatline.causes import find_cause
+from floatline.diagnosis.result import Diagnosis
+from floatline.findings import Finding
+from floatline.plans.presets import resolve_plan
+from floatline.report.rescue import print_rescue, write_rescue
+from floatline.rescuing.result import Rescue, Tried
+from floatline.validation.verdict.comparison import Gate
+
+PLAN = resolve_plan("fp16-mixed")
+PASS, FAIL = (make_validation({"rescued": worse}, bare=True) for worse in (0.0, 0.5))
+
+
+def of(cause):
+    findings = (Finding(find_cause(cause), "seen", "do this", file="/x/net.py", line=7),) if cause else ()
+    return Diagnosis("net.py", "fp16-mixed", findings, 1.0)
+
+
+BROKEN = Rescue("net.py", of("product-overflow"), 40, tried=(Tried("a in FP32", "why", "it lags", 1.0),))
+
+
+@pytest.mark.parametrize(
+    ("rescue", "outcome", "words"),
+    [
+        (Rescue("net.py", of(""), 40), "healthy", "no plan is needed"),
+        (Rescue("net.py", of("bad-input-data"), 40), "not-precision", "bad-input-data at net.py:7. Do this: do this"),
+        (BROKEN, "code-change", "No plan mends product-overflow at net.py:7; the code must change: do this: do this"),
+        (replace(BROKEN, complete=False), "unsolved", "none of the 1 plans that were tried mends it. Give more time"),
+        (replace(BROKEN, plan=PLAN, does="a in FP32"), "not-verified", "That is not verified"),
+        (replace(BROKEN, plan=PLAN, validation=FAIL, margin="5 %"), "not-verified", "margin 5 %) says FAIL"),
+        (replace(BROKEN, plan=PLAN, validation=PASS, margin="5 %"), "rescued", "trains as FP32 does: the short"),
+        (replace(BROKEN, plan=PLAN, validation=PASS, margin="1 %", proved=True), "rescued", "the full validation"),
+    ],
+)
+def test_the_outcome_and_its_words(rescue, outcome, words):
+    assert (rescue.outcome, rescue.solved) == (outcome, outcome in ("healthy", "rescued"))
+    assert words in rescue.words and rescue.as_json()["words"] == rescue.words
+
+
+def test_a_page_without_a_validation_says_healthy_and_not_pass(tmp_path):
+    lag = replace(of(""), notes=("the last loss is 0.3, in FP32 0.1",))
+    rescue = Rescue("net.py", lag, 40)
+    console = Console(record=True, width=400, color_system=None)
+    print_rescue(rescue, write_rescue(rescue, tmp_path), console)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "HEALTHY" in page and ">PASS<" not in page
+    assert "in FP32 0.1" in page and "in FP32 0.1" in console.export_text()
+
+
+def test_a_refused_check_says_what_to_do_and_does_not_send_to_the_full_one(tmp_path):
+    gate = Gate("noise-floor", False, "too noisy", "More seeds.")
+    best = replace(PASS.best, verdict="REFUSED", gates=(gate,))
+    refused = replace(BROKEN, plan=PLAN, validation=replace(PASS, comparisons=(best,)), margin="5 %")
+    console = Console(record=True, width=400, color_system=None)
+    print_rescue(refused, write_rescue(refused, tmp_path), console)
+    assert "do     More seeds." in console.export_text() and "--prove" not in refused.words
+    assert "--prove" in replace(refused, validation=FAIL).words
+
+
+def test_the_terminal_names_the_cause_the_trials_the_files_and_what_comes_next(tmp_path):
+    console = Console(record=True, width=400, color_system=None)
+    rescue = make_rescue("a\x1b[2Jb\n[red]c", "net.py")
+    print_rescue(rescue, write_rescue(rescue, tmp_path), console)
+    text = console.export_text()
+    lines = [line.split()[0] for line in text.splitlines()]
+    assert lines == [
+        *("rescued", "found", "seen", "tried", "tried", "check", "code", "note", "time"),
+        *("plan", "patch", "report", "next", "or"),
+    ]
+    assert "\x1b" not in text and "[red]c" in text
+    assert f"floatline approve {tmp_path} --by NAME" in text
