@@ -12,6 +12,7 @@ import floatline
 ROOT = Path(floatline.__file__).parent
 # From the top floor to the ground. A module may import from its own room and from any floor below.
 FLOORS = [
+    {"__main__"},
     {"cli"},
     {"report", "systems"},
     {"integrations", "rescuing"},

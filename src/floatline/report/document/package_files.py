@@ -11,8 +11,8 @@ from floatline.base.files import write_whole
 
 
 def read_text(name: str) -> str:
-    """The text of one file beside this module, such as 'templates/look.css'."""
-    return resources.files("floatline.report").joinpath(*name.split("/")).read_text(encoding="utf-8")
+    """The text of one file of the room, such as 'templates/look.css'."""
+    return resources.files(__name__.partition(".document.")[0]).joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 def security_policy(*, styles: str, script: str = "") -> str:
