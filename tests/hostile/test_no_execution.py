@@ -30,7 +30,7 @@ CALLS = {
 IMPORTS = {"importlib.import_module"}
 ALLOWED = {
     # What the user names on the command line is run: that is what they ask for.
-    "probe/scripts/run.py": {"runpy"},
+    "probe/scripts/run.py": {"compile", "exec", "runpy"},
     "workload/target.py": IMPORTS,
     # Modules of floatline and its optional packages, by names that no file holds.
     "base/offered.py": IMPORTS,

@@ -65,13 +65,14 @@ def train(guard: fl.Guard, *, steps: int = 57, before: int = 0) -> None:
 
 
 def find_wandb_file(folder):
-    """The one W&B file below a folder, once its process has written it: `finish` does not wait for that."""
-    (path,) = folder.glob("wandb/offline-run-*/*.wandb")
+    """The one W&B file below a folder, once its process has written it: `finish` waits for neither name nor rows."""
     for _ in range(2500):
-        if path.stat().st_size > 1000:
-            break
+        found = list(folder.glob("wandb/offline-run-*/*.wandb"))
+        if found and found[0].stat().st_size > 1000:
+            return found[0]
         time.sleep(0.1)
-    return path
+    written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    raise AssertionError(f"W&B wrote no run of more than 1,000 bytes; there are {written}")
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
-        _sync(path.parent)
+        sync_folder(path.parent)
     except OSError:
         draft.unlink(missing_ok=True)
         raise
@@ -55,7 +55,7 @@ def read_bounded(path: Path, *, most: int = MOST_BYTES) -> bytes:
     return data
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring the new name to the disk, where the system can."""
     if os.name == "nt":  # pragma: no cover - folders cannot be opened there
         return

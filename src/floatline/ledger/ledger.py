@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from floatline import __version__
+from floatline.base.files import sync_folder
 from floatline.causes import find_cause
 from floatline.errors import LedgerError, suggest
 from floatline.ledger.account import Accounts
@@ -29,7 +30,6 @@ from floatline.ledger.parts import (
     list_parts,
     part_path,
     read_part,
-    sync_folder,
 )
 from floatline.ledger.record_checks import check_packed, take_outcome, whole
 from floatline.ledger.writer import LedgerWriter, Pace, PendingEvent, PendingStep

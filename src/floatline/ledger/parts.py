@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from floatline.base.files import sync_folder
 from floatline.errors import LedgerError
 from floatline.ledger.account import Accounts
 from floatline.ledger.lines import MAX_LINE, SCHEMA, Record, Step, decode_line, decode_record, encode_line
@@ -227,17 +227,6 @@ def check_sizes(part_bytes: int, keep_parts: int | None) -> None:
         raise LedgerError(f"part_bytes is {part_bytes}. Give 4,096 or more.")
     if keep_parts is not None and keep_parts < 1:
         raise LedgerError(f"keep_parts is {keep_parts}. Give 1 or more, or None to keep all.")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a new file's name durable; Windows has no such call."""
-    if sys.platform == "win32":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _number(path: Path) -> int:

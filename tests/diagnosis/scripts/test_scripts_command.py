@@ -194,3 +194,21 @@ def test_an_interpreter_without_torch_is_told_which_one_floatline_runs_in(tmp_pa
     done = run("--", str(bare), "short.py", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "cannot import" in done.stderr and sys.executable in done.stderr
+
+
+READS_ITSELF = """
+import os, sys, pickle, torch
+class Net(torch.nn.Linear): ...
+os.chdir("elsewhere")
+print(len(open(__file__).read()), sys.argv, __name__, __spec__, type(pickle.loads(pickle.dumps(Net(1, 1)))) is Net)
+"""
+
+
+def test_a_script_that_goes_elsewhere_finds_its_own_file_and_arguments_as_under_python(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "train.py").write_text(READS_ITSELF, encoding="utf-8")
+    bare = subprocess.run([sys.executable, "train.py", "-x"], capture_output=True, text=True, cwd=tmp_path, check=True)
+    code = "from floatline.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "diagnose", "--", sys.executable, "train.py", "-x"]
+    watched = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path)
+    assert watched.stdout.startswith(bare.stdout), watched.stderr

@@ -18,11 +18,10 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from floatline import __version__
-from floatline.base.files import read_bounded
+from floatline.base.files import read_bounded, sync_folder
 from floatline.base.plain_values import DAMAGE, decode_state, encode_state, flatten_tensors, unflatten_tensors
 from floatline.errors import GuardError
 from floatline.ledger.folder_lock import lock_file as lock_file  # pyright: ignore[reportPrivateUsage]
-from floatline.ledger.parts import sync_folder
 
 SCHEMA = 1
 _MOST_STATE = 1 << 30  # bytes

@@ -7,11 +7,12 @@ import math
 import runpy
 import sys
 import time
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
 import torch
 
@@ -176,7 +177,21 @@ def _prepare(words: list[str]) -> Callable[[], object]:
     sys.argv[:] = words
     if not safe:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
-    return lambda: runpy.run_path(words[0], run_name="__main__")
+    path = Path(words[0])
+    if not path.is_file() or zipfile.is_zipfile(path):  # a folder or archive with a __main__.py
+        return lambda: runpy.run_path(words[0], run_name="__main__")
+    return lambda: _run_file(path.absolute())
+
+
+def _run_file(path: Path) -> None:
+    """Run a file as Python does: `__file__` and names of its frames are absolute, sys.argv[0] is as it was typed."""
+    main = ModuleType("__main__")
+    main.__file__ = str(path)
+    former, sys.modules["__main__"] = sys.modules["__main__"], main
+    try:
+        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)  # noqa: S102 - it is what the user asked for
+    finally:
+        sys.modules["__main__"] = former
 
 
 def _file_of(words: list[str]) -> str:
