@@ -6,7 +6,16 @@ import math
 
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.first_nonfinite import FORMATS, ancestors
-from floatline.diagnosis.detectors.op_kinds import ADDITIONS, CASTS, LINEAR, PRODUCTS, SCATTERED, base_name
+from floatline.diagnosis.detectors.op_kinds import (
+    ADDITIONS,
+    CASTS,
+    CENTRED,
+    LINEAR,
+    PERIODIC,
+    PRODUCTS,
+    SCATTERED,
+    base_name,
+)
 from floatline.formats import find_format
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
 
@@ -216,7 +225,7 @@ def cancelled(trace: Trace) -> list[tuple[Op, float]]:
             continue
         out = op.outputs[0]
         error = out.error
-        if error is None or not math.isfinite(error) or out.numel < 2:
+        if error is None or not math.isfinite(error) or (out.numel < 2 and not _is_wide(op, trace)):
             continue
         worst = max((operand.value.error or 0.0 for operand in op.inputs), default=0.0)
         smaller = (out.twin_largest or 0.0) < 0.1 * min(operand.value.largest for operand in op.inputs)
@@ -226,6 +235,38 @@ def cancelled(trace: Trace) -> list[tuple[Op, float]]:
             found.append((op, error))
             spoilt.add(op.index)
     return sorted(found, key=lambda pair: any(_is_target(operand, trace) for operand in pair[0].inputs))
+
+
+def _is_wide(op: Op, trace: Trace) -> bool:
+    """Whether a single number is made of many, and goes into many: a statistic, not the loss."""
+    made = any(
+        own.value.numel > 1 for operand in op.inputs for maker in ancestors(operand, trace, 3) for own in maker.inputs
+    )
+    reached = {op.index}
+    for later in trace.ops[op.index + 1 :]:
+        if later.phase == "forward" and any(operand.made_by in reached for operand in later.inputs):
+            if any(out.numel > 1 for out in later.outputs):
+                return made
+            reached.add(later.index)
+    return False
+
+
+def amplified(trace: Trace) -> list[tuple[str, Op, float]]:
+    """Operations that make a large error of rounding: cause, operation and error of what it gives.
+
+    Sines of large angles, softmaxes of large numbers, norms of what is nearly constant: what they read agrees with FP32
+    to the last digits that 16 bits have, and what they give does not.
+    """
+    found: list[tuple[str, Op, float]] = []
+    for op in trace.ops:
+        if op.phase != "forward" or base_name(op.name) not in PERIODIC | CENTRED or not op.outputs or not op.inputs:
+            continue
+        out = op.outputs[0]
+        worst = max((operand.value.error or 0.0 for operand in op.inputs), default=0.0)
+        if out.numel > 1 and not out.nonfinite and 0.0 < worst < CLEAN and CANCELLED < (out.error or 0.0) < math.inf:
+            cause = "integer-not-exact" if base_name(op.name) in PERIODIC else "cancellation"
+            found.append((cause, op, out.error or 0.0))
+    return found
 
 
 def _is_added_up(op: Op, trace: Trace) -> bool:

@@ -32,14 +32,16 @@ class ScriptEvidence(Evidence):
     """The run of a script, and the steps that were recorded of it.
 
     There is no run in FP32. Whether FP32 does better is asked of the FP32 twins of the recorded steps: a step fails
-    in FP32 too where its twin does; training falls behind where the gradients or updates of every healthy step that
-    was recorded are far from their twins.
+    in FP32 too where its twin does; training falls behind where the gradients or updates of most healthy steps that
+    were recorded are far from their twins.
 
     Args:
         captured: What was recorded.
+        setup: What the script computed in 16 bits before it trained; None where that is not known.
     """
 
     captured: list[Captured] = field(default_factory=list[Captured])
+    setup: Trace | None = None
 
     def trace(self, step: int, precision: Precision | None = None) -> Trace | None:
         """The recorded step that tells most about one; as FP32 would have had it, where that is asked for."""
@@ -70,8 +72,12 @@ class ScriptEvidence(Evidence):
 
     @property
     def falls_behind(self) -> bool:
-        """Whether the gradients of every healthy step that was recorded are damaged."""
-        return bool(self.healthy) and all(_is_damaged(one.trace) for one in self.healthy)
+        """Whether the gradients of the first healthy step and of most that were recorded are damaged.
+
+        Those of a model that has converged are only late; those of one that damage has killed, only early.
+        """
+        damaged = [_is_damaged(one.trace) for one in self.healthy]
+        return bool(damaged) and damaged[0] and sum(damaged) > len(damaged) / 2
 
     @property
     def starts_apart(self) -> bool:
@@ -83,11 +89,13 @@ class ScriptEvidence(Evidence):
         return bool(errors) and all(error is None or error > APART for error in errors)
 
     def falls_behind_by(self, share: float) -> bool:
-        """The same, or that most weights stand still in every one, or that all of one do in the whole run."""
+        """The same, or that most weights stand still in most of them, or that all of one do in the whole run.
+
+        In the first and the last, too: a rate that warms up or decays loses updates at one end, and that is meant.
+        """
         del share
-        if not self.healthy:
-            return False
-        most = all(_share_of_lost_updates(one.trace) > STUCK_SHARE for one in self.healthy)
+        stuck = [_share_of_lost_updates(one.trace) > STUCK_SHARE for one in self.healthy]
+        most = bool(stuck) and stuck[0] and stuck[-1] and sum(stuck) > len(stuck) / 2
         return self.falls_behind or most or self._has_frozen_weight
 
     @property
@@ -122,7 +130,7 @@ def stand_in_for_fp32(given: RunRecord) -> RunRecord:
 def fails_in_fp32(evidence: ScriptEvidence) -> bool | None:
     """Whether the FP32 twin of the recorded failing step is not finite, too; None where none was recorded."""
     trace = evidence.trace(evidence.given.step_to_trace, "fp32") if evidence.fails and evidence.failed else None
-    if trace is None or starts_spoilt(trace) or lacks_forward(trace) or _reads_inf(trace):
+    if trace is None or starts_spoilt(trace) or lacks_forward(trace) or reads_inf(trace):
         return None
     return step_fails(trace)
 
@@ -140,10 +148,10 @@ def starts_spoilt(trace: Trace) -> bool:
     return any(o.role.startswith("param:") and (o.value.nan or o.value.pos_inf) for o in operands)
 
 
-def _reads_inf(trace: Trace) -> bool:
+def reads_inf(trace: Trace) -> bool:
     """Whether the step read inf or NaN that was there before it: 16 bits may have made it, and its twin has it, too."""
-    operands = (o for op in trace.ops for o in op.inputs if op.phase == "forward" and o.made_by is None)
-    return any(o.value.pos_inf or o.value.nan for o in operands)
+    ops = (op for op in trace.ops if op.phase in ("forward", "outside"))
+    return any((o.value.pos_inf or o.value.nan) and o.made_by is None for op in ops for o in op.inputs)
 
 
 def lacks_forward(trace: Trace) -> bool:

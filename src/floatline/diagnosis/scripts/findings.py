@@ -14,6 +14,7 @@ from floatline.diagnosis.detectors.loop import find_loop_faults
 from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
 from floatline.diagnosis.detectors.numbers import find_dead_state, find_failures, find_silent_damage
 from floatline.diagnosis.detectors.resuming import find_schedule_ahead
+from floatline.diagnosis.scripts.before_training import find_damaged_setup, find_failing_setup
 from floatline.diagnosis.scripts.evidence import ScriptEvidence, lacks_forward, starts_spoilt, step_fails
 from floatline.findings import Finding
 from floatline.formats import find_format
@@ -42,11 +43,13 @@ def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Findi
     follows = evidence.fails and all(finding.cause.id == "scheduler-vs-skipped-step" for finding in loop)
     for family in (
         lambda: find_exceptions(evidence.given, None),
+        lambda: find_failing_setup(evidence),  # before data is blamed for it
         lambda: [] if follows else loop,
         lambda: find_dead_state(evidence),  # weights that run away for it are no divergence
         lambda: _find_what_fp32_has_too(evidence, motion),
         lambda: find_failures(_without_history(evidence)),
         lambda: find_silent_damage(evidence),
+        lambda: find_damaged_setup(evidence),
         lambda: find_what_never_learns(evidence),
         lambda: loop,
     ):

@@ -78,7 +78,13 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
     """The findings about a run, as JSON."""
     given, capture = run.record, run.capture
     evidence = ScriptEvidence(
-        make_target(""), 0, given, stand_in_for_fp32(given), lambda _: None, captured=list(capture.steps)
+        make_target(""),
+        0,
+        given,
+        stand_in_for_fp32(given),
+        lambda _: None,
+        captured=list(capture.steps),
+        setup=capture.setup,
     )
     findings = find_in_script(evidence, run.motion) if given.losses or given.exception else []
     if trace_path and capture.steps:
@@ -141,6 +147,11 @@ def _notes(run: ScriptRun) -> list[str]:
         f"{recorded}, {capture.seconds:.1f} s of {given.seconds:.1f} s; the script ran once, and not in FP32",
         *dict.fromkeys(capture.errors),
     ]
+    if capture.setup is not None and capture.setup.meta["left_out"]:
+        notes.append(
+            f"before the first pass, {len(capture.setup.ops):,} operations in 16 bits were looked at, and "
+            f"{capture.setup.meta['left_out']:,} were not"
+        )
     if run.compiled:
         notes.append("the script compiles its model: recorded steps ran eagerly, the others were seen from outside")
     if capture.ended_at is not None:

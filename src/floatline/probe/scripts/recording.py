@@ -5,14 +5,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from floatline.probe.scripts.last_forward import Forward, tensors_in
+from floatline.probe.scripts.setup import SetupRecorder
 from floatline.probe.trace.gradient_errors import GradientRecorder
 from floatline.probe.trace.measures import Measures
 from floatline.probe.trace.schemas import TracedCall
@@ -108,11 +110,30 @@ class ScriptRecording:
         self.early = False
         self._recorder: GradientRecorder | None = None
         self._eagerly = contextlib.ExitStack()
+        self._setup: SetupRecorder | None = None
 
     @property
     def runs(self) -> bool:
         """Whether something is recorded now."""
         return self._recorder is not None
+
+    def begin_setup(self) -> None:
+        """Record what comes before the first pass of a model."""
+        self._setup = SetupRecorder()
+        self._setup.__enter__()
+
+    def end_setup(self) -> Trace | None:
+        """What was recorded before; None where it has ended already."""
+        setup, self._setup = self._setup, None
+        if setup is None:
+            return None
+        above: list[Any] = []  # modes that the script has entered since
+        while torch._C._len_torch_dispatch_stack() and _top() is not setup:
+            above.append(_pop_mode())
+        setup.__exit__(None, None, None)
+        for mode in reversed(above):
+            _push_mode(mode)
+        return setup.trace
 
     def begin_early(self, step: int) -> None:
         """Record what comes before the forward pass of a step."""
@@ -121,15 +142,18 @@ class ScriptRecording:
         self.step, self.early = step, True
         self._enter(GradientRecorder(nn.Module()))  # its model is not known yet
 
-    def begin(self, forward: Forward, model: nn.Module) -> None:
-        """Record a step from its forward pass on, or go on with it."""
+    def begin(self, forward: Forward, model: nn.Module, loose: Mapping[str, Tensor]) -> None:
+        """Record a step from its forward pass on, or go on with it; `loose` are weights of no module that is called."""
         inputs = tensors_in(forward.args, forward.kwargs)
         self.step, self.early = forward.event.step, False
         if self._recorder is None:
-            self._enter(GradientRecorder(model, batch=(inputs, ())))
+            recorder = GradientRecorder(model, batch=(inputs, ()))
+            recorder.name_weights(loose)
+            self._enter(recorder)
         else:
             self._recorder.adopt(model)
             self._recorder.name_batch(inputs, ())
+            self._recorder.name_weights(loose)
 
     def begin_between(self, step: int, recorder: BetweenSteps) -> None:
         """Record the step of a loop that calls no module, and has yet to update its weights."""
@@ -155,8 +179,7 @@ class ScriptRecording:
         """Whether the recorder lies above a dispatch mode, which would then leave the recorder instead of itself."""
         if self._recorder is None or mode is self._recorder:
             return False
-        depth = torch._C._len_torch_dispatch_stack()
-        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self._recorder
+        return torch._C._len_torch_dispatch_stack() > 0 and _top() is self._recorder
 
     def end(self) -> Trace | None:
         """What was recorded; None where nothing was."""
@@ -171,6 +194,11 @@ class ScriptRecording:
         return recorder.trace
 
 
+def _top() -> object:
+    """The dispatch mode that was entered last."""
+    return torch._C._get_dispatch_stack_at(torch._C._len_torch_dispatch_stack() - 1)
+
+
 def find_updates_by_hand(trace: Trace) -> list[Op]:
     """Sums in place that change a weight outside of an optimizer."""
     return [
@@ -178,3 +206,13 @@ def find_updates_by_hand(trace: Trace) -> list[Op]:
         for op in trace.ops
         if op.phase == "outside" and op.name in _SUMS and op.inputs and op.inputs[0].role.startswith("param:")
     ]
+
+
+def fails_by_state(trace: Trace) -> bool:
+    """Whether nothing but the optimizer's own state, from before the step, is not finite in it."""
+    if any(v.nonfinite for op in trace.ops if op.phase == "backward" for v in op.outputs):
+        return False
+    if any(operand.value.nonfinite for operand in trace.gradients.values()):
+        return False
+    read = (o for op in trace.ops if op.phase == "update" for o in op.inputs if o.made_by is None)
+    return any(o.role.startswith("state:") and o.value.nonfinite for o in read)

@@ -84,7 +84,9 @@ class ScriptWatch:
             self._capture = capture = StepCapture(seen)
             seen.listener, seen.locate = capture, find_script_line
             try:
-                _prepare(self._words)()
+                run = _prepare(self._words)
+                capture.begin_setup()
+                run()
             except SystemExit as end:
                 self.exit_code = _read_code(end)
                 self._error = end.__context__ if self.exit_code and end.__context__ is not None else None

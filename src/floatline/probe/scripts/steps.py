@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from floatline.probe.scripts.last_forward import HeldForwards, has_room, replay_forward
 from floatline.probe.scripts.late_steps import LateSteps
-from floatline.probe.scripts.recording import BetweenSteps, ScriptRecording
+from floatline.probe.scripts.recording import BetweenSteps, ScriptRecording, fails_by_state
 from floatline.probe.scripts.schedule import Schedule
 from floatline.probe.scripts.weight_copies import Weights, all_finite
 from floatline.probe.trace.trace import Trace
@@ -67,6 +67,7 @@ class StepCapture:
         seconds: How long recording took.
         errors: What went wrong with it, or is not as it should be.
         before_failure: The weights with which a step failed; None where none did, or they were not finite.
+        setup: What the script computed in 16 bits before its first pass; None where that could not be recorded.
     """
 
     def __init__(self, seen: Watch) -> None:
@@ -74,6 +75,7 @@ class StepCapture:
         self.seconds = 0.0
         self.errors: list[str] = []
         self.before_failure: Weights | None = None
+        self.setup: Trace | None = None
         self._seen = seen
         self._recording = ScriptRecording()
         self._last_step = self._applied_step = self._failed_step = -1
@@ -85,19 +87,32 @@ class StepCapture:
         self._before: Weights | None = None
         self._late = LateSteps(seen.late, self._fail_late)
         self._stepping: LoopEvent | None = None
-        self._attempts = 0
+        self._attempts, self._tries = 0, False  # steps that ran on these weights; whether one does now
         self._kind: Kind = "healthy"
         self._skips = self._relapses = self._lost = 0
         self._worked = 0.0
         self._wanted = False
         self._broken = False  # recording went wrong, and is to be ended
         self._hunts = 0  # steps that are still recorded to see a lost loss come again
-        self._rests_until = 0  # the first of them that may be recorded
+        self._rests_until = 0  # the first step that may be recorded next, for that or to see a failure again
+
+    def begin_setup(self) -> None:
+        """The script begins."""
+        self._try(self._recording.begin_setup)
+
+    def _end_setup(self) -> None:
+        if self.setup is None and not self._seen.hooked:
+            self.setup = self._recording.end_setup()
 
     # What the watch tells.
 
+    def see_compile(self) -> None:
+        """The script compiles something: what is compiled must see no mode of ours."""
+        self._try(self._end_setup)
+
     def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: LoopEvent) -> None:
         """A root module is about to run, with gradients."""
+        self._try(self._end_setup)
         if self._seen.detailed:
             self._held.weigh(args, kwargs)
         self._held.add(event, root, args, kwargs)
@@ -114,6 +129,7 @@ class StepCapture:
 
     def leave_step(self) -> None:
         """What comes now is no part of the step."""
+        self._try(self._end_setup)
         if self._recording.early:
             self._try(self._recording.end)
             self._wanted, self._seen.on_clear = True, self._begin_again
@@ -155,6 +171,11 @@ class StepCapture:
 
     def see_weights(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""
+        self._judge_weights(optimizer)
+        if len(self._seen.optimizers) == 1:  # no other needs them in this step, and the script may end now
+            self._try(self._give_back)
+
+    def _judge_weights(self, optimizer: Optimizer) -> None:
         event, before = self._stepping, self._before
         if event is None:
             return
@@ -180,6 +201,7 @@ class StepCapture:
 
     def end_step(self, *, late: bool = False) -> None:
         """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
+        self._try(self._end_setup)
         step = self._seen.step + 1
         if self._recording.runs or not self._is_wanted(step):
             return
@@ -190,6 +212,7 @@ class StepCapture:
 
     def end_backward(self) -> None:
         """A loop without modules and optimizers has gradients: it updates its weights, then it begins a step."""
+        self._try(self._end_setup)
         if self._recording.runs:
             self._recording.see_backward()
         elif self._is_wanted(self._seen.step + 1, after=1):
@@ -247,7 +270,7 @@ class StepCapture:
         """Whether a step is recorded that begins next; `after` is how many will have been applied by then."""
         self._kind = "healthy"
         if self._healthy is not None:
-            return True
+            return not self._attempts or step >= self._rests_until
         hunts = self._hunts > 0 and step >= self._rests_until
         self._hunts -= hunts
         if not self._wanted and not hunts and self._schedule.num_applied + after < self._schedule.due:
@@ -272,7 +295,8 @@ class StepCapture:
     def _begin_with_forward(self) -> None:
         forward = self._held.calls[-1]
         model = self._find_model(forward.root)
-        self._begin(forward.root, lambda: self._recording.begin(forward, model))
+        loose = self._find_loose(model)
+        self._begin(forward.root, lambda: self._recording.begin(forward, model, loose))
 
     def _begin_without_module(self, step: int) -> None:
         model = LooseWeights([*self._seen.leaves.values()])
@@ -301,20 +325,25 @@ class StepCapture:
     def _put_on_healthy(self) -> None:
         """Let the step run on the weights from before the failure."""
         if self._healthy is not None:
-            self._attempts += 1
+            self._attempts, self._tries = self._attempts + 1, True
             self._stashed = Weights.copy(list(self._all_weights()))
             self._healthy.put_back()
 
     def _put_back(self) -> None:
-        """Give the script the weights that it had."""
+        """Give the script the weights that it had, and decide whether the failure was seen again."""
+        self._give_back()
+        if self._tries and (self._kind == "failed" or self._attempts >= _ATTEMPTS):
+            self._healthy = None
+        self._tries = False
+
+    def _give_back(self) -> None:
         if self._stashed is not None:
             self._stashed.put_back()
             self._stashed = None
-            if self._kind == "failed" or self._attempts >= _ATTEMPTS:
-                self._healthy = None
 
     def finish(self) -> None:
         """The script is over, or is about to be explained."""
+        self._try(self._end_setup)
         self._try(self._seen.late.read)
         if self._recording.early:
             self._try(self._recording.end)
@@ -332,13 +361,17 @@ class StepCapture:
         trace, self._seen.on_event = self._recording.end(), None
         if trace is None:
             return
+        again = self._attempts < _ATTEMPTS and self._tries and fails_by_state(trace)
+        if again:  # the optimizer still holds what the failed step left in it: this one tells nothing
+            self._kind = "healthy"
         self._put_back()
         # What comes before the next forward pass went into this step. A step or two further on a whole one begins: now
         # one, now two, as what fails may be every second step.
-        self._rests_until = self._recording.step + 2 + self._hunts % 2
+        self._rests_until = self._recording.step + 2 + (self._hunts + self._attempts) % 2
         seconds = time.perf_counter() - self._clock
         self.seconds += seconds
-        self.steps.append(Captured(self._recording.step, self._kind, trace, seconds))
+        if not again:
+            self.steps.append(Captured(self._recording.step, self._kind, trace, seconds))
 
     def replay_last_forward(self) -> bool:
         """Record the last forward pass once more, where the script ended before its step could fail.
@@ -387,6 +420,17 @@ class StepCapture:
         """The largest module that was called by itself and that the root is a part of."""
         owners = [m for m in self._seen.roots.values() if any(part is root for part in m.modules())]
         return unwrap(max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root))
+
+    def _find_loose(self, model: nn.Module) -> dict[str, Tensor]:
+        """Weights of the optimizers that are none of the model's, by name: another model's, or those of no call."""
+        named = {id(p) for p in model.parameters()}
+        others = {id(p): name for root in self._seen.roots.values() for name, p in root.named_parameters()}
+        return {
+            others.get(id(p), f"parameter {i} of {made.name}"): p
+            for made in self._seen.optimizers.values()
+            for i, p in enumerate(made.parameters)
+            if id(p) not in named
+        }
 
     def _all_weights(self) -> Iterator[Tensor]:
         """Parameters and buffers; not those that count, such as the batches that a norm has seen."""

@@ -104,6 +104,11 @@ class Recorder(TorchDispatchMode):
         self._whereabouts.name_modules(model)
         name_start(self._storages, model, ((), ()))
 
+    def name_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Name weights that belong to no module of the model."""
+        for name, weight in weights.items():
+            self._storages.name(weight, f"param:{name}")
+
     def name_batch(self, inputs: Sequence[Any], targets: Sequence[Any]) -> None:
         """Give the batch its roles while the step runs, but for what the step itself has made.
 

@@ -86,6 +86,10 @@ class Storages:
         if memory is not None and all(offset != known for known, _ in memory.roles):
             memory.roles = sorted([*memory.roles, (offset, role)])
 
+    def alive_makers(self) -> list[int]:
+        """The operations that last wrote the memory that is still held by someone."""
+        return sorted({m.made_by for m in self._known.values() if m.made_by is not None and not m.weak.expired()})
+
     def _purge(self) -> None:
         for key in [key for key, memory in self._known.items() if memory.weak.expired()]:
             del self._known[key]

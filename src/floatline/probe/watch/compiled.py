@@ -43,6 +43,8 @@ class CompilerWatch:
     def _watch_compile(self, compile_: _Call) -> _Call:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._seen.compiled = True
+            if self._seen.listener is not None:
+                self._seen.listener.see_compile()
             if self._handler is None:
                 with self.lift():  # Dynamo keeps some of torch's functions as it finds them when it is loaded
                     self._listen()

@@ -75,6 +75,9 @@ class StepListener(Protocol):
     def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: LoopEvent) -> None:
         """A root module is about to run, with gradients."""
 
+    def see_compile(self) -> None:
+        """The loop is about to compile something."""
+
     def leave_step(self) -> None:
         """What comes now is no part of the step, but an evaluation."""
 
