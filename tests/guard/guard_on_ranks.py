@@ -319,7 +319,7 @@ def lost_gradients(ranks, kind):
 
 
 def resumed(ranks, kind, make):
-    """Ten steps in one go; and five, a checkpoint, and five more with everything made anew."""
+    """Ten steps in one go; and five, a checkpoint, and five more with everything made again."""
     folder = ranks.folder / f"resumed-{kind}-{make.__name__}-{ranks.world}"
 
     def begin(seed):

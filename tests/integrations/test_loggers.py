@@ -304,12 +304,12 @@ def test_a_run_that_goes_on_counts_on(tmp_path):
 def test_own_numbers_and_notes_can_be_logged(tmp_path):
     with JSONLLogger(tmp_path / "own.jsonl") as logger:
         logger.log(3, {"val/loss": math.inf})
-        logger.note(4, "began anew")
+        logger.note(4, "started again")
     with JSONLLogger(tmp_path / "own.jsonl") as logger:
         logger.log(5, {"val/loss": 1})
     assert (tmp_path / "own.jsonl").read_text().splitlines() == [
         '{"step": 3, "val/loss": "Infinity"}',
-        '{"step": 4, "event": "began anew"}',
+        '{"step": 4, "event": "started again"}',
         '{"step": 5, "val/loss": 1.0}',
     ]
     with pytest.raises(GuardError, match="closed"):

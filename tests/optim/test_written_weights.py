@@ -287,7 +287,7 @@ def test_a_single_write_takes_no_copies():
     assert "copies" not in optimizer.memory().parts
 
 
-# Weights that were idle, and rosters that are made anew.
+# Weights that were idle, and rosters that are made again.
 
 
 def test_a_write_to_a_weight_without_a_gradient_counts_when_it_has_one_again():

@@ -98,7 +98,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         ),
         check=(
             "A few skips at the start and then none are how a dynamic scale settles: nothing is wrong. If "
-            "they do not stop, look at the forward pass first: a non-finite value there cannot be mended by "
+            "they do not stop, look at the forward pass first: a non-finite value there cannot be fixed by "
             "any scale."
         ),
     ),

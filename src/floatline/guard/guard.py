@@ -71,7 +71,7 @@ class Guard:
         plan: Precision, scaling and clipping: a name, a YAML file or a Plan.
         clip_norm: Largest norm of the unscaled gradients. None takes the plan's clipping, where it has one; math.inf
             clips none.
-        clip_value: Largest magnitude of an element of the unscaled gradients, in place of a norm.
+        clip_value: Largest magnitude of an element of the unscaled gradients, instead of a norm.
         norm_type: Which norm `clip_norm` bounds; 2 costs nothing extra.
         policy: When to skip, go back and stop: a Policy, a preset's name, or None for the plan's.
         folder: Run folder of the ledger, and of the state that is saved before a stop. None keeps the account in
@@ -235,7 +235,7 @@ class Guard:
             before = RandomState.now() if self.run.policy.retry_overflow else None
             if self._failures is not None:
                 self._failures.keep(self.attempts + 1, compute_loss, micro_batches)
-            self._buffers.keep(anew=True)
+            self._buffers.keep(again=True)
             total = self._run(compute_loss, micro_batches)
             outcome = self._finish(total, skip, retries=retries)
             if before is None or retries == self.run.policy.retry_overflow or outcome.reason != "overflow":

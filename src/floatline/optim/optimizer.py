@@ -133,7 +133,7 @@ class Optimizer(RuledOptimizer):
             scale: What the loss was multiplied by; gradients are divided by it.
             clip_norm: Largest global norm of the unscaled gradients; larger ones are scaled down to it.
             skip: True: leave everything as it is.
-            decide: Makes the decision from the survey, in place of the other options. It is called in every step,
+            decide: Makes the decision from the survey, instead of the other options. It is called in every step,
                 with an empty survey where no parameter has a gradient: it may talk to other processes. Of sharded
                 gradients the survey holds what this process found; `survey.whole` what all have.
 

@@ -102,7 +102,7 @@ class Entries(list[Entry]):
         self._filled = self._held = True
 
     def take(self, grads: list[Tensor], addresses: list[int]) -> None:
-        """Hold the gradients of a new step, or the same ones laid out anew."""
+        """Hold the gradients of a new step, or the same ones in another layout."""
         self.grads, self.addresses = grads, addresses
         self._filled = self.laid_out = False
 

@@ -126,7 +126,7 @@ class Writes:
         return own.clone() if copy is None else copy.copy_(own)
 
     def _read(self, tensors: list[Tensor]) -> list[int]:
-        """The versions; of a DTensor with those of its local part, which is written in its place by some."""
+        """The versions; of a DTensor with those of its local part, which some write instead of it."""
         if self._plain:
             return list(map(_version, tensors))
         return [_version(t) + (_version(mesh.local_part(t)) if mesh.is_distributed(t) else 0) for t in tensors]

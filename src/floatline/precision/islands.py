@@ -87,7 +87,7 @@ class Islands:
     of the inputs, because the modules behind expect it.
 
     It replaces the modules' `forward`, so exceptions, gradient checkpointing, nested islands, modules called twice,
-    DDP, FSDP2 and `copy.deepcopy` need no care. torch.compile breaks its graph at an island, and compiles anew after
+    DDP, FSDP2 and `copy.deepcopy` need no care. torch.compile breaks its graph at an island, and compiles again after
     `add` and `remove`.
 
     Numerics:

@@ -28,7 +28,7 @@ class Kept:
     """The stages of one rescue, held by one process at a time.
 
     `stages/NAME.json` holds a stage, whole or not at all. A rescue that was ended goes on with them; one that came to
-    its end is made anew, unless the proof that it did not give is asked for. Stages of other code, steps, seed or
+    its end is made again, unless the proof that it did not give is asked for. Stages of other code, steps, seed or
     environment are thrown away.
 
     Args:
@@ -158,7 +158,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def finish(folder: Path, *, proved: bool) -> None:
-    """Say that the results of a rescue are written: the same command makes it anew from now on."""
+    """Say that the results of a rescue are written: the same command makes it again from now on."""
     stages = folder / _STAGES
     if stages.is_dir():
         _write(stages / f"{_FINISHED}.json", {"proved": proved})

@@ -135,7 +135,7 @@ class Trials:
         return free, UNCLIPPED
 
     def _compare(self, plan: Plan, *, first: Plan) -> None:
-        """Train without a remedy: what a plan mends must be seen to fail without it."""
+        """Train without a remedy: what a plan fixes must be seen to fail without it."""
         words = {"name", "reasons", "scaling"}
         if plan.model_dump(exclude=words) == first.model_dump(exclude=words):
             return

@@ -90,9 +90,9 @@ class Buffers:
             self.keep()
 
     @torch.no_grad()
-    def keep(self, *, anew: bool = False) -> None:
-        """A step begins; where that is known already, nothing happens, unless it begins anew."""
-        if (self._slots is not None and not anew) or not self._holders:
+    def keep(self, *, again: bool = False) -> None:
+        """A step begins; where that is known already, nothing happens, unless it begins again."""
+        if (self._slots is not None and not again) or not self._holders:
             return
         modes = [module.training for module in self._holders]
         self._looks, self._modes = modes != self._modes, modes

@@ -36,7 +36,7 @@ class Guarding:
         on_failure: Called with each failed step.
         scaler: Has the guards.
         bare: The loop is the user's: weights of prepared models are cast, and CUDA's lists are in force, until `close`.
-            A framework's loop does both itself, and begins anew in a folder that holds a ledger.
+            A framework's loop does both itself, and starts again in a folder that holds a ledger.
         steps: Steps that the run will have, where that is known.
         open: Whether ledgers are being written.
         hooks: Around the forward passes of prepared models.

@@ -160,7 +160,7 @@ class GuardedSteps:
         return cast(CalledSchedules, self.guard_of(optimizer).run.schedules)
 
     def scale_loss(self, loss: Tensor, *, parts: int = 1) -> Tensor:
-        """What to send backward in place of the loss, which is remembered for the next step.
+        """What to send backward instead of the loss, which is remembered for the next step.
 
         Args:
             loss: The loss; unscaled.

@@ -123,7 +123,7 @@ class Wave:
 
 
 def half_of(words: Tensor, index: int) -> Tensor:
-    """The random numbers of one state of two: half of each word, in the place of the upper half.
+    """The random numbers of one state of two: half of each word, where the upper half is read.
 
     Numerics:
         16 bits and a half: as many as bfloat16 cuts off, and a chance in 8 bits is right to 2**-17.
