@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.optim.steps import make_params, set_grads
 
-from floatline.optim.entries import fill
 from floatline.optim.roster import collect
 from floatline.optim.rules import ADAMW
+from floatline.optim.survey import fill
 
 SHAPES = [(4, 4), (4, 4), (7,)]
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "maximize": False}

@@ -12,10 +12,10 @@ from torch import nn
 from floatline import optim
 from floatline.numerics.fast_split import join_many, split_many
 from floatline.numerics.split import join_master
-from floatline.optim import storage, writes
-from floatline.optim.entries import Entry
+from floatline.optim import roster, storage
 from floatline.optim.kernels import torch_backend
 from floatline.optim.rules import SGD as PLAIN_SGD
+from floatline.optim.survey import Entry
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -339,7 +339,7 @@ def test_nothing_becomes_zero_while_a_cuda_graph_is_captured(monkeypatch):
     twin, reference = copy.deepcopy((model, optimizer))
     COUNTED["copy_"](model)
     UNCOUNTED["data.copy_"](twin)
-    monkeypatch.setattr(writes, "_is_capturing", lambda tensors: True)
+    monkeypatch.setattr(roster, "_is_capturing", lambda tensors: True)
     take_steps(model, optimizer, 2, first=3)
     take_steps(twin, reference, 2, first=3)
     assert same_bits(snapshot(optimizer), snapshot(reference))

@@ -15,11 +15,10 @@ import torch.distributed as dist
 
 from floatline.errors import GuardError, LedgerError
 from floatline.guard.outcome import Outcome
-from floatline.ledger.account import Accounts
+from floatline.ledger.account import Accounts, Listener
 from floatline.ledger.ledger import Ledger
 from floatline.ledger.lines import Event, Record, Step
-from floatline.ledger.listener import Listener
-from floatline.precision.agreement import num_processes
+from floatline.optim.mesh import num_processes
 
 
 class Diary:

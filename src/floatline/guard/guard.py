@@ -15,7 +15,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from floatline.errors import GuardError, LedgerError
-from floatline.guard.admission import check_parameters, check_update, check_weights, choose_clipping
+from floatline.guard.admission import (
+    check_clip,
+    check_gradients,
+    check_parameters,
+    check_update,
+    check_weights,
+    choose_clipping,
+)
 from floatline.guard.averages import Average
 from floatline.guard.checkpoints import guard_state, rank_files
 from floatline.guard.diary import Diary
@@ -28,15 +35,13 @@ from floatline.guard.recovery.snapshots import SnapshotRing
 from floatline.guard.responses import Responses
 from floatline.guard.run import Run
 from floatline.guard.schedules import Schedules, check_rates
-from floatline.guard.step.buffers import Buffers
 from floatline.guard.step.judge import Judge, Verdict
 from floatline.guard.step.layers import Layers
 from floatline.guard.step.samples import Samples
-from floatline.guard.step.stepping import Stepper, check_clip, check_gradients, norm_of
+from floatline.guard.step.stepping import Buffers, Stepper, norm_of
 from floatline.guard.step.underflow import Lost
-from floatline.ledger.account import Accounts
+from floatline.ledger.account import Accounts, Listener
 from floatline.ledger.ledger import Ledger
-from floatline.ledger.listener import Listener
 from floatline.optim.survey import Decision, Survey
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
@@ -44,6 +49,7 @@ from floatline.precision.applied_plan import AppliedPlan
 from floatline.precision.micro_batches import (
     Loss,
     LossSum,
+    autocast_of,
     check_closure,
     run_micro_batches,
     synced_at_the_end,
@@ -211,7 +217,7 @@ class Guard:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass: the plan's compute dtype, or nothing where weights have it already."""
-        return self.run.autocast()
+        return autocast_of(self.run.plan, self.run.device)
 
     def step(
         self, compute_loss: Callable[[Any], Loss], *micro_batches: Any, skip: bool | Tensor | None = None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from floatline.guard.step.judge import NAMES
-from floatline.ledger.late_values import LateValues
-from floatline.ledger.lines import REASONS
+from floatline.ledger.lines import REASONS, LateValues
 
 
 class Outcome:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +18,6 @@ from floatline.guard.step.judge import Judge
 from floatline.guard.step.samples import Samples
 from floatline.plans import Plan
 from floatline.precision.applied_plan import AppliedPlan
-from floatline.precision.dtypes import DTYPES
 from floatline.precision.islands import Islands, Outputs
 
 
@@ -70,12 +67,6 @@ class Run:
     def islands(self) -> Islands:
         """Modules that compute in FP32."""
         return self.applied.islands
-
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context of the forward pass: the plan's compute dtype, or nothing where weights have it already."""
-        if self.plan.compute in ("fp32", self.plan.weights):
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=DTYPES[self.plan.compute])
 
     def take_plan(self, plan: Plan, islands: Mapping[str, Outputs | None]) -> None:
         """Compute as this plan says from here on, with these modules in FP32; weights keep their dtypes.

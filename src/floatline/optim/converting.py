@@ -9,8 +9,7 @@ import torch
 
 from floatline.errors import OptimizerError
 from floatline.optim.algorithms import SGD, Adam, AdamW, Lion
-from floatline.optim.hooks import share_hooks
-from floatline.optim.optimizer import Optimizer
+from floatline.optim.optimizer import Optimizer, share_hooks
 from floatline.optim.rules import UpdateName
 
 _KINDS: dict[type, type[Optimizer]] = {

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from floatline.optim import mesh
-from floatline.optim.entries import Entry
 from floatline.optim.kernels import survey_all, torch_backend
 from floatline.optim.roster import Roster
-from floatline.optim.survey import Survey
+from floatline.optim.survey import Entry, Survey
 
 
 class Gradients:

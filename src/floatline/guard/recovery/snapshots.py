@@ -15,11 +15,10 @@ from torch import Tensor
 from floatline.errors import GuardError
 from floatline.guard.policy import Policy
 from floatline.guard.recovery.host_copies import Layout, Pieces
-from floatline.ledger.late_values import LateValues
+from floatline.ledger.lines import LateValues
 from floatline.numerics import foreach
 from floatline.numerics.moving import send
-from floatline.optim.mesh import local_part
-from floatline.precision.agreement import num_processes
+from floatline.optim.mesh import local_part, num_processes
 
 
 class Snapshot:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from floatline.guard.policy import Policy
 from floatline.guard.step.underflow import SMALLEST_FP16, Lost, count_near_zero, report
-from floatline.ledger.late_values import LateValues
+from floatline.ledger.lines import LateValues
 from floatline.optim import mesh
+from floatline.optim.mesh import num_processes
 from floatline.optim.survey import Survey
 from floatline.plans import Plan
-from floatline.precision.agreement import num_processes
 
 
 class Layers:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from floatline.numerics import foreach
 from floatline.numerics.philox import philox
-from floatline.optim.entries import BLOCK, Entry
+from floatline.optim.survey import BLOCK, Entry
 
 # Elements worked on at a time: what lies in between stays in the cache, and takes a bounded amount of memory.
 WAVE = 1 << 20
