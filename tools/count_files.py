@@ -98,10 +98,11 @@ def step(walk: Walk) -> None:
         with Guard(model, optim.AdamW(model.parameters()), folder=Path(folder) / "run") as guard:
             for _ in range(3):
                 guard.step(compute_loss, 1.0)
+            ledger = guard.ledger
+            assert ledger is not None
             with walk.counting():
                 applied, skipped = guard.step(compute_loss, 1.0), guard.step(compute_loss, float("inf"))
-                assert guard.ledger is not None
-                guard.ledger.flush()
+                ledger.flush()
         if not applied.applied or skipped.applied:
             raise SystemExit("One step was to be applied and the other one skipped.")
 

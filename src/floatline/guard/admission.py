@@ -8,9 +8,22 @@ import torch
 from torch import nn
 
 from floatline.errors import GuardError
+from floatline.guard.schedules import check_rates
 from floatline.optim.optimizer import Optimizer
 from floatline.plans import Plan
 from floatline.precision.dtypes import DTYPES
+from floatline.precision.micro_batches import check_closure
+
+
+def admit(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> torch.device:
+    """The device of the trained parameters; GuardError where model, optimizer and plan cannot be guarded together."""
+    device = check_parameters(model, optimizer)
+    check_weights(optimizer, plan)
+    check_gradients(optimizer)
+    check_rates(optimizer)
+    check_closure(optimizer)
+    check_update(optimizer, plan)
+    return device
 
 
 def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.device:

@@ -20,8 +20,7 @@ from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy
 from floatline.guard.voice import say
 from floatline.integrations.lightning.precision import PrecisionHooks
-from floatline.integrations.lightning.steps import GuardedSteps
-from floatline.integrations.lightning.watching import Watching
+from floatline.integrations.lightning.steps import GuardedSteps, Watching
 from floatline.ledger.account import Accounts
 from floatline.ledger.parts import list_parts
 
@@ -182,7 +181,7 @@ class CallbackHooks(Base):
                     guard.drain()
                 first = next(iter(str(exception).splitlines()), "")
                 guard.note(f"the run ended with {type(exception).__name__}: {first}"[:500])
-            guard.run.diary.flush()
+            guard.flush()
         self.accounts = [guard.accounts for guard in self._steps.guards]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from floatline.errors import GuardError, ScalerError
 from floatline.findings import GuardStop
 from floatline.guard.outcome import Outcome
-from floatline.integrations.lightning.arithmetic import convert
+from floatline.integrations.half_arithmetic import convert
 from floatline.integrations.lightning.optimizers import count_calls, exchange, follow
 from floatline.integrations.lightning.steps import GuardedSteps
 from floatline.plans import Plan
