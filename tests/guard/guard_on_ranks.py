@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import floatline as fl
 from floatline.guard.guard import Guard
 from floatline.guard.policy import Policy
-from floatline.guard.step.underflow import count_near_zero, report
+from floatline.guard.step.layers import count_near_zero, report
 from floatline.plans import Plan, Scaling
 
 NAN = float("nan")

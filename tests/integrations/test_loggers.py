@@ -18,8 +18,8 @@ from floatline.errors import GuardError
 from floatline.formats import find_format
 from floatline.integrations.loggers import CSVLogger, JSONLLogger, Logger, MLflowLogger, TensorBoardLogger, WandbLogger
 from floatline.integrations.loggers import logger as logger_module
+from floatline.integrations.loggers.logger import values_of
 from floatline.integrations.loggers.mlflow import clean_name
-from floatline.integrations.loggers.values import values_of
 from floatline.ledger.account import Account
 from floatline.ledger.lines import Step
 from floatline.validation.metrics.metric_files import list_files, read_metrics

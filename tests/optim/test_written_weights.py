@@ -10,8 +10,7 @@ from tests.slow import slow
 from torch import nn
 
 from floatline import optim
-from floatline.numerics.fast_split import join_many, split_many
-from floatline.numerics.split import join_master
+from floatline.numerics.split import join_many, join_master, split_many
 from floatline.optim import roster, storage
 from floatline.optim.kernels import torch_backend
 from floatline.optim.rules import SGD as PLAIN_SGD

@@ -20,6 +20,8 @@ from floatline.cli.output import (
 if TYPE_CHECKING:
     from floatline.validation.result import Validation
     from floatline.validation.running.processes import Runner
+    from floatline.validation.verdict.comparison import Comparison
+    from floatline.validation.verdict.pairs import ArmRun
 
 
 def validate(
@@ -122,7 +124,7 @@ def validate(
     The arms are trained from the same start over several seeds, until the interval of their difference decides.
     Exit code 0 is a PASS, 1 any other verdict. Ctrl-C keeps what is finished, and exits with 130; --resume goes on.
     """
-    from floatline.cli.progress import StudyProgress
+    from floatline.cli.validate import StudyProgress
 
     asked: dict[str, Any] = {
         "margins": margin,
@@ -219,3 +221,59 @@ def _print(result: Validation, report: str) -> None:
     from floatline.report.validation.terminal import print_validation
 
     print_validation(result, text_console(), report=Path(report))
+
+
+class StudyProgress:
+    """Hears of what a study does, and shows it on stderr; says nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        self._console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=self._console, disable=not self._console.is_terminal, transient=True)
+        self._task = self._bar.add_task("looking at the target", total=None)
+        self._done = 0
+
+    def plan(self, text: str) -> None:
+        """Print what to expect."""
+        self._say(text)
+
+    def ran(self, run: ArmRun, *, left: int) -> None:
+        """Move on by one run."""
+        self._done += 1
+        what = f"{run.arm}, seed {run.seed}"
+        self._bar.update(self._task, description=what, completed=self._done, total=self._done + left)
+        if run.error:
+            self._say(f"{what} failed: {run.error}")
+
+    def looked(self, comparison: Comparison) -> None:
+        """Draw the interval of a candidate against the margins."""
+        from floatline.report.validation.interval_line import draw_line
+
+        terms, num = comparison.terms, len(comparison.seeds)
+        head = f"{comparison.candidate} after {num} {'seed' if num == 1 else 'seeds'}: {comparison.verdict}"
+        if comparison.difference is None or comparison.interval is None:
+            self._say(f"{head}, {comparison.reason}")
+            return
+        first, second = (terms.show(margin) for margin in terms.margins)
+        low, high = comparison.interval
+        line = draw_line(comparison.difference, low, high, margins=terms.margins, labels=(first, second))
+        self._say(f"{head}\n  {line}")
+
+    def measuring(self, what: str) -> None:
+        """Say what is measured."""
+        self._bar.update(self._task, description=f"measuring {what}", total=None)
+
+    def _say(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> StudyProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

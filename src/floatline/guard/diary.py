@@ -1,9 +1,10 @@
-"""The diary of a run: every outcome added to the accounts, and to the ledger where there is a folder."""
+"""The diary of a run: every outcome in the accounts and the ledger of its folder, and single lines on stderr."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -155,3 +156,16 @@ class Diary:
 def is_first_process(group: dist.ProcessGroup | None) -> bool:
     """Whether this process writes what all processes of the group share."""
     return num_processes(group) == 1 or dist.get_rank(group) == 0
+
+
+def say(line: str) -> None:
+    """Print one line, safe for a terminal whatever it holds."""
+    words = "".join(letter if letter.isprintable() else " " for letter in f"floatline: {line}")
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()
+
+
+def what_to_run() -> str:
+    """The command that finds out why steps fail, for the script that runs here."""
+    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0].endswith(".py") else "train.py"
+    return f"floatline diagnose -- python {script}"

@@ -28,10 +28,9 @@ from floatline.guard.responses import Responses
 from floatline.guard.run import GuardedRun, Run
 from floatline.guard.schedules import Schedules, check_rates
 from floatline.guard.step.judge import Judge, Verdict
-from floatline.guard.step.layers import Layers
+from floatline.guard.step.layers import Layers, Lost
 from floatline.guard.step.samples import Samples
 from floatline.guard.step.stepping import Buffers, Stepper, norm_of
-from floatline.guard.step.underflow import Lost
 from floatline.ledger.account import Listener
 from floatline.optim.survey import Decision, Survey
 from floatline.plans import Plan

@@ -15,7 +15,7 @@ from floatline.causes import find_cause
 from floatline.errors import LedgerError
 from floatline.findings import Finding, GuardStop
 from floatline.guard.checkpoints import guard_state, rank_files
-from floatline.guard.diary import is_first_process
+from floatline.guard.diary import is_first_process, say, what_to_run
 from floatline.guard.outcome import Outcome
 from floatline.guard.recovery.actions import (
     AcceptRegime,
@@ -32,8 +32,7 @@ from floatline.guard.recovery.actions import (
 from floatline.guard.recovery.recovery import SeenStep, is_sound
 from floatline.guard.recovery.snapshots import Snapshot
 from floatline.guard.run import Run
-from floatline.guard.step.underflow import Lost
-from floatline.guard.voice import say, what_to_run
+from floatline.guard.step.layers import Lost
 from floatline.optim.mesh import local_part, num_processes
 from floatline.precision.micro_batches import Loss, autocast_of, take_loss
 from floatline.precision.nonfinite import NonfinitePlace, first_nonfinite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from floatline.numerics.fast_split import join_many, split_many
+from floatline.numerics.split import join_many, split_many
 from floatline.optim.survey import BLOCK
 
 UPDATES = ("exact", "stochastic", "kahan", "nearest")

@@ -16,11 +16,10 @@ from torch import nn
 from floatline.errors import PlanError
 from floatline.plans import KeptFunction, Plan
 from floatline.plans.plan import RewriteKind, match_modules, name_modules
-from floatline.precision.fp32_call import run_in_fp32
+from floatline.precision.fp32_call import allow_tf32, run_in_fp32
 from floatline.precision.functions import Around, code_of, find_function, wrap_function
 from floatline.precision.islands import Islands, LineIslands
 from floatline.precision.rewrites import Rewriting
-from floatline.precision.tf32 import allow_tf32
 
 LOSS = "loss"
 

@@ -23,9 +23,8 @@ from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.probe.runs.target_points import capture_points
 from floatline.rescuing.candidates import IN_THE_LOOP, Candidate, locate, propose
-from floatline.rescuing.finished_stages import Kept
+from floatline.rescuing.finished_stages import Kept, plain_diagnosis, read_diagnosis, read_island
 from floatline.rescuing.result import Rescue, Stage
-from floatline.rescuing.stage_data import plain_diagnosis, read_diagnosis, read_island
 from floatline.rescuing.trials import Trials
 from floatline.rescuing.verification import Margins, choose_margins, needs_pilot, run_pilot, verify
 from floatline.training.settings import name_folder

@@ -16,9 +16,9 @@ from torch import Tensor
 from floatline.diagnosis.in_place import Diagnoser
 from floatline.errors import GuardError, LedgerError
 from floatline.findings import GuardStop
+from floatline.guard.diary import say
 from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy
-from floatline.guard.voice import say
 from floatline.integrations.lightning.precision import PrecisionHooks
 from floatline.integrations.lightning.steps import GuardedSteps, Watching
 from floatline.ledger.account import Accounts

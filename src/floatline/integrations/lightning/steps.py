@@ -22,8 +22,7 @@ from floatline.guard.step.unscaling import widen_fp16
 from floatline.integrations import saved_state
 from floatline.integrations.half_arithmetic import Arithmetic
 from floatline.integrations.lightning.metrics import Metrics
-from floatline.integrations.lightning.optimizers import multiply_gradients
-from floatline.integrations.lightning.schedules import CalledSchedules
+from floatline.integrations.lightning.optimizers import CalledSchedules, multiply_gradients
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.micro_batches import LossSum

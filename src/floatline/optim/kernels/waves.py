@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from floatline.numerics import foreach
-from floatline.numerics.philox import philox
+from floatline.numerics.rounding import philox
 from floatline.optim.survey import BLOCK, Entry
 
 # Elements worked on at a time: what lies in between stays in the cache, and takes a bounded amount of memory.
