@@ -58,7 +58,7 @@ class Diary:
             self.ledger = Ledger.resume(self.folder) if resume else Ledger.create(self.folder, metadata=metadata)
 
     def attach(self, listener: Listener) -> None:
-        """Let someone hear of every record from here on; on process 0 only, which speaks for all."""
+        """Send every record from here on to a listener; on process 0 only, which speaks for all."""
         if self._writes:
             listener.begin(self._metadata)
             self._listeners.append(listener)

@@ -1,4 +1,4 @@
-"""Failed steps of a guarded run, with what is needed to run them again, for whoever wants to explain them."""
+"""Failed steps of a guarded run, with what is needed to run them again and to explain them."""
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outcome: what one step came to. Its numbers are on their way until someone reads them."""
+"""Outcome: what one step came to. Its numbers may still be on the device until they are read."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def keep_autocast_lists(owner: object, device: torch.device, plan: Plan) -> Call
     """Take the lists until the function that this returns is called, or nobody holds the owner any more."""
     stack = contextlib.ExitStack()
     stack.enter_context(autocast_lists(device, plan))
-    # They are one for the process, and a loop or a script may end without a word.
+    # The lists belong to the whole process, and a loop or a script may end without closing anything.
     return weakref.finalize(owner, stack.close)
 
 

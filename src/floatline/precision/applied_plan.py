@@ -64,7 +64,7 @@ class AppliedPlan:
         self.loss_fn = loss_fn
         if loss_fn is not None and loss_arounds:
             self.loss_fn = _Loss(loss_fn, [partial(_unless_paused, self._state, around) for around in loss_arounds])
-        # Functions outlive the model that they were changed for, and a run may end without a word.
+        # Functions outlive the model that they were changed for, and a run may end without calling remove().
         self._end = weakref.finalize(self, _undo_all, self._undo)
         self._end.atexit = False
 
@@ -87,7 +87,7 @@ class AppliedPlan:
 
     def remove(self) -> None:
         """Put everything back as it was."""
-        self._state.paused += 1  # whoever holds the loss function still has the one that was given
+        self._state.paused += 1  # other code may still hold the wrapped loss function
         self.islands.remove()
         _undo_all(self._undo)
 

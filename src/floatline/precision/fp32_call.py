@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from floatline.precision.dtypes import NARROW
 from floatline.precision.nested import find_tensors, map_tensors
-
-NARROW = (torch.float16, torch.bfloat16)
 
 
 def call_in_fp32(
@@ -40,7 +39,7 @@ def call_in_fp32(
     """
     inputs = [tensor for tensor in find_tensors(args, kwargs) if tensor.is_floating_point()]
     devices = {tensor.device.type for tensor in (*inputs, *(module.parameters() if module is not None else ()))}
-    busy = [device for device in devices or {"cpu", "cuda"} if _is_autocast_on(device)]
+    busy = [device for device in devices or {"cpu", "cuda"} if is_autocast_on(device)]
     with contextlib.ExitStack() as stack:
         for device in busy:
             stack.enter_context(torch.autocast(device, enabled=False))
@@ -75,7 +74,8 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in NARROW else tensor
 
 
-def _is_autocast_on(device: str) -> bool:
+def is_autocast_on(device: str) -> bool:
+    """Whether autocast is active for this kind of device."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 

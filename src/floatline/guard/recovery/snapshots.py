@@ -143,7 +143,7 @@ class SnapshotRing:
             return
         pieces = self._take_slot(self._layout)
         self._layout.store(parts, pieces)
-        # Behind the copies, so that whoever has read the values finds the copies complete.
+        # After the copies: once these values can be read, the copies are complete.
         bad = count_nonfinite([part for name, part in parts.items() if name not in unchecked], home=self._layout.home)
         late = self._agree(bad, canary)
         self._snapshots.append(Snapshot(attempt, copy.deepcopy(extra), layout=self._layout, pieces=pieces, late=late))

@@ -67,8 +67,8 @@ class GuardScaler(LossScaler):
         self._last: tuple[Tensor, int] | None = None  # of the last step
         self._used: Tensor | None = None  # the scale of the last loss
         self._unscaled: dict[int, Tensor] = {}  # of optimizers whose gradients were unscaled before the step
-        self._norms: dict[int, Tensor] = {}  # that someone was promised
-        self._usual: dict[int, tuple[float, float | None, float]] = {}  # clipping before someone asked for another
+        self._norms: dict[int, Tensor] = {}  # returned by clip_by, to be filled in the step
+        self._usual: dict[int, tuple[float, float | None, float]] = {}  # own clipping, put back after a step
 
     def add(self, guard: Guard) -> None:
         """Let this guard take the steps of its optimizer."""

@@ -126,13 +126,13 @@ class CallbackHooks(Base):
         return Path(path), resume
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """The guards are there."""
+        """Take the accounts of the guards, which exist by now."""
         if self._steps is not None:
             self.accounts = [guard.accounts for guard in self._steps.guards]
             self._replay = _replay(pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Keep the batch for whoever has to run the step again."""
+        """Keep the batch, so that the step can be run again if it fails."""
         steps = self._steps
         if steps is None or not steps.guards or not pl_module.automatic_optimization:
             return

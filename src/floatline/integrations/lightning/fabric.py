@@ -88,7 +88,7 @@ class FabricHooks(Base):
             super().backward(self.steps.scale_loss(tensor), model, *args, **kwargs)
 
     def unscale_gradients(self, optimizer: Any) -> None:
-        """Before Fabric clips, and for whoever looks at gradients."""
+        """Unscale gradients before Fabric clips them, or before user code looks at them."""
         self._guard(optimizer)
         self.steps.unscale(optimizer)
 

@@ -151,12 +151,12 @@ class CalledSchedules(Schedules):
         self._gates = []
 
     def attempt(self) -> None:
-        """A step was sent off; whoever advances the schedulers does so by himself."""
+        """Count a step that was sent off; the framework or the user advances the schedulers."""
         for gate in self._gates:
             gate.since += 1
 
     def learn(self, *, applied: bool) -> None:
-        """What became of a step."""
+        """Note whether a step was applied; a skipped one makes the next call owed."""
         super().learn(applied=applied)
         for gate in self._gates:
             gate.debt += not applied

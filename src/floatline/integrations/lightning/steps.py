@@ -64,7 +64,7 @@ _NAMES = {("fp32", "fp16"): "16-mixed", ("fp32", "bf16"): "bf16-mixed", ("fp32",
 
 
 class GuardedSteps:
-    """The guarded steps of a run whose loop is someone else's.
+    """The guarded steps of a run whose loop belongs to a framework.
 
     Every optimizer has a guard. The loss scale is one for all of them, because nobody knows in a backward pass which
     optimizer its gradients are for.
@@ -233,7 +233,7 @@ class GuardedSteps:
         self._clips[id(self.guard_of(optimizer))] = norm, value, 2.0
 
     def unscale(self, optimizer: Any) -> None:
-        """Divide the gradients by the scale, for someone who looks at them or clips them; `step` multiplies again.
+        """Divide the gradients by the scale, for code that looks at them or clips them; `step` multiplies again.
 
         Numerics:
             With a scale that is a power of two both are exact. FP16 gradients become FP32 ones.
