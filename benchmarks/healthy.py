@@ -75,7 +75,7 @@ class Guarded:
     @property
     def skipped(self) -> int:
         """Steps that were not applied."""
-        return sum(guard.run.diary.accounts.run.num_skipped for guard in self.guards)
+        return sum(guard.accounts.run.num_skipped for guard in self.guards)
 
 
 def language(make: Make, steps: int, *, batch: int) -> list[nn.Module]:

@@ -290,10 +290,8 @@ def guarded(task: Task) -> Result:
                 break
     except fl.GuardStop as error:
         stop = str(error)
-    account = guard.run.diary.accounts.run
-    return Result(
-        task.validate(model), guard.attempts, account.applied, float(guard.run.judge.scale), tuple(events), stop
-    )
+    account = guard.accounts.run
+    return Result(task.validate(model), guard.attempts, account.applied, float(guard.scale), tuple(events), stop)
 
 
 def listen(guard: fl.Guard) -> list[str]:

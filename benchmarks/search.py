@@ -24,8 +24,8 @@ from planted import LENGTH, SYMBOLS, loss_of, plant
 
 from floatline.diagnosis.islands.cost import measure_cost
 from floatline.diagnosis.islands.search import find_island
+from floatline.precision.fp32_call import tf32_products
 from floatline.precision.islands import Islands
-from floatline.precision.tf32 import tf32_products
 from floatline.probe.steps.capture import CapturedStep, capture_step
 
 

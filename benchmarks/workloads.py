@@ -69,7 +69,7 @@ def measure(workload: Workload, arm: Arm, steps: int) -> tuple[float, int, float
             if number >= WARM_UP:
                 times.append(time.perf_counter() - began)
     trainer.guard.drain()
-    loss = trainer.guard.run.diary.accounts.run.last_loss
+    loss = trainer.guard.accounts.run.last_loss
     trainer.guard.close()
     return statistics.median(times), torch.cuda.max_memory_allocated(), float("nan") if loss is None else loss
 

@@ -1,4 +1,4 @@
-"""Triton's interpreter, mended where it does not agree with numpy.
+"""Triton's interpreter, fixed where it does not agree with numpy.
 
 Up to Triton 3.6 it takes the bound of a loop by int() of an array with one element and one dimension, which numpy 2.4
 refuses. It concerns the interpreter alone: on a GPU kernels are compiled.
@@ -10,10 +10,10 @@ from triton.runtime import interpreter
 def allow_tensors_as_bounds():
     """Let `range(tensor)` in a kernel work in the interpreter, whatever the versions are."""
     patch = interpreter._patch_lang_tensor
-    if getattr(patch, "mended", False):
+    if getattr(patch, "fixed", False):
         return
 
-    def patch_and_mend(tensor, *scope):
+    def patch_and_fix(tensor, *scope):
         def as_index(self):
             return int(self.handle.data.item())
 
@@ -23,5 +23,5 @@ def allow_tensors_as_bounds():
         else:  # older interpreters patch for good
             tensor.__index__ = as_index
 
-    patch_and_mend.mended = True
-    interpreter._patch_lang_tensor = patch_and_mend
+    patch_and_fix.fixed = True
+    interpreter._patch_lang_tensor = patch_and_fix

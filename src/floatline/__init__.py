@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from floatline.base.offered import offer
-from floatline.base.old_names import load_old_name, redirect_old_modules
+from floatline.base.offered import load_old_name, offer, redirect_old_modules
 
 if TYPE_CHECKING:
     from floatline import optim

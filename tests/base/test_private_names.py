@@ -156,24 +156,24 @@ def train_a_little():
 
 
 def test_where_torch_does_not_say_who_listens_its_wrapper_is_called(monkeypatch):
-    from floatline.optim import hooks
+    from floatline.optim import optimizer as steps
 
     optimizer, expected = fl.optim.SGD([PARAM], lr=0.1), train_a_little()
-    assert not hooks.is_heard(optimizer)
-    monkeypatch.setattr(hooks, "_SHARED", object())
-    assert hooks.is_heard(optimizer)
+    assert not steps.is_heard(optimizer)
+    monkeypatch.setattr(steps, "_SHARED", object())
+    assert steps.is_heard(optimizer)
     assert torch.equal(train_a_little(), expected)
 
 
 def test_without_a_private_switch_the_public_one_keeps_the_compiler_out(monkeypatch):
-    from floatline.optim import hooks
+    from floatline.optim import optimizer as steps
 
     asked = []
     monkeypatch.setattr(torch.compiler, "disable", lambda function: asked.append(function) or function)
-    assert hooks.uncompiled(print) is not None
+    assert steps.uncompiled(print) is not None
     assert asked == []
     monkeypatch.delattr(torch, "_disable_dynamo")
-    assert hooks.uncompiled(print) is print
+    assert steps.uncompiled(print) is print
     assert asked == [print]
 
 

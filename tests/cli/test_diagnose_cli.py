@@ -126,7 +126,7 @@ def test_the_broken_example_is_explained():
     assert "masked_fill" in EXAMPLE.read_text(encoding="utf-8").splitlines()[first["line"] - 1]
 
 
-def test_the_mended_example_is_healthy():
+def test_the_fixed_example_is_healthy():
     result = run(f"{EXAMPLE}:mended")
     assert result.returncode == 0, result.stdout
     assert result.stdout.startswith("healthy")

@@ -91,7 +91,7 @@ def test_a_step_that_fails_exits_with_1_and_shows_both(bundle):
     assert "the target talks" not in result.stdout
 
 
-def test_what_mends_it_exits_with_0(bundle):
+def test_what_fixes_it_exits_with_0(bundle):
     for options in (["--precision", "fp32"], ["--precision", "bf16"]):
         assert invoke(bundle, *options).exit_code == 0, options
     both = invoke(bundle, "--fp32-module", "body", "--fp32-module", "", "--scale", "1")

@@ -161,7 +161,7 @@ WRONG = {
     "rate": (["small.py:no_rate"], "The learning rate of group 0 is nan. Give a finite number from 0 up."),
     "true": (["small.py", "--plan", "fp16-true"], "Use floatline.optim.AdamW in make_optimizer"),
     "resume": (["small.py", "--resume"], "There is no run to resume in"),
-    "optimizer": (["small.py:nothing"], "make_optimizer failed: ZeroDivisionError: division by zero. Mend it there."),
+    "optimizer": (["small.py:nothing"], "make_optimizer failed: ZeroDivisionError: division by zero. Fix it there."),
     "metric": (["small.py:unmeasured", "--steps", "1"], "its evaluation failed: AttributeError: 'Scale' object has no"),
     "loss": (["small.py:crash"], "step 1 failed: IndexError: index 99 is out of bounds"),
 }

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import floatline as fl
 from floatline.guard.guard import Guard
 from floatline.guard.policy import Policy
-from floatline.guard.step.underflow import count_near_zero, report
+from floatline.guard.step.layers import count_near_zero, report
 from floatline.plans import Plan, Scaling
 
 NAN = float("nan")
@@ -111,7 +111,7 @@ class Ranks:
         for step in range(first, first + steps):
             rows = batch(step, self.rank)
             rows = rows if change is None else change(step, rows)
-            found.append(guard.step(losses(guard.run.model), rows))
+            found.append(guard.step(losses(guard.model), rows))
         return found
 
 
@@ -123,7 +123,7 @@ def told(guard, outcomes):
         "scales": [outcome.scale for outcome in outcomes],
         "losses": [outcome.loss for outcome in outcomes],
         "norms": [outcome.grad_norm for outcome in outcomes],
-        "weights": flat(guard.run.model),
+        "weights": flat(guard.model),
         "summary": guard.summary(),
     }
 
@@ -141,7 +141,7 @@ def nan_in_a_gradient(ranks, kind, make, **options):
     guard = ranks.guard(kind, make, plan=FP16, **options)
     outcomes = []
     for step in range(5):
-        model = guard.run.model
+        model = guard.model
 
         def compute(rows, model=model, step=step):
             out = model(rows[0])
@@ -156,7 +156,7 @@ def nan_in_a_gradient(ranks, kind, make, **options):
 def nan_after_the_sum(ranks, kind, make, **options):
     """In the gradient of one process, after the processes have added theirs up."""
     guard = ranks.guard(kind, make, plan=FP16, **options)
-    model, outcomes = guard.run.model, []
+    model, outcomes = guard.model, []
     for step in range(5):
         with guard.autocast():
             loss = losses(model)(batch(step, ranks.rank))
@@ -171,7 +171,7 @@ def nan_after_the_sum(ranks, kind, make, **options):
 def spike(ranks, kind, **options):
     """The loss of one process jumps, and its gradient does not."""
     guard = ranks.guard(kind, policy=Policy(skip_outliers=True, outlier_warmup=8), **options)
-    model, outcomes = guard.run.model, []
+    model, outcomes = guard.model, []
     for step in range(14):
         extra = 50.0 if step == 12 and ranks.rank == 1 else 0.0
         compute = losses(model)
@@ -183,13 +183,13 @@ def against_one(ranks, kind, make=adamw, **options):
     """The same eight steps on all processes, and on one with all the rows."""
     guard, one = ranks.guard(kind, make, **options), ranks.guard(None, make, **options)
     found = told(guard, ranks.train(guard, 8))
-    return {**found, "one": told(one, [one.step(losses(one.run.model), batch(step)) for step in range(8)])}
+    return {**found, "one": told(one, [one.step(losses(one.model), batch(step)) for step in range(8)])}
 
 
 def micro_batches(ranks, kind, *, weighted=False):
     """Rows in pieces, of unequal size where they are weighted, against one process with all of them."""
     guard, one = ranks.guard(kind), ranks.guard(None)
-    compute, alone = losses(guard.run.model), losses(one.run.model)
+    compute, alone = losses(guard.model), losses(one.model)
     outcomes, alone_outcomes = [], []
     for step in range(6):
         if weighted:
@@ -210,7 +210,7 @@ def cut(rows, sizes):
 def meetings(ranks, kind):
     """Numbers in each all-reduce of one step, besides those of gradients; and how often gradients are exchanged."""
     guard = ranks.guard(kind)
-    model, compute = guard.run.model, losses(guard.run.model)
+    model, compute = guard.model, losses(guard.model)
     pieces = cut(batch(0, ranks.rank), [12 // ranks.world // 3] * 3)
     guard.step(compute, *pieces)  # the first step may allocate
     with all_reduces() as sizes:
@@ -221,7 +221,7 @@ def meetings(ranks, kind):
     if kind == "DDP":
         model.register_comm_hook(None, lambda _, bucket: exchanges.append(1) or allreduce_hook(None, bucket))
     else:
-        params = guard.run.optimizer.param_groups[0]["params"]
+        params = guard.optimizer.param_groups[0]["params"]
         compute = lambda rows: unsynced.append(all(p.grad is None for p in params)) or losses(model)(rows)  # noqa: E731
     guard.step(compute, *pieces)
     return {"sizes": sizes, "weighted": weighted, "exchanges": len(exchanges), "unsynced": unsynced}
@@ -245,7 +245,7 @@ def all_reduces():
 def half_a_step(ranks, kind):
     """On every process the second micro-batch raises; the next step must know nothing of the first."""
     guard, other = ranks.guard(kind), ranks.guard(kind)
-    model = guard.run.model
+    model = guard.model
 
     def compute(rows):
         if len(rows[0]) == 1:
@@ -260,14 +260,14 @@ def half_a_step(ranks, kind):
 def rows_of_unequal_ranks(ranks, kind, *, weighted=True):
     """Weights say how many rows each process has; against one process with all of them."""
     guard, one = ranks.guard(kind), ranks.guard(None)
-    model, outcomes, alone = guard.run.model, [], []
+    model, outcomes, alone = guard.model, [], []
     bounds = [0, *(2 * r + 1 for r in range(1, ranks.world)), 12]
     for step in range(6):
         x, y = batch(step)
         own = slice(bounds[ranks.rank], bounds[ranks.rank + 1])
         compute = (lambda rows: (losses(model)(rows), len(rows[0]))) if weighted else losses(model)
         outcomes.append(guard.step(compute, (x[own], y[own])))
-        alone.append(one.step(losses(one.run.model), (x, y)))
+        alone.append(one.step(losses(one.model), (x, y)))
     return {**told(guard, outcomes), "one": told(one, alone)}
 
 
@@ -277,10 +277,10 @@ def damaged_weights(ranks, kind):
     outcomes = ranks.train(guard, 9)
     if ranks.rank == 1:
         with torch.no_grad():
-            weight = guard.run.optimizer.param_groups[0]["params"][0]
+            weight = guard.optimizer.param_groups[0]["params"][0]
             getattr(weight, "to_local", lambda: weight)().detach().view(-1)[0] = NAN
     outcomes += ranks.train(guard, 6, first=9)
-    return {**told(guard, outcomes), "event": str(guard.run.diary.accounts.last_event)}
+    return {**told(guard, outcomes), "event": str(guard.accounts.last_event)}
 
 
 def overflowing_module(ranks, kind):
@@ -297,7 +297,7 @@ def overflowing_module(ranks, kind):
 def lost_gradients(ranks, kind):
     """Gradients are near zero: all of DDP's, and those that half of the processes hold of FSDP2's."""
     guard = ranks.guard(kind, plan=FP16, policy=Policy(underflow_every=2))
-    model = guard.run.model
+    model = guard.model
     with guard.autocast():
         loss = losses(model)(batch(0, ranks.rank))
     guard.backward(loss)
@@ -315,16 +315,16 @@ def lost_gradients(ranks, kind):
         grads.append(grad)
     counts = count_near_zero(grads, smallest=2.0**-24 / ranks.world)
     own = report(names, counts, [grad.numel() for grad in grads], policy=Policy())
-    return {**told(guard, [guard.update()]), "scale": float(guard.run.judge.scale), "own": own.share}
+    return {**told(guard, [guard.update()]), "scale": float(guard.scale), "own": own.share}
 
 
 def resumed(ranks, kind, make):
-    """Ten steps in one go; and five, a checkpoint, and five more with everything made anew."""
+    """Ten steps in one go; and five, a checkpoint, and five more with everything made again."""
     folder = ranks.folder / f"resumed-{kind}-{make.__name__}-{ranks.world}"
 
     def begin(seed):
         guard = ranks.guard(kind, make, plan=FP16, model=Net(seed, dropout=0.5), folder=None)
-        guard.scheduler(torch.optim.lr_scheduler.StepLR(guard.run.optimizer, 3, 0.5))
+        guard.scheduler(torch.optim.lr_scheduler.StepLR(guard.optimizer, 3, 0.5))
         torch.manual_seed(1000 + ranks.rank)
         return guard
 
@@ -410,7 +410,7 @@ def stopped(ranks, kind):
         lambda: ranks.train(guard, 5, first=3, change=lambda _, r: (r[0] * (NAN if ranks.last else 1.0), r[1]))
     )
     found = {"message": message, "attempts": guard.attempts, "writes": guard.ledger is not None}
-    found["summary"] = guard.run.diary.accounts.summary()
+    found["summary"] = guard.accounts.summary()
     guard.close()
     dist.barrier()
     found["recorded"] = len(fl.Ledger.read(folder))
@@ -525,7 +525,7 @@ def raises(ranks):
     def compute(rows):
         if ranks.last:
             raise RuntimeError("this process's data is gone")
-        return losses(guard.run.model)(rows)
+        return losses(guard.model)(rows)
 
     guard.step(compute, batch(2, ranks.rank))
 

@@ -71,7 +71,7 @@ class Layout:
                 if step in rows:
                     x[rows[step]] = value
             outcomes.append(
-                guard.step(lambda rows, s=step: self.loss(guard.run.model, rows, s), (x[self.own], y[self.own]))
+                guard.step(lambda rows, s=step: self.loss(guard.model, rows, s), (x[self.own], y[self.own]))
             )
         return outcomes
 
@@ -91,7 +91,7 @@ def told(guard, outcomes):
         "reasons": [outcome.reason for outcome in outcomes],
         "scales": [outcome.scale for outcome in outcomes],
         "losses": [outcome.loss for outcome in outcomes],
-        "weights": flat(guard.run.model),
+        "weights": flat(guard.model),
         "attempted": guard.attempts,
         "summary": guard.summary(),
     }
@@ -124,23 +124,23 @@ def next_legs(ranks, kind, *, half=False):
         layout = Layout(ranks, None)
         guard = layout.guard(half=half, seed=3)
         extra = guard.load(folder)
-        found["one, loaded"] = {"weights": flat(guard.run.model), "extra": extra}
+        found["one, loaded"] = {"weights": flat(guard.model), "extra": extra}
         found["one"] = told(guard, layout.train(guard, *ENDS))
         guard.save(folder)
     dist.barrier()
     layout = Layout(ranks, kind)
     guard = layout.guard(half=half, seed=4)
     guard.load(folder)
-    found["offsets"] = [own_offsets(param) for param in guard.run.optimizer.param_groups[0]["params"]]
+    found["offsets"] = [own_offsets(param) for param in guard.optimizer.param_groups[0]["params"]]
     draw = torch.rand(()).item()
-    found["four, loaded"] = {"weights": flat(guard.run.model), "draw": draw}
+    found["four, loaded"] = {"weights": flat(guard.model), "draw": draw}
     found["four"] = told(guard, layout.train(guard, ENDS[1], STEPS))
     guard.load(folder)
     found["four, loaded"]["same draw"] = torch.rand(()).item() == draw
     forgetful = layout.guard(half=half)  # only the weights of the saved run
     forgetful.load(folder)
-    forgetful.run.optimizer.state.clear()
-    forgetful.run.optimizer._roster = None
+    forgetful.optimizer.state.clear()
+    forgetful.optimizer._roster = None
     found["weights alone"] = told(forgetful, layout.train(forgetful, ENDS[1], STEPS))
     return found
 
@@ -159,7 +159,7 @@ def other_kind(ranks):
     for kind, then in (("DDP", "FSDP2"), ("FSDP2", "DDP")):
         guard = Layout(ranks, then).guard(seed=5)
         guard.load(_folder(ranks, kind, False))
-        found[then] = flat(guard.run.model)
+        found[then] = flat(guard.model)
     return found
 
 

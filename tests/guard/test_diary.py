@@ -42,7 +42,7 @@ def make_guard(folder):
 
 
 def step(guard, factor=1.0):
-    return guard.step(lambda x: guard.run.model(x).square().mean() * factor, torch.randn(8, 4))
+    return guard.step(lambda x: guard.model(x).square().mean() * factor, torch.randn(8, 4))
 
 
 def test_a_step_that_a_full_disk_refused_is_in_the_ledger_once_there_is_room(tmp_path, disk):
@@ -53,10 +53,10 @@ def test_a_step_that_a_full_disk_refused_is_in_the_ledger_once_there_is_room(tmp
         guard.ledger.flush()
     refused = 0
     for _ in range(3):  # made, and told that the ledger does not have them
-        before = guard.run.model.weight.clone()
+        before = guard.model.weight.clone()
         with pytest.raises(LedgerError, match="make room"):
             step(guard)
-        refused += int(not torch.equal(before, guard.run.model.weight))
+        refused += int(not torch.equal(before, guard.model.weight))
     disk.clear()
     guard.ledger.flush()
     step(guard, math.nan)
@@ -106,7 +106,7 @@ def test_a_checkpoint_is_written_although_the_ledger_cannot_be(tmp_path, disk):
         guard.save(tmp_path / "checkpoints")
     again = make_guard(None)
     again.load(tmp_path / "checkpoints")
-    assert torch.equal(again.run.model.weight, guard.run.model.weight)
+    assert torch.equal(again.model.weight, guard.model.weight)
     disk.clear()
     guard.close()
 
@@ -115,7 +115,7 @@ def test_a_stop_is_heard_although_the_ledger_cannot_be_written(tmp_path, disk):
     guard = make_guard(tmp_path)
     step(guard)
     disk.append(True)
-    guard.run.model.weight.data[0, 0] = math.nan
+    guard.model.weight.data[0, 0] = math.nan
     with pytest.raises(GuardStop, match=r"(?s)weights.*No space left"):
         step(guard)
     disk.clear()

@@ -39,12 +39,12 @@ def batches(num, items=8):
 
 
 def loss_with(guard):
-    model = guard.run.model
+    model = guard.model
     return lambda batch: F.mse_loss(model(batch[0]).float(), batch[1])
 
 
 def weights(guard):
-    return [param.detach().clone() for param in guard.run.model.parameters()]
+    return [param.detach().clone() for param in guard.model.parameters()]
 
 
 def everything(guard):
@@ -109,7 +109,7 @@ def test_a_poisoned_step_changes_no_bit(kind, value, where):
         if where == "loss":
             poisoned = (poisoned[0] * value, poisoned[1])
         else:
-            handle = guard.run.model[3].weight.register_hook(lambda grad: grad * value)
+            handle = guard.model[3].weight.register_hook(lambda grad: grad * value)
         outcome = guard.step(compute_loss, poisoned)
     if handle is not None:
         handle.remove()
@@ -130,7 +130,7 @@ def test_the_loop_without_a_guard_is_poisoned():
 def test_micro_batches_are_averaged_over_items(kind):
     guard, whole = (make_guard(kind, clip_norm=math.inf) for _ in range(2))
     for g in (guard, whole):
-        g.run.model[2].p = 0.0
+        g.model[2].p = 0.0
     compute_loss = loss_with(guard)
     (x, y), *_ = batches(1, items=12)
     parts = [(x[:2], y[:2]), (x[2:5], y[2:5]), (x[5:], y[5:])]
@@ -178,7 +178,7 @@ def test_without_a_word_on_clipping_nothing_is_clipped():
 
 def test_a_schedule_advances_on_applied_steps_only():
     guard = make_guard()
-    scheduler = guard.scheduler(torch.optim.lr_scheduler.LinearLR(guard.run.optimizer, total_iters=50))
+    scheduler = guard.scheduler(torch.optim.lr_scheduler.LinearLR(guard.optimizer, total_iters=50))
     compute_loss = loss_with(guard)
     for i, batch in enumerate(batches(10)):
         guard.step(compute_loss, (batch[0] * (math.nan if i in (3, 4) else 1), batch[1]))
@@ -188,18 +188,18 @@ def test_a_schedule_advances_on_applied_steps_only():
 def test_an_overflowed_batch_is_run_again_at_the_lower_scale():
     guard = make_guard(plan="fp16-mixed", policy=fl.Policy(retry_overflow=20))
     compute_loss = loss_with(guard)
-    guard.run.judge.set_scale(2.0**24)
+    guard.set_scale(2.0**24)
     with fl.HalfOnCPU():
         outcome = guard.step(compute_loss, *batches(1))
     assert outcome.applied
     assert outcome.retries == guard.attempts - 1 > 0
-    run = guard.run.diary.accounts.run
+    run = guard.accounts.run
     assert (run.attempted, run.applied) == (guard.attempts, 1)
 
 
 def test_a_replay_leaves_no_trace():
     guard = make_guard(plan="bf16-mixed")
-    guard.run.model.append(torch.nn.BatchNorm1d(2))
+    guard.model.append(torch.nn.BatchNorm1d(2))
     compute_loss = loss_with(guard)
     batch, other = batches(2)
     guard.step(compute_loss, batch)
@@ -209,19 +209,19 @@ def test_a_replay_leaves_no_trace():
     assert torch.equal(first, again)
     assert guard.replay(compute_loss, other, precision="fp32") != first
     assert same(before, everything(guard)) == []
-    assert guard.run.model.training
-    assert all(param.grad is None for param in guard.run.optimizer.param_groups[0]["params"])
+    assert guard.model.training
+    assert all(param.grad is None for param in guard.optimizer.param_groups[0]["params"])
 
 
 def test_the_average_moves_with_applied_steps_only():
     guard = make_guard()
     average = guard.averaged(0.9)
     compute_loss = loss_with(guard)
-    expected = {name: p.detach().double() for name, p in guard.run.model.named_parameters()}
+    expected = {name: p.detach().double() for name, p in guard.model.named_parameters()}
     for i, batch in enumerate(batches(6)):
         guard.step(compute_loss, (batch[0] * (math.nan if i == 3 else 1), batch[1]))
         if i != 3:
-            for name, param in guard.run.model.named_parameters():
+            for name, param in guard.model.named_parameters():
                 expected[name] = 0.9 * expected[name] + 0.1 * param.detach().double()
     for name, tensor in average.tensors.items():
         torch.testing.assert_close(tensor.double(), expected[name], rtol=1e-6, atol=1e-7)
@@ -234,7 +234,7 @@ def test_the_average_of_16_bit_weights_is_that_of_their_masters():
     with fl.HalfOnCPU():
         for x, y in batches(3):
             guard.step(lambda b: F.mse_loss(model(b[0].half()).float(), b[1]), (x, y))
-    master = guard.run.optimizer.master_state_dict(model)
+    master = guard.optimizer.master_state_dict(model)
     for name, tensor in average.tensors.items():
         assert torch.equal(tensor, master[name])
         assert tensor.dtype == torch.float32
@@ -244,7 +244,7 @@ def test_the_average_of_16_bit_weights_is_that_of_their_masters():
 def test_saving_and_resuming_is_not_stopping(kind, tmp_path):
     def build():
         guard = make_guard(kind, plan="fp16-mixed", policy=fl.Policy(snapshot_gib=0.01))
-        guard.scheduler(torch.optim.lr_scheduler.StepLR(guard.run.optimizer, 5))
+        guard.scheduler(torch.optim.lr_scheduler.StepLR(guard.optimizer, 5))
         guard.averaged(0.9)
         return guard
 
@@ -269,7 +269,7 @@ def test_saving_and_resuming_is_not_stopping(kind, tmp_path):
     assert path.parent == tmp_path
     assert same(everything(straight), everything(second)) == []
     assert straight.summary() == second.summary()
-    assert second.run.optimizer.param_groups[0]["lr"] == straight.run.optimizer.param_groups[0]["lr"]
+    assert second.optimizer.param_groups[0]["lr"] == straight.optimizer.param_groups[0]["lr"]
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
@@ -289,7 +289,7 @@ def test_the_scale_of_torchs_scaler_can_be_taken_over():
     scaler.scale(torch.ones(()))
     guard = make_guard(plan="fp16-mixed")
     guard.load_scaler(scaler.state_dict())
-    assert guard.run.judge.scale == 512.0
+    assert guard.scale == 512.0
     with pytest.raises(GuardError, match="does not scale"):
         make_guard(plan="fp32").load_scaler(scaler.state_dict())
 
@@ -301,9 +301,9 @@ def test_nan_in_a_weight_goes_back_to_a_snapshot():
     for batch in data[:10]:
         guard.step(compute_loss, batch)
     with torch.no_grad():
-        guard.run.model[0].weight[0, 0] = math.nan
+        guard.model[0].weight[0, 0] = math.nan
     assert guard.step(compute_loss, data[10]).reason == "forward-nonfinite"
-    assert all(param.isfinite().all() for param in guard.run.model.parameters())
+    assert all(param.isfinite().all() for param in guard.model.parameters())
     assert guard.step(compute_loss, data[11]).applied
     assert "rollback" in guard.summary()
 
@@ -316,7 +316,7 @@ def test_nan_in_a_weight_without_snapshots_stops_and_says_where(tmp_path):
     for batch in data[:3]:
         guard.step(compute_loss, batch)
     with torch.no_grad():
-        guard.run.model[0].weight[0, 0] = math.nan
+        guard.model[0].weight[0, 0] = math.nan
     with pytest.raises(GuardStop, match=r"step 4 \(epoch 3, batch 3\)"):
         guard.step(compute_loss, data[3])
     history = fl.Ledger.read(tmp_path / "run")
@@ -354,7 +354,7 @@ def test_a_step_that_raises_leaves_no_gradient_behind():
 
     with pytest.raises(RuntimeError, match="worker died"):
         guard.step(breaks, good, bad)
-    assert all(param.grad is None for param in guard.run.model.parameters())
+    assert all(param.grad is None for param in guard.model.parameters())
     assert guard.attempts == 0
 
 
@@ -404,7 +404,7 @@ def test_a_rate_that_turns_nan_is_refused_before_the_step():
     one, two = batches(2)
     guard.step(compute_loss, one)
     before = weights(guard)
-    guard.run.optimizer.param_groups[0]["lr"] = math.nan
+    guard.optimizer.param_groups[0]["lr"] = math.nan
     with pytest.raises(GuardError, match="learning rate of group 0 is nan"):
         guard.step(compute_loss, two)
     assert all(torch.equal(a, b) for a, b in zip(before, weights(guard), strict=True))
@@ -419,13 +419,13 @@ def test_after_150_nonfinite_steps_a_healthy_one_leaves_finite_weights():
     guard = make_guard(plan="fp16-mixed", policy=fl.Policy(collapse_after=1000))
     compute_loss = loss_with(guard)
     good, bad = batches(2)
-    handle = guard.run.model[3].weight.register_hook(lambda grad: grad * math.inf)
+    handle = guard.model[3].weight.register_hook(lambda grad: grad * math.inf)
     with fl.HalfOnCPU():
         for _ in range(150):
             guard.step(compute_loss, bad)
         handle.remove()
         assert guard.step(compute_loss, good).applied
-    assert guard.run.judge.scale == 1.0
+    assert guard.scale == 1.0
     assert all(weight.isfinite().all() for weight in weights(guard))
 
 
@@ -447,7 +447,7 @@ def test_after_150_nonfinite_steps_torchs_scaler_writes_inf():
 def test_no_scale_can_work_is_said_after_20_overflows_at_the_floor():
     guard = make_guard(plan="fp16-mixed")
     compute_loss = loss_with(guard)
-    guard.run.model[3].weight.register_hook(lambda grad: grad * math.inf)
+    guard.model[3].weight.register_hook(lambda grad: grad * math.inf)
     with fl.HalfOnCPU(), pytest.raises(GuardStop, match="scale"):
         for batch in batches(60):
             guard.step(compute_loss, batch)
@@ -456,14 +456,14 @@ def test_no_scale_can_work_is_said_after_20_overflows_at_the_floor():
 
 def test_a_compiled_model_is_guarded():
     guard = make_guard()
-    compiled = torch.compile(guard.run.model, backend="eager")
+    compiled = torch.compile(guard.model, backend="eager")
     outcome = guard.step(lambda b: F.mse_loss(compiled(b[0]), b[1]), *batches(1))
     assert outcome.applied
 
 
 def test_checkpointed_segments_are_guarded():
     guard = make_guard(plan="bf16-mixed")
-    first, rest = guard.run.model[:2], guard.run.model[2:]
+    first, rest = guard.model[:2], guard.model[2:]
 
     def compute_loss(batch):
         hidden = torch.utils.checkpoint.checkpoint(first, batch[0], use_reentrant=False)
@@ -530,7 +530,7 @@ def test_saving_and_resuming_on_a_gpu_is_not_stopping(kind, tmp_path):
     def build():
         model = make_model().cuda()
         guard = fl.Guard(model, make_optimizer(model, kind), plan="fp16-mixed", policy=fl.Policy(snapshot_gib=0.01))
-        guard.scheduler(torch.optim.lr_scheduler.StepLR(guard.run.optimizer, 5))
+        guard.scheduler(torch.optim.lr_scheduler.StepLR(guard.optimizer, 5))
         return guard
 
     data = [(x.cuda(), y.cuda()) for x, y in batches(24)]
@@ -560,7 +560,7 @@ def lost_run(scale: float, used: bool = True):
     model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 16), torch.nn.Linear(16, 2))
     policy = fl.Policy(underflow_every=2)
     guard = fl.Guard(model, fl.optim.AdamW(model.parameters(), lr=1e-3), plan="fp16-mixed", policy=policy)
-    guard.run.judge.set_scale(scale)
+    guard.set_scale(scale)
     small = 1e-9 if used else 0.0
     with fl.HalfOnCPU():
         for x, y in batches(6):
@@ -570,18 +570,18 @@ def lost_run(scale: float, used: bool = True):
 
 def test_gradients_that_are_lost_as_a_whole_raise_a_low_scale():
     guard = lost_run(1.0)
-    assert guard.run.judge.scale == 16.0**3
+    assert guard.scale == 16.0**3
     assert "lost to zero" in guard.summary()
 
 
 def test_gradients_that_are_zero_at_the_usual_scale_raise_nothing():
     guard = lost_run(2.0**16, used=False)
-    assert guard.run.judge.scale == 2.0**16
+    assert guard.scale == 2.0**16
     assert guard.summary().endswith("no events")
 
 
 def test_a_stop_that_the_canary_asks_for_names_epoch_and_batch():
-    guard = make_guard(plan="bf16-mixed", canary=lambda: guard.run.model(torch.ones(1, 8)).sum() * math.nan)
+    guard = make_guard(plan="bf16-mixed", canary=lambda: guard.model(torch.ones(1, 8)).sum() * math.nan)
     guard.begin_epoch(2)
     good, bad = batches(2)
     guard.step(loss_with(guard), good)

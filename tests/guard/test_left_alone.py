@@ -141,11 +141,11 @@ def in_backward(guard, model):
 
 
 def before_the_update(guard, model):
-    return guard.run.optimizer.register_step_pre_hook(boom)
+    return guard.optimizer.register_step_pre_hook(boom)
 
 
 def after_the_update(guard, model):
-    return guard.run.optimizer.register_step_post_hook(boom)
+    return guard.optimizer.register_step_post_hook(boom)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_a_norm_is_that_of_its_own_step_after_one_that_raised():
 
 def test_a_learning_rate_that_is_refused_leaves_nothing_behind():
     model, guard = make_guard()
-    guard.run.optimizer.param_groups[0]["lr"] = float("nan")
+    guard.optimizer.param_groups[0]["lr"] = float("nan")
     with pytest.raises(fl.FloatlineError, match="learning rate"):
         take(guard, model, next(batches(1)))
     assert guard.attempts == 0
@@ -195,7 +195,7 @@ def test_a_learning_rate_that_is_refused_leaves_nothing_behind():
 
 def test_the_step_after_which_a_schedule_has_no_more_rates_is_in_the_ledger(tmp_path):
     model, guard = make_guard(folder=tmp_path)
-    guard.scheduler(torch.optim.lr_scheduler.OneCycleLR(guard.run.optimizer, max_lr=0.1, total_steps=3))
+    guard.scheduler(torch.optim.lr_scheduler.OneCycleLR(guard.optimizer, max_lr=0.1, total_steps=3))
     made = 0
     with pytest.raises(ValueError, match="step"):
         for b in batches(9):

@@ -65,6 +65,8 @@ def test_lightning_trains_with_it_as_with_torchs(tmp_path):
 
 def test_accelerate_trains_with_it():
     accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
+    accelerate.state.AcceleratorState._reset_state(True)
+    accelerate.state.GradientState._reset_state()  # a Trainer that failed in another test leaves its data loader there
     accelerator = accelerate.Accelerator(cpu=True)
     accelerator.native_amp = True
     accelerator.scaler = scaler = fl.LossScaler("cpu")

@@ -38,7 +38,7 @@ def test_ten_failed_steps_in_a_row_are_a_line_on_stderr(capsys, monkeypatch):
     assert "10 steps in a row failed, since step 6: forward-nonfinite" in line
     assert "first in 0 (Linear, float32)" in line
     assert line.endswith("To find the cause: floatline diagnose -- python train_it.py")
-    assert guard.run.diary.accounts.run.applied == 15
+    assert guard.accounts.run.applied == 15
 
 
 def test_nine_are_not(capsys):

@@ -43,9 +43,8 @@ from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.report.run.terminal import draw_runs
 from floatline.report.validation.report_files import write_report
-from floatline.rescuing.finished_stages import Kept
+from floatline.rescuing.finished_stages import Kept, plain_diagnosis, read_diagnosis, read_island, read_trial
 from floatline.rescuing.short_run import Trial
-from floatline.rescuing.stage_data import plain_diagnosis, read_diagnosis, read_island, read_trial
 from floatline.training.settings import check_config, load_settings, save_settings
 from floatline.validation.finished.finished import compare
 from floatline.validation.metrics.tensorboard import _masked_crc
@@ -198,7 +197,7 @@ def _guard() -> fl.Guard:
 
 def make_checkpoint(folder: Path) -> Parts:
     guard = _guard()
-    guard.step(lambda x: guard.run.model(x).float().square().mean(), torch.ones(3, 4))
+    guard.step(lambda x: guard.model(x).float().square().mean(), torch.ones(3, 4))
     guard.save(folder, extra={"epoch": 3, "best": (1.5, float("inf"))})
     guard.close()
     return {name: data for name, data in take(folder).items() if ".saving" not in name}

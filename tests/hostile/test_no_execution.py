@@ -34,7 +34,6 @@ ALLOWED = {
     "workload/target.py": IMPORTS,
     # Modules of floatline and its optional packages, by names that no file holds.
     "base/offered.py": IMPORTS,
-    "base/old_names.py": IMPORTS,
     "integrations/loggers/logger.py": IMPORTS,
     "lint/rules/__init__.py": IMPORTS,
     "lint/settings.py": IMPORTS,

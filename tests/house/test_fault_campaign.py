@@ -82,9 +82,9 @@ def test_a_guarded_run_survives_a_nan(tmp_path, campaign):
 
 def test_the_judge_sees_that_an_unguarded_loop_applies_a_nan(tmp_path, campaign, monkeypatch):
     def unguarded(guard, compute_loss, batch, *, skip=None):
-        guard.run.optimizer.zero_grad()
+        guard.optimizer.zero_grad()
         compute_loss(batch).backward()
-        guard.run.optimizer.step()
+        guard.optimizer.step()
         return SimpleNamespace(applied=True, reason=None)
 
     monkeypatch.setattr(fl.Guard, "step", unguarded)
@@ -99,7 +99,7 @@ def test_the_judge_sees_a_skipped_step_that_moved_one_bit(tmp_path, campaign, mo
     def with_a_bit(guard, *args, **options):
         outcome = update(guard, *args, **options)
         if not outcome.applied:
-            next(guard.run.model.parameters()).data.view(-1)[0] *= 1.001
+            next(guard.model.parameters()).data.view(-1)[0] *= 1.001
         return outcome
 
     monkeypatch.setattr(fl.Guard, "_finish", with_a_bit)

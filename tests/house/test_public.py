@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import floatline
-from floatline.base.old_names import MODULES, NAMES
+from floatline.base.offered import MODULES, NAMES
 
 PUBLIC = {
     "FloatlineError",

@@ -105,7 +105,7 @@ def loop_with_fabric():
     return {
         "weights": torch.cat([param.detach().reshape(-1) for param in module.parameters()]).tolist(),
         "advances": schedule.last_epoch,
-        "skipped": precision.steps.guards[0].run.diary.accounts.run.skipped,
+        "skipped": precision.steps.guards[0].accounts.run.skipped,
         "scale": metrics["floatline/scale"],
     }
 

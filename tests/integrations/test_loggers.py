@@ -18,8 +18,8 @@ from floatline.errors import GuardError
 from floatline.formats import find_format
 from floatline.integrations.loggers import CSVLogger, JSONLLogger, Logger, MLflowLogger, TensorBoardLogger, WandbLogger
 from floatline.integrations.loggers import logger as logger_module
+from floatline.integrations.loggers.logger import values_of
 from floatline.integrations.loggers.mlflow import clean_name
-from floatline.integrations.loggers.values import values_of
 from floatline.ledger.account import Account
 from floatline.ledger.lines import Step
 from floatline.validation.metrics.metric_files import list_files, read_metrics
@@ -61,7 +61,7 @@ def train(guard: fl.Guard, *, steps: int = 57, before: int = 0) -> None:
     targets = inputs.sum(1, keepdim=True)
     for i in range(before, before + steps):
         factor = math.nan if i == 7 else 1e30 if i == 20 else 1.0
-        guard.step(lambda batch, f=factor: ((guard.run.model(batch[0]) - batch[1]) ** 2).mean() * f, (inputs, targets))
+        guard.step(lambda batch, f=factor: ((guard.model(batch[0]) - batch[1]) ** 2).mean() * f, (inputs, targets))
 
 
 def find_wandb_file(folder):
@@ -215,7 +215,7 @@ def test_rows_are_the_first_every_nth_the_skipped_and_the_last():
     skipped = [step for step in heard.steps if step not in (1, 20, 40, 45)]
     assert heard.steps == sorted({1, 20, 40, 45, *skipped})
     assert {8, 21} <= set(heard.steps)
-    assert heard.rows[-1].values["floatline/skipped"] == guard.run.diary.accounts.run.num_skipped
+    assert heard.rows[-1].values["floatline/skipped"] == guard.accounts.run.num_skipped
     assert heard.finished and heard.metadata["plan"]["name"] == "fp16-mixed"
 
 
@@ -290,7 +290,7 @@ def test_a_run_that_goes_on_counts_on(tmp_path):
     train(guard, steps=10)
     guard.save(tmp_path / "saved")
     guard.close()
-    before = guard.run.diary.accounts.run.num_skipped
+    before = guard.accounts.run.num_skipped
     assert before > 0
     again = make_guard(folder=tmp_path / "run", resume=True)
     again.load(tmp_path / "saved")
@@ -304,12 +304,12 @@ def test_a_run_that_goes_on_counts_on(tmp_path):
 def test_own_numbers_and_notes_can_be_logged(tmp_path):
     with JSONLLogger(tmp_path / "own.jsonl") as logger:
         logger.log(3, {"val/loss": math.inf})
-        logger.note(4, "began anew")
+        logger.note(4, "started again")
     with JSONLLogger(tmp_path / "own.jsonl") as logger:
         logger.log(5, {"val/loss": 1})
     assert (tmp_path / "own.jsonl").read_text().splitlines() == [
         '{"step": 3, "val/loss": "Infinity"}',
-        '{"step": 4, "event": "began anew"}',
+        '{"step": 4, "event": "started again"}',
         '{"step": 5, "val/loss": 1.0}',
     ]
     with pytest.raises(GuardError, match="closed"):

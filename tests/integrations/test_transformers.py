@@ -214,7 +214,7 @@ def test_checkpoints_and_torchs_scaler_read_each_other(tmp_path):
     again = make_trainer(tmp_path, model=make_regression(), max_steps=6)
     callback = prepare_trainer(again)
     again.train(resume_from_checkpoint=True)
-    assert callback.guard.run.judge.scale == 128.0
+    assert callback.guard.scale == 128.0
 
 
 def test_a_run_that_only_fails_is_stopped_with_its_reason_on_the_disk(tmp_path):

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from floatline.numerics.fast_split import join_many, split_many
 from floatline.numerics.split import SPLIT_DTYPES as HALVES
-from floatline.numerics.split import join_master, split_master
+from floatline.numerics.split import join_many, join_master, split_many, split_master
 
 
 def numbers(limit):

@@ -2,7 +2,7 @@
 
 import torch
 
-from floatline.numerics.philox import philox, random_words
+from floatline.numerics.rounding import philox, random_words
 
 # counter words, key words, result words
 KNOWN = [

@@ -392,7 +392,9 @@ def test_what_has_all_the_moments_or_none_is_taken():
     optimizer = stepped(optim.AdamW)
     optimizer.load_state_dict(stepped(torch.optim.Adam).state_dict())
     assert optimizer.state[optimizer.param_groups[0]["params"][0]]["step"] == 3
-    optimizer.load_state_dict(stepped(torch.optim.SGD).state_dict())  # it keeps no momentum: AdamW begins anew
+    optimizer.load_state_dict(
+        stepped(torch.optim.SGD).state_dict()
+    )  # it keeps no momentum: AdamW starts without a state
     stepped(optim.SGD, momentum=0.9).load_state_dict(stepped(torch.optim.SGD, momentum=0.9).state_dict())
 
 

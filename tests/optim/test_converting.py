@@ -7,7 +7,7 @@ from torch import nn
 import floatline as fl
 from floatline.errors import OptimizerError
 from floatline.optim.rules import UpdateName as OptimUpdateName
-from floatline.plans.fields import UpdateName
+from floatline.plans.plan import UpdateName
 
 KINDS = [
     (torch.optim.AdamW, fl.optim.AdamW, {"lr": 0.03, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}),

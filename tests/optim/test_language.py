@@ -7,9 +7,9 @@ import torch
 from tests.optim.tiny_language import train
 
 from floatline import optim
-from floatline.numerics.philox import random_words
+from floatline.numerics.rounding import random_words
 from floatline.optim import storage
-from floatline.optim.entries import BLOCK
+from floatline.optim.survey import BLOCK
 
 SEEDS = (0, 1, 2)
 STEPS = 200

@@ -7,9 +7,9 @@ import pytest
 import torch
 from tests.optim.steps import make_params, set_grads
 
-from floatline.optim.entries import fill
 from floatline.optim.roster import collect
 from floatline.optim.rules import ADAMW
+from floatline.optim.survey import fill
 
 SHAPES = [(4, 4), (4, 4), (7,)]
 SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "maximize": False}
@@ -102,7 +102,7 @@ def test_any_other_change_asks_for_a_new_roster(change):
 def test_gradients_are_let_go_after_the_step_however_they_were_held():
     scene = Scene()
     watched = [weakref.ref(param.grad) for param in scene.params[:2]]
-    # As a backend does that lays them out anew.
+    # As a backend does that gives them another layout.
     scene.entries.take([p.grad.clone() for p in scene.params[:2]], [0, 0])
     new_grads(scene)
     gc.collect()

@@ -4,8 +4,7 @@ import pytest
 import torch
 from tests.optim.steps import HALVES
 
-from floatline.numerics.philox import random_words
-from floatline.numerics.rounding import round_stochastic
+from floatline.numerics.rounding import random_words, round_stochastic
 from floatline.optim import storage
 from floatline.optim.kernels.waves import half_of
 

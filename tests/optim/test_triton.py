@@ -6,11 +6,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from floatline.optim import storage
-from floatline.optim.entries import Entry
 from floatline.optim.kernels import torch_backend, triton_backend
 from floatline.optim.roster import Entries
 from floatline.optim.rules import ADAM, ADAMW, LION, SGD
-from floatline.optim.survey import Decision
+from floatline.optim.survey import Decision, Entry
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

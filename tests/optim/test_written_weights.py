@@ -10,12 +10,11 @@ from tests.slow import slow
 from torch import nn
 
 from floatline import optim
-from floatline.numerics.fast_split import join_many, split_many
-from floatline.numerics.split import join_master
-from floatline.optim import storage, writes
-from floatline.optim.entries import Entry
+from floatline.numerics.split import join_many, join_master, split_many
+from floatline.optim import roster, storage
 from floatline.optim.kernels import torch_backend
 from floatline.optim.rules import SGD as PLAIN_SGD
+from floatline.optim.survey import Entry
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -287,7 +286,7 @@ def test_a_single_write_takes_no_copies():
     assert "copies" not in optimizer.memory().parts
 
 
-# Weights that were idle, and rosters that are made anew.
+# Weights that were idle, and rosters that are made again.
 
 
 def test_a_write_to_a_weight_without_a_gradient_counts_when_it_has_one_again():
@@ -339,7 +338,7 @@ def test_nothing_becomes_zero_while_a_cuda_graph_is_captured(monkeypatch):
     twin, reference = copy.deepcopy((model, optimizer))
     COUNTED["copy_"](model)
     UNCOUNTED["data.copy_"](twin)
-    monkeypatch.setattr(writes, "_is_capturing", lambda tensors: True)
+    monkeypatch.setattr(roster, "_is_capturing", lambda tensors: True)
     take_steps(model, optimizer, 2, first=3)
     take_steps(twin, reference, 2, first=3)
     assert same_bits(snapshot(optimizer), snapshot(reference))

@@ -561,7 +561,7 @@ def test_compiled_models_are_seen_through():
     assert first_nonfinite(compiled, losses(compiled, torch.tensor([12.0, 1.0]).half())).module == "_orig_mod.1"
 
 
-def test_an_island_at_the_place_mends_it():
+def test_an_island_at_the_place_fixes_it():
     torch.manual_seed(0)
     model = nn.Sequential(OrderedDict(a=nn.Linear(8, 8), head=nn.Linear(8, 4))).half()
     with torch.no_grad():

@@ -158,7 +158,7 @@ def noisy_losses(model, seen):
 def test_a_step_that_is_tried_again_draws_the_same_numbers():
     guard, seen = make_guard(plan="fp16-mixed", policy=Policy(retry_overflow=1)), []
     wear()
-    guard.step(noisy_losses(guard.run.model, seen), torch.ones(2, 4))
+    guard.step(noisy_losses(guard.model, seen), torch.ones(2, 4))
     assert len(seen) == 2
     assert seen[0] == seen[1]
 
@@ -167,14 +167,14 @@ def test_two_steps_draw_different_numbers():
     guard, seen = make_guard(), []
     wear()
     for _ in range(2):
-        guard.step(noisy_losses(guard.run.model, seen), torch.ones(2, 4))
+        guard.step(noisy_losses(guard.model, seen), torch.ones(2, 4))
     assert seen[0] != seen[1]
 
 
 def test_asking_the_canary_draws_nothing():
     def canary():
         draw()
-        return guard.run.model(torch.ones(2, 4)).square().mean()
+        return guard.model(torch.ones(2, 4)).square().mean()
 
     guard = make_guard(canary=canary)
     wear()

@@ -7,7 +7,7 @@ from torch import nn
 from floatline.errors import PlanError
 from floatline.plans import KeptModule, Plan
 from floatline.precision.applied_plan import AppliedPlan
-from floatline.precision.tf32 import tf32_products
+from floatline.precision.fp32_call import tf32_products
 
 
 @pytest.fixture(autouse=True)

@@ -15,9 +15,8 @@ from floatline.diagnosis.result import Diagnosis
 from floatline.errors import LedgerError, RescueError
 from floatline.findings import Finding
 from floatline.formats import find_format
-from floatline.rescuing.finished_stages import Kept, finish
+from floatline.rescuing.finished_stages import Kept, finish, plain_diagnosis, read_diagnosis, read_island, read_trial
 from floatline.rescuing.short_run import Trial
-from floatline.rescuing.stage_data import plain_diagnosis, read_diagnosis, read_island, read_trial
 
 ASKED = {"target": "net.py", "code": {"net.py": "ab"}, "steps": 40, "seed": 0, "environment": {"torch": "2"}}
 

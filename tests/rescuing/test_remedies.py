@@ -70,7 +70,7 @@ def test_where_no_scale_can_work_none_is_proposed():
     assert plans and all(plan.scaling == MIXED.scaling for plan in plans)
 
 
-def test_several_findings_are_also_mended_together():
+def test_several_findings_are_also_fixed_together():
     places = [place("product-overflow", line="net.py:3"), place("exp-overflow", line="net.py:9")]
     named = [{f.function for f in c.plan.fp32_functions} for c in propose(MIXED, places)]
     assert {"net.py:3"} in named and {"net.py:3", "net.py:9"} in named

@@ -15,9 +15,9 @@ from floatline.probe.watch.full_steps import share_of_dead_moments
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target
 
-transformers = pytest.importorskip("transformers")
-pytest.importorskip("peft")
-pytest.importorskip("espeakng_loader")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+pytest.importorskip("peft", reason="peft is not installed")
+pytest.importorskip("espeakng_loader", reason="espeakng_loader is not installed")
 
 from floatline.systems.audio_lora import VARIANTS, Config, build  # noqa: E402
 from floatline.systems.audio_lora.batches import IGNORED, AudioCollator, make_examples, num_audio_tokens  # noqa: E402

@@ -10,9 +10,9 @@ from tests.slow import slow
 
 import floatline as fl
 
-transformers = pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
-pytest.importorskip("espeakng_loader")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+peft = pytest.importorskip("peft", reason="peft is not installed")
+pytest.importorskip("espeakng_loader", reason="espeakng_loader is not installed")
 
 from floatline.integrations.transformers import prepare_trainer  # noqa: E402
 from floatline.systems.audio_lora import VARIANTS, Config  # noqa: E402

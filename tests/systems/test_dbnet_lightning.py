@@ -60,7 +60,7 @@ def test_fp16_safe_trains_in_fp16_with_a_ledger(tmp_path: Path) -> None:
 
 
 def test_a_run_is_logged_to_wandb_without_a_network(tmp_path: Path) -> None:
-    pytest.importorskip("wandb")
+    pytest.importorskip("wandb", reason="wandb is not installed")
     run(tmp_path, "trainer=fp16_safe", "trainer.max_epochs=1", "logger.wandb.enabled=true", "exp_name=offline")
     (kept,) = (tmp_path / "wandb").glob("offline-run-*")
     assert next(kept.glob("*.wandb")).stat().st_size > 0

@@ -18,7 +18,7 @@ from floatline.rescuing.rescue import find_plan
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target
 
-pytest.importorskip("transformers")
+pytest.importorskip("transformers", reason="transformers is not installed")
 
 from floatline.systems.distill import VARIANTS, Config, build
 from floatline.systems.distill.alignment import align_positions, coarsen, share_vocabulary, token_bytes

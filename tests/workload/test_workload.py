@@ -271,8 +271,8 @@ def test_a_failed_import_leaves_no_module_behind(tmp_path: Path):
 
 
 def test_a_named_function_that_takes_steps_is_a_training_function(tmp_path: Path):
-    path = write(tmp_path, BUILD.format(signature="") + "\ndef mended(steps=1, probe=None):\n    return steps\n")
-    target = load_target(f"{path}:mended")
+    path = write(tmp_path, BUILD.format(signature="") + "\ndef fixed(steps=1, probe=None):\n    return steps\n")
+    target = load_target(f"{path}:fixed")
     assert target.builder is None
     assert target.trainer and target.trainer(steps=3) == 3
     assert load_target(f"{path}:build").trainer is None

@@ -10,8 +10,7 @@ from floatline.causes.elsewhere import ELSEWHERE
 from floatline.causes.overflow import OVERFLOWS
 from floatline.causes.rounding import ROUNDINGS
 from floatline.causes.scaler import SCALERS
-from floatline.causes.symptom import Symptom
-from floatline.causes.symptoms import SYMPTOMS
+from floatline.causes.symptoms import SYMPTOMS, Symptom
 from floatline.causes.underflow import UNDERFLOWS
 from floatline.errors import CauseError, suggest
 

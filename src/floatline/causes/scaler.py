@@ -67,7 +67,7 @@ SCALER_MISUSE = Cause(
     family="loop",
     mechanism=(
         "scale, backward, unscale_, step and update belong together, once per optimizer step. "
-        "optimizer.step() in the place of scaler.step(optimizer) uses gradients multiplied by 65536: SGD "
+        "optimizer.step() instead of scaler.step(optimizer) uses gradients multiplied by 65536: SGD "
         "explodes at once, Adam hides it. unscale_ in every micro-batch divides what was accumulated before "
         "by the scale again; an update() in between silences the error that would say so. Without update() "
         "the next step raises."

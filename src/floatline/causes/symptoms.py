@@ -1,9 +1,116 @@
-"""Messages that several causes share: what they mean, which causes fit, what to check to decide."""
+"""Symptoms: messages that several causes share, those of torch.autograd's anomaly mode among them."""
 
 from __future__ import annotations
 
-from floatline.causes.anomalies import ANOMALIES
-from floatline.causes.symptom import Symptom
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """A message that does not decide its cause.
+
+    Args:
+        title: What the message says, in one line.
+        patterns: Regular expressions, any of which finds it.
+        causes: The ids that fit, in the order worth checking.
+        check: What to look at to decide between them.
+    """
+
+    title: str
+    patterns: tuple[str, ...]
+    causes: tuple[str, ...]
+    check: str
+
+    def is_in(self, text: str) -> bool:
+        """Whether the text shows this symptom."""
+        return any(re.search(pattern, text, re.IGNORECASE) for pattern in self.patterns)
+
+
+_ANOMALY = r"Function '(?:%s)\w*' returned nan values"
+# The most specific first; the last takes whatever is left.
+ANOMALIES: tuple[Symptom, ...] = (
+    Symptom(
+        title="Anomaly mode stopped at a softmax or attention",
+        patterns=(_ANOMALY % r"\w*Softmax|\w*Attention",),
+        causes=(
+            "fully-masked-softmax",
+            "scalar-out-of-range",
+            "activation-overflow",
+            "optimizer-state-underflow",
+        ),
+        check=(
+            "Look at the scores that enter it. A row of -inf that the code wrote is fully-masked-softmax; a "
+            "-inf made by adding a constant or two masks is scalar-out-of-range; +inf or NaN came from "
+            "upstream."
+        ),
+    ),
+    Symptom(
+        title="Anomaly mode stopped at a normalisation layer",
+        patterns=(_ANOMALY % r"\w*(?:Layer|Group|Batch|RMS|Instance)_?Norm",),
+        causes=("activation-overflow", "input-out-of-range", "product-overflow", "bad-input-data"),
+        check=(
+            "The normalisation is rarely guilty: look at its input. An inf there was made by an earlier "
+            "layer, by the cast of the batch, or was in the data."
+        ),
+    ),
+    Symptom(
+        title="Anomaly mode stopped at a root, power, norm or angle",
+        patterns=(_ANOMALY % r"Sqrt|Rsqrt|Pow|Acos|Asin|Atanh|LinalgVectorNorm|Norm|Cdist|Std|Var",),
+        causes=(
+            "singular-gradient",
+            "rounded-onto-singularity",
+            "eps-underflow",
+            "cancellation",
+            "gradient-overflow",
+        ),
+        check=(
+            "Compute the operand in FP32. Exactly on the singular point: singular-gradient. Near it: "
+            "rounded-onto-singularity, or eps-underflow if a guard was added. Negative: cancellation."
+        ),
+    ),
+    Symptom(
+        title="Anomaly mode stopped at an exp or a product",
+        patterns=(_ANOMALY % r"Exp|Mul|Sinh|Cosh",),
+        causes=("exp-overflow", "product-overflow", "activation-overflow"),
+        check=(
+            "Look at the forward values of that line. An inf from exp is exp-overflow, an inf from the "
+            "product itself product-overflow; a factor that came in as inf was made upstream."
+        ),
+    ),
+    Symptom(
+        title="Anomaly mode stopped at a log, sigmoid or division",
+        patterns=(_ANOMALY % r"Log|Sigmoid|Div|Reciprocal|BinaryCrossEntropy|NllLoss",),
+        causes=(
+            "rounded-onto-singularity",
+            "eps-underflow",
+            "gradient-overflow",
+            "singular-gradient",
+            "exp-overflow",
+        ),
+        check=(
+            "Look at the operand of the log or the denominator. Exactly zero, and a guard was added: "
+            "eps-underflow. Exactly zero in 16 bits only: rounded-onto-singularity. Small but not zero: "
+            "gradient-overflow."
+        ),
+    ),
+    Symptom(
+        title="Anomaly mode stopped at an operation",
+        patterns=(r"Function '\w+' returned nan values",),
+        causes=(
+            "activation-overflow",
+            "gradient-overflow",
+            "product-overflow",
+            "exp-overflow",
+            "bad-input-data",
+        ),
+        check=(
+            "Anomaly mode names where NaN was first seen in backward. Look at the forward values of that "
+            "line: an inf or NaN there was made further up."
+        ),
+    ),
+)
+
 
 _NONFINITE = r"(?:nan|[-+]?inf(?:inity|inite)?)\b"
 # A complaint in words is short; in a long log the same words mean nothing.
@@ -98,7 +205,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         ),
         check=(
             "A few skips at the start and then none are how a dynamic scale settles: nothing is wrong. If "
-            "they do not stop, look at the forward pass first: a non-finite value there cannot be mended by "
+            "they do not stop, look at the forward pass first: a non-finite value there cannot be fixed by "
             "any scale."
         ),
     ),

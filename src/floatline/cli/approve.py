@@ -12,12 +12,17 @@ from floatline.cli.output import FormatOption, OutputFormat, print_json, text_co
 def approve(
     report: Annotated[str, typer.Argument(help="report.json or rescue.json, or the folder that it is in.")],
     by: Annotated[str, typer.Option("--by", metavar="NAME", help="Who signs.")],
-    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="What the one who signs has to say.")] = "",
+    note: Annotated[str, typer.Option("--note", metavar="TEXT", help="A remark that is kept with the signature.")] = "",
     override: Annotated[
-        str, typer.Option("--override", metavar="REASON", help="Sign it although it is no PASS; the reason is kept.")
+        str, typer.Option("--override", metavar="REASON", help="Sign a report that is no PASS; the reason is kept.")
     ] = "",
     candidate: Annotated[
-        str | None, typer.Option("--candidate", metavar="NAME", help="Which candidate. [the one that is ranked first]")
+        str | None,
+        typer.Option(
+            "--candidate",
+            metavar="NAME",
+            help="The candidate to sign off. The default is the one that is ranked first.",
+        ),
     ] = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:

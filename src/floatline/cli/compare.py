@@ -22,18 +22,31 @@ def compare(
     baseline: Annotated[str, typer.Argument(metavar="A", help="Runs in FP32: a run, or a folder of runs.")],
     candidate: Annotated[str, typer.Argument(metavar="B", help="Runs in the other precision.")],
     metric: Annotated[
-        str | None, typer.Option("--metric", metavar="NAME", help="Which metric. [the study's, or the loss of ledgers]")
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="The metric to compare. The default is the study's metric, or the loss in ledgers.",
+        ),
     ] = None,
     higher_is_better: Annotated[
-        bool | None, typer.Option("--higher-is-better/--lower-is-better", help="Which way the metric is better.")
+        bool | None,
+        typer.Option(
+            "--higher-is-better/--lower-is-better", help="Whether higher or lower values of the metric are better."
+        ),
     ] = None,
     margin: Annotated[
         tuple[float, float] | None,
-        typer.Option("--margin", metavar="PASS FAIL", help="Up to the first worse passes, from the second on fails."),
+        typer.Option(
+            "--margin", metavar="PASS FAIL", help="B passes if it is worse by at most PASS, and fails from FAIL on."
+        ),
     ] = None,
     scale: Annotated[
         ScaleName | None,
-        typer.Option("--scale", help="log: the metric; log-error: 1 - metric; difference: in its own unit. [log]"),
+        typer.Option(
+            "--scale",
+            help="Compare logs of the metric (log), logs of 1 - metric (log-error), or differences. The default: log.",
+        ),
     ] = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:

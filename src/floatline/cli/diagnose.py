@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import (
+    FormatOption,
+    OutputFormat,
+    SeedOption,
+    check_writable,
+    print_json,
+    show_progress,
+    text_console,
+)
 
 if TYPE_CHECKING:
     from floatline.diagnosis.result import Diagnosis
@@ -44,24 +51,29 @@ def diagnose(
             help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS."
         ),
     ],
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of training to look at.")] = 40,
-    seed: Annotated[int, typer.Option("--seed", help="Of the target and of the training.")] = 0,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="How many steps of training to look at.")] = 40,
+    seed: SeedOption = 0,
     output: FormatOption = OutputFormat.text,
     trace: Annotated[
-        str | None, typer.Option("--trace", metavar="FILE", help="Keep the trace of the step that was looked at.")
+        str | None,
+        typer.Option("--trace", metavar="FILE", help="Write the trace of the step that was examined to this file."),
     ] = None,
     bundle: Annotated[
         str | None,
-        typer.Option("--bundle", metavar="FOLDER", help="Write that step to a folder; floatline replay runs it again."),
+        typer.Option(
+            "--bundle", metavar="FOLDER", help="Write that step to a folder, from which floatline replay runs it again."
+        ),
     ] = None,
     with_data: Annotated[bool, typer.Option("--with-data", help="Put the step's batch into the bundle.")] = False,
     formats: Annotated[
         list[str] | None,
-        typer.Option("--would-fit", metavar="FORMAT", help="Instead: what of an FP32 or BF16 run does not fit FORMAT."),
+        typer.Option(
+            "--would-fit", metavar="FORMAT", help="Instead, say what of an FP32 or BF16 run does not fit FORMAT."
+        ),
     ] = None,
     as_device: Annotated[
         AsDevice | None,
-        typer.Option("--as", help="Run a script that is written for a GPU on a CPU, as a GPU would. Only with --."),
+        typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
     ] = None,
 ) -> None:
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.
@@ -74,7 +86,7 @@ def diagnose(
     import sys
 
     if trace is not None:
-        _check_writable(trace)
+        check_writable(trace)
     if with_data and bundle is None:
         raise typer.BadParameter("--with-data says what goes into a bundle. Give --bundle FOLDER, too.")
     if _COMMAND in context.meta and formats:
@@ -95,7 +107,7 @@ def diagnose(
     from floatline.diagnosis.target_diagnosis import diagnose as find_out
 
     # What the target prints is not the report.
-    with contextlib.redirect_stdout(sys.stderr), _progress() as show:
+    with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
         diagnosis = find_out(
             target,
             steps=steps,
@@ -118,7 +130,7 @@ def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, outpu
     from floatline.report.fit import as_json, print_fit
     from floatline.workload import load_target
 
-    with contextlib.redirect_stdout(sys.stderr), _progress() as show:
+    with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
         loaded = load_target(target)
         show("recording steps from several points of training")
         fits = would_fit(loaded, formats=formats, steps=steps, seed=seed)
@@ -157,28 +169,3 @@ def _print(diagnosis: Diagnosis, output: OutputFormat) -> None:
     from floatline.report.diagnosis import print_diagnosis
 
     print_diagnosis(diagnosis, text_console())
-
-
-def _check_writable(file: str) -> None:
-    """Refuse a place where the trace cannot be kept now, not after minutes of work."""
-    from pathlib import Path
-
-    path = Path(file)
-    if path.is_dir():
-        raise typer.BadParameter(f"--trace '{file}' is a folder. Name a file in it.")
-    if not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"--trace '{file}': there is no folder '{path.parent}'. Make it first.")
-
-
-@contextlib.contextmanager
-def _progress() -> Generator[Callable[[str], None]]:
-    """A line on stderr that says what is being done; nothing where stderr is not a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status(Text("loading the target")) as status:
-        yield lambda text: status.update(Text(text))

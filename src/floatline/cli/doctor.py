@@ -6,13 +6,11 @@ from typing import Annotated
 
 import typer
 
-from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import FormatOption, OptionalTarget, OutputFormat, print_json, text_console
 
 
 def doctor(
-    target: Annotated[
-        str | None, typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")
-    ] = None,
+    target: OptionalTarget = None,
     on: Annotated[
         str | None,
         typer.Option("--on", metavar="DEVICE", help="Answer for another device: sm_75, T4, mi300x, cpu."),

@@ -1,4 +1,4 @@
-"""`floatline lint`: code and configurations that break in 16 bits, found and mended before they run."""
+"""`floatline lint`: code and configurations that break in 16 bits, found and fixed before they run."""
 
 from __future__ import annotations
 
@@ -24,36 +24,49 @@ class LintFormat(str, Enum):
 
 def lint(
     paths: Annotated[
-        list[Path] | None, typer.Argument(metavar="[PATH]...", help="Files and folders; the present folder else.")
+        list[Path] | None,
+        typer.Argument(metavar="[PATH]...", help="Files and folders to read. The default is the current folder."),
     ] = None,
     fix: Annotated[
-        bool, typer.Option("--fix", help="Rewrite what can be: the same function, never less accurate.")
+        bool, typer.Option("--fix", help="Rewrite what can be rewritten as the same function, never less accurate.")
     ] = False,
     unsafe_fixes: Annotated[
-        bool, typer.Option("--unsafe-fixes", help="With --fix or --diff: also rewrites that a person should look at.")
+        bool,
+        typer.Option(
+            "--unsafe-fixes", help="With --fix or --diff, also make the rewrites that a person should look at."
+        ),
     ] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Show the rewrites as a diff, and write nothing.")] = False,
     select: Annotated[
-        list[str] | None, typer.Option("--select", metavar="RULE", help="Only these: FL101, FL1, log-of-softmax.")
+        list[str] | None,
+        typer.Option("--select", metavar="RULE", help="Use only these rules, such as FL101, FL1 or log-of-softmax."),
     ] = None,
-    ignore: Annotated[list[str] | None, typer.Option("--ignore", metavar="RULE", help="All but these.")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="RULE", help="Use all rules but these.")
+    ] = None,
     on: Annotated[
-        str | None, typer.Option("--on", metavar="DEVICE", help="The hardware that the code is for: sm_75, T4, v100.")
+        str | None,
+        typer.Option("--on", metavar="DEVICE", help="The hardware that the code is for, such as sm_75, T4 or v100."),
     ] = None,
     baseline: Annotated[
-        Path | None, typer.Option("--baseline", metavar="FILE", help="Findings that are known and not told again.")
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="File of known findings, which are not reported again."),
     ] = None,
     write_baseline: Annotated[
-        bool, typer.Option("--write-baseline", help="Put today's findings into the baseline file.")
+        bool, typer.Option("--write-baseline", help="Write today's findings to the baseline file.")
     ] = False,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, metavar="N", help="Processes; as many as there are cores else.")
+        int | None,
+        typer.Option("--jobs", min=1, metavar="N", help="How many processes read files. The default is one per core."),
     ] = None,
     output: Annotated[
-        LintFormat, typer.Option("--format", help="text for people, json for programs, sarif and github for CI.")
+        LintFormat,
+        typer.Option(
+            "--format", help="Format of the output: text for people, json for programs, sarif and github for CI."
+        ),
     ] = LintFormat.text,
 ) -> None:
-    """Find code and configurations that break in 16 bits, and mend them.
+    """Find code and configurations that break in 16 bits, and fix them.
 
     Settings come from \\[tool.floatline.lint] in pyproject.toml; options are added to them.
     A line with "# floatline: allow\\[rule-name]" is left alone. Exit code 1 means findings.

@@ -1,8 +1,10 @@
-"""What every subcommand says the same way: the --format option, JSON on stdout, people's text by rich."""
+"""What several subcommands share: arguments, options, exit codes, progress, JSON on stdout, text by rich."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Generator
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,19 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
+# 128 + SIGINT, as shells have it: what is finished is kept, but a script must not go on as after 0.
+INTERRUPTED = 130
+
+_TARGET = typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")
+TargetArgument = Annotated[str, _TARGET]
+OptionalTarget = Annotated[str | None, _TARGET]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed for building the target and for training.")]
+RunStepsOption = Annotated[
+    int | None,
+    typer.Option("--steps", min=1, help="How many steps the whole run has, for the ETA. The default is in the ledger."),
+]
+
+
 class Engine(str, Enum):
     """Where runs are made."""
 
@@ -22,7 +37,7 @@ class Engine(str, Enum):
 
 
 EngineOption = Annotated[
-    Engine, typer.Option("--engine", help="Where the runs are made: this machine, or a Ray cluster.")
+    Engine, typer.Option("--engine", help="Where the runs are made: on this machine or on a Ray cluster.")
 ]
 
 
@@ -34,7 +49,10 @@ class OutputFormat(str, Enum):
 
 
 FormatOption = Annotated[
-    OutputFormat, typer.Option("--format", help="text for people, json for programs (one object on stdout).")
+    OutputFormat,
+    typer.Option(
+        "--format", help="Format of the output: text for people, or json for programs (one object on stdout)."
+    ),
 ]
 
 
@@ -50,3 +68,28 @@ def print_json(result: dict[str, Any]) -> None:
     text = json.dumps(plain_json(result), indent=2, ensure_ascii=False, allow_nan=False)
     # Half of a pair of UTF-16, which a JSON file may hold, has no UTF-8; so written it is JSON's own escape.
     typer.echo(text.encode("utf-8", errors="backslashreplace").decode("utf-8"))
+
+
+def check_writable(file: str) -> None:
+    """Refuse a place where the trace cannot be kept now, not after minutes of work."""
+    from pathlib import Path
+
+    path = Path(file)
+    if path.is_dir():
+        raise typer.BadParameter(f"--trace '{file}' is a folder. Name a file in it.")
+    if not path.absolute().parent.is_dir():
+        raise typer.BadParameter(f"--trace '{file}': there is no folder '{path.parent}'. Make it first.")
+
+
+@contextlib.contextmanager
+def show_progress() -> Generator[Callable[[str], None]]:
+    """A line on stderr that says what is being done; nothing where stderr is not a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with console.status(Text("loading the target")) as status:
+        yield lambda text: status.update(Text(text))

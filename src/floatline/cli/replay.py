@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import FormatOption, OutputFormat, check_writable, print_json, text_console
 
 
 class Precision(str, Enum):
@@ -22,16 +22,23 @@ class Precision(str, Enum):
 def replay(
     bundle: Annotated[str, typer.Argument(help="Folder of a replay bundle.")],
     target: Annotated[
-        str | None, typer.Option("--target", help="What builds the model, in place of the one the bundle names.")
+        str | None, typer.Option("--target", help="What builds the model, instead of the target that the bundle names.")
     ] = None,
-    precision: Annotated[Precision | None, typer.Option("--precision", help="Compute the step in it.")] = None,
-    scale: Annotated[float | None, typer.Option("--scale", help="Another loss scale.")] = None,
+    precision: Annotated[
+        Precision | None, typer.Option("--precision", help="Compute the step in this precision.")
+    ] = None,
+    scale: Annotated[
+        float | None, typer.Option("--scale", help="Use this loss scale instead of the step's own.")
+    ] = None,
     fp32_module: Annotated[
         list[str] | None,
-        typer.Option("--fp32-module", metavar="NAME", help="Compute this module in FP32; may be given again."),
+        typer.Option(
+            "--fp32-module", metavar="NAME", help="Compute this module in FP32; the option may be given several times."
+        ),
     ] = None,
     trace: Annotated[
-        str | None, typer.Option("--trace", metavar="FILE", help="Keep the trace of the replay that is asked for.")
+        str | None,
+        typer.Option("--trace", metavar="FILE", help="Write the trace of the requested replay to this file."),
     ] = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:
@@ -42,7 +49,7 @@ def replay(
     import sys
 
     if trace is not None:
-        _check_writable(trace)
+        check_writable(trace)
     from floatline.probe.bundles.bundle_replay import replay_bundle
 
     # What the target prints is not the report.
@@ -63,14 +70,3 @@ def replay(
         print_replay(report, text_console())
     if not report.finite:
         raise typer.Exit(1)
-
-
-def _check_writable(file: str) -> None:
-    """Refuse a place where the trace cannot be kept before anything is run."""
-    from pathlib import Path
-
-    path = Path(file)
-    if path.is_dir():
-        raise typer.BadParameter(f"--trace '{file}' is a folder. Name a file in it.")
-    if not path.absolute().parent.is_dir():
-        raise typer.BadParameter(f"--trace '{file}': there is no folder '{path.parent}'. Make it first.")

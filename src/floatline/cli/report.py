@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import FormatOption, OutputFormat, RunStepsOption, print_json, text_console
 
 
 def report(
@@ -14,11 +14,12 @@ def report(
         list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of them; several are overlaid.")
     ],
     out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE", help="Where the page goes. [run.html in the first RUN]")
+        str | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Where the page is written. The default is run.html in the first RUN."
+        ),
     ] = None,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Steps of the whole run, for the ETA. [from the ledger]")
-    ] = None,
+    steps: RunStepsOption = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Write runs as an HTML page: curves, skips by reason, layers against the format's limits, events.

@@ -3,30 +3,45 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator
 from typing import Annotated, Any
 
 import typer
 
-from floatline.cli.output import Engine, EngineOption, FormatOption, OutputFormat, print_json, text_console
-
-# 128 + SIGINT, as shells have it: finished stages are kept, and the same command goes on.
-INTERRUPTED = 130
+from floatline.cli.output import (
+    INTERRUPTED,
+    Engine,
+    EngineOption,
+    FormatOption,
+    OutputFormat,
+    SeedOption,
+    TargetArgument,
+    print_json,
+    show_progress,
+    text_console,
+)
 
 
 def rescue(
-    target: Annotated[str, typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")],
+    target: TargetArgument,
     steps: Annotated[
         int | None,
-        typer.Option("--steps", min=1, help="Steps of every run. [40; of the validation one pass or 200]"),
+        typer.Option(
+            "--steps",
+            min=1,
+            help="How many steps every run takes. The default is 40; in the validation, one pass or 200.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the target and of the training.")] = 0,
+    seed: SeedOption = 0,
     budget: Annotated[
-        float, typer.Option("--budget", min=1.0, help="Seconds for the search, and again for trying plans.")
+        float,
+        typer.Option("--budget", min=1.0, help="Seconds that the search may take, and trying plans again as many."),
     ] = 60.0,
-    prove: Annotated[bool, typer.Option("--prove", help="Validate in full, in place of the short form.")] = False,
+    prove: Annotated[bool, typer.Option("--prove", help="Run the full validation instead of the short one.")] = False,
     folder: Annotated[
-        str | None, typer.Option("--folder", metavar="FOLDER", help="Of the results. [floatline-runs/rescue/NAME]")
+        str | None,
+        typer.Option(
+            "--folder", metavar="FOLDER", help="Folder of the results. The default is floatline-runs/rescue/NAME."
+        ),
     ] = None,
     engine: EngineOption = Engine.local,
     output: FormatOption = OutputFormat.text,
@@ -47,7 +62,7 @@ def rescue(
     refuse_foreign(place)  # now, and not after torch is loaded
     try:
         # What the target prints is not the report.
-        with contextlib.redirect_stdout(sys.stderr), _progress() as show:
+        with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
             from floatline.report.rescue import print_rescue, write_rescue
             from floatline.rescuing.rescue import rescue as save
 
@@ -72,17 +87,3 @@ def _on_ray(target: str, steps: int | None, seed: int) -> dict[str, Any]:
     from floatline.rescuing.rescue import STEPS
 
     return {"runner": RayRunner(), "spread": RaySearch(target, steps=steps or STEPS, seed=seed)}
-
-
-@contextlib.contextmanager
-def _progress() -> Generator[Callable[[str], None]]:
-    """A line on stderr that says what is being done; nothing where stderr is not a terminal."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status(Text("loading the target")) as status:
-        yield lambda text: status.update(Text(text))

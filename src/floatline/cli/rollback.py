@@ -13,7 +13,10 @@ def rollback(
     target: Annotated[str, typer.Argument(help="The target, as it was approved.")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What went wrong.")],
     by: Annotated[
-        str | None, typer.Option("--by", metavar="NAME", help="Who rolls it back. [the user who is logged in]")
+        str | None,
+        typer.Option(
+            "--by", metavar="NAME", help="Who rolls the target back. The default is the user who is logged in."
+        ),
     ] = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:

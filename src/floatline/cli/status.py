@@ -10,7 +10,9 @@ from floatline.cli.output import FormatOption, OutputFormat, print_json, text_co
 
 
 def status(
-    target: Annotated[str | None, typer.Argument(help="The target. [every one that was ever approved]")] = None,
+    target: Annotated[
+        str | None, typer.Argument(help="The target to check. The default is every target that was ever approved.")
+    ] = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Show which plan is approved for a target, and whether code, plan, report or environment changed since.

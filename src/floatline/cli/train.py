@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import INTERRUPTED, FormatOption, OutputFormat, SeedOption, print_json, text_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from floatline.training.result import RunResult
     from floatline.training.trainer import Trainer
 
-# 128 + SIGINT, as shells have it: the run is saved but not finished, so a script must not go on as after 0.
-INTERRUPTED = 130
 _MOST_EPOCHS = 12  # of the last ones in the summary; the ledger has all
 
 
@@ -32,12 +30,17 @@ def train(
         ),
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings of a reference workload; they win.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="Settings of a reference workload; they override --preset and --config."
+        ),
     ] = None,
     plan: Annotated[
         str | None,
         typer.Option(
-            "--plan", metavar="PLAN", help="Precision: a name or a YAML file. [what is approved, else the target's own]"
+            "--plan",
+            metavar="PLAN",
+            help="The plan: a name or a YAML file. The default is the approved plan, else the target's own.",
         ),
     ] = None,
     preset: Annotated[
@@ -45,24 +48,41 @@ def train(
         typer.Option("--preset", metavar="VARIANT", help="A variant of a reference workload, such as a size."),
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", metavar="FILE", help="YAML file with settings of a reference workload.")
+        str | None,
+        typer.Option("--config", metavar="FILE", help="YAML file with the settings of a reference workload."),
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option("--policy", metavar="NAME", help="safe, balanced or ultra-conservative. [the plan's]"),
+        typer.Option(
+            "--policy",
+            metavar="NAME",
+            help="Policy of the guard: safe, balanced or ultra-conservative. The default is the plan's.",
+        ),
     ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Steps in all. [one pass or 200, whichever is longer]")
+        int | None,
+        typer.Option(
+            "--steps",
+            min=1,
+            help="How many steps the whole run takes. The default is one pass or 200, whichever is longer.",
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the target and of the training.")] = 0,
+    seed: SeedOption = 0,
     folder: Annotated[
-        str | None, typer.Option("--folder", metavar="FOLDER", help="Run folder. [runs/NAME of the target]")
+        str | None,
+        typer.Option("--folder", metavar="FOLDER", help="Folder of the run. The default is runs/NAME of the target."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue from the newest checkpoint in the folder.")
+    ] = False,
     save_every: Annotated[int, typer.Option("--save-every", min=1, help="Steps between two checkpoints.")] = 500,
     evaluate_every: Annotated[
         int | None,
-        typer.Option("--evaluate-every", min=1, help="Steps between two evaluations; the best is kept. [the end only]"),
+        typer.Option(
+            "--evaluate-every",
+            min=1,
+            help="Steps between two evaluations; the best is kept. The default is only at the end.",
+        ),
     ] = None,
     approved_only: Annotated[
         bool, typer.Option("--approved-only", help="Train with the plan that is signed off, or not at all.")
@@ -164,7 +184,7 @@ def _blaming(target: str, trainer: Trainer | None = None) -> Generator[None]:
         first_line = next(iter(str(error).splitlines()), "")
         raise TargetError(
             f"Target '{target}': {what}: {type(error).__name__}: {first_line}. "
-            "Mend it there" + ("." if trainer is None else "; --resume goes on from the last checkpoint.")
+            "Fix it there" + ("." if trainer is None else "; --resume goes on from the last checkpoint.")
         ) from error
 
 

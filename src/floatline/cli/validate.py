@@ -6,75 +6,114 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from floatline.cli.output import Engine, EngineOption, FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import (
+    INTERRUPTED,
+    Engine,
+    EngineOption,
+    FormatOption,
+    OptionalTarget,
+    OutputFormat,
+    print_json,
+    text_console,
+)
 
 if TYPE_CHECKING:
     from floatline.validation.result import Validation
     from floatline.validation.running.processes import Runner
-
-# 128 + SIGINT, as shells have it: what is finished is kept, and --resume goes on.
-INTERRUPTED = 130
+    from floatline.validation.verdict.comparison import Comparison
+    from floatline.validation.verdict.pairs import ArmRun
 
 
 def validate(
-    target: Annotated[
-        str | None, typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")
-    ] = None,
+    target: OptionalTarget = None,
     plan: Annotated[
         list[str] | None,
-        typer.Option("--plan", metavar="PLAN", help="Candidate: a plan's name or YAML file; several are ranked."),
+        typer.Option(
+            "--plan", metavar="PLAN", help="A candidate: a plan's name or YAML file. Several candidates are ranked."
+        ),
     ] = None,
     baseline: Annotated[
         str | None, typer.Option("--baseline", metavar="COMMAND", help="Train in FP32 by a command with {seed} in it.")
     ] = None,
     candidate: Annotated[
         list[str] | None,
-        typer.Option("--candidate", metavar="COMMAND", help="Train a candidate by a command; several are ranked."),
+        typer.Option(
+            "--candidate", metavar="COMMAND", help="Train a candidate by a command. Several candidates are ranked."
+        ),
     ] = None,
-    metric: Annotated[str | None, typer.Option("--metric", help="What the commands are compared by.")] = None,
+    metric: Annotated[
+        str | None, typer.Option("--metric", help="The metric by which the commands are compared.")
+    ] = None,
     metric_file: Annotated[
-        str | None, typer.Option("--metric-file", metavar="GLOB", help="Where the commands write it. [found]")
+        str | None,
+        typer.Option(
+            "--metric-file", metavar="GLOB", help="Where the commands write the metric. By default it is searched for."
+        ),
     ] = None,
-    cwd: Annotated[str | None, typer.Option("--cwd", metavar="FOLDER", help="Where the commands run.")] = None,
+    cwd: Annotated[
+        str | None, typer.Option("--cwd", metavar="FOLDER", help="Folder in which the commands run.")
+    ] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=0, help="Steps of each run. [one pass or 200, whichever is longer]")
+        int | None,
+        typer.Option(
+            "--steps", min=0, help="How many steps each run takes. The default is one pass or 200, whichever is longer."
+        ),
     ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", min=0, help="Passes over the batches.")] = None,
-    batches: Annotated[int | None, typer.Option("--batches", min=0, help="Use only so many batches.")] = None,
+    epochs: Annotated[
+        int | None, typer.Option("--epochs", min=0, help="How many passes over the batches each run makes.")
+    ] = None,
+    batches: Annotated[int | None, typer.Option("--batches", min=0, help="Use only this many batches.")] = None,
     margin: Annotated[
-        tuple[float, float], typer.Option("--margin", help="PASS up to the first, FAIL from the second on.")
+        tuple[float, float],
+        typer.Option("--margin", help="PASS if worse by at most the first number, FAIL from the second on."),
     ] = (0.01, 0.02),
     scale: Annotated[
-        str, typer.Option("--scale", help="log, log-error or difference: how two values are compared.")
+        str, typer.Option("--scale", help="How two values are compared: log, log-error or difference.")
     ] = "log",
     higher_is_better: Annotated[
         bool | None,
-        typer.Option("--higher-is-better/--lower-is-better", help="Which way the metric is better. [lower]"),
+        typer.Option(
+            "--higher-is-better/--lower-is-better",
+            help="Whether higher or lower values of the metric are better. The default is lower.",
+        ),
     ] = None,
     language_model: Annotated[
         bool, typer.Option("--language-model", help="The metric is a language model's loss.")
     ] = False,
     horizon: Annotated[
-        int | None, typer.Option("--horizon", min=1, help="Steps of the real training, for the drift test.")
+        int | None, typer.Option("--horizon", min=1, help="How many steps the real training has, for the drift test.")
     ] = None,
     min_seeds: Annotated[int, typer.Option("--min-seeds", min=1, help="The fewest seeds that are run.")] = 3,
     max_seeds: Annotated[int, typer.Option("--max-seeds", min=1, help="The most seeds that are run.")] = 20,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     curve: Annotated[
-        str | None, typer.Option("--curve", help="metric or loss: what is compared on the way. [metric, where cheap]")
+        str | None,
+        typer.Option(
+            "--curve",
+            help="What is compared during training: metric or loss. The default is the metric, where it is cheap.",
+        ),
     ] = None,
     broken: Annotated[
-        bool, typer.Option("--broken/--no-broken", help="Train a candidate that must not pass, up to the first look.")
+        bool,
+        typer.Option("--broken/--no-broken", help="Also train a candidate that must not pass, up to the first look."),
     ] = True,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Measure speed, memory and layers, too.")
+        bool, typer.Option("--measure/--no-measure", help="Also measure speed, memory and layers.")
     ] = True,
     folder: Annotated[
-        str | None, typer.Option("--folder", metavar="FOLDER", help="Of the study. [floatline-runs/validate/NAME]")
+        str | None,
+        typer.Option(
+            "--folder", metavar="FOLDER", help="Folder of the study. The default is floatline-runs/validate/NAME."
+        ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the study in the folder.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the study in the folder.")] = False,
     jobs: Annotated[
-        int | None, typer.Option("--jobs", min=1, help="Runs side by side. [one a GPU, or one for two cores]")
+        int | None,
+        typer.Option(
+            "--jobs",
+            min=1,
+            help="How many runs train at the same time. The default is one per GPU, or one for two cores.",
+        ),
     ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds that one run may take.")] = None,
     engine: EngineOption = Engine.local,
@@ -85,7 +124,7 @@ def validate(
     The arms are trained from the same start over several seeds, until the interval of their difference decides.
     Exit code 0 is a PASS, 1 any other verdict. Ctrl-C keeps what is finished, and exits with 130; --resume goes on.
     """
-    from floatline.cli.progress import StudyProgress
+    from floatline.cli.validate import StudyProgress
 
     asked: dict[str, Any] = {
         "margins": margin,
@@ -182,3 +221,59 @@ def _print(result: Validation, report: str) -> None:
     from floatline.report.validation.terminal import print_validation
 
     print_validation(result, text_console(), report=Path(report))
+
+
+class StudyProgress:
+    """Hears of what a study does, and shows it on stderr; says nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bar
+
+        self._console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bar = Bar(*columns, console=self._console, disable=not self._console.is_terminal, transient=True)
+        self._task = self._bar.add_task("looking at the target", total=None)
+        self._done = 0
+
+    def plan(self, text: str) -> None:
+        """Print what to expect."""
+        self._say(text)
+
+    def ran(self, run: ArmRun, *, left: int) -> None:
+        """Move on by one run."""
+        self._done += 1
+        what = f"{run.arm}, seed {run.seed}"
+        self._bar.update(self._task, description=what, completed=self._done, total=self._done + left)
+        if run.error:
+            self._say(f"{what} failed: {run.error}")
+
+    def looked(self, comparison: Comparison) -> None:
+        """Draw the interval of a candidate against the margins."""
+        from floatline.report.validation.interval_line import draw_line
+
+        terms, num = comparison.terms, len(comparison.seeds)
+        head = f"{comparison.candidate} after {num} {'seed' if num == 1 else 'seeds'}: {comparison.verdict}"
+        if comparison.difference is None or comparison.interval is None:
+            self._say(f"{head}, {comparison.reason}")
+            return
+        first, second = (terms.show(margin) for margin in terms.margins)
+        low, high = comparison.interval
+        line = draw_line(comparison.difference, low, high, margins=terms.margins, labels=(first, second))
+        self._say(f"{head}\n  {line}")
+
+    def measuring(self, what: str) -> None:
+        """Say what is measured."""
+        self._bar.update(self._task, description=f"measuring {what}", total=None)
+
+    def _say(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def __enter__(self) -> StudyProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()

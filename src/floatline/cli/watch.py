@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from floatline.cli.output import FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import FormatOption, OutputFormat, RunStepsOption, print_json, text_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,10 +20,8 @@ _SECONDS = 0.5
 
 def watch(
     runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run folders, or folders of them, such as runs.")],
-    once: Annotated[bool, typer.Option("--once", help="Show how it stands, and leave.")] = False,
-    steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="Steps of the whole run, for the ETA. [from the ledger]")
-    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show the state of the runs once, and exit.")] = False,
+    steps: RunStepsOption = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Watch runs: loss, scale, norm, skips by reason, layers against the format's limits, time to go.

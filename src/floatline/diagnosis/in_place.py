@@ -21,7 +21,7 @@ from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, ove
 from floatline.errors import GuardError
 from floatline.findings import Finding
 from floatline.guard.failures import FailedStep
-from floatline.precision.agreement import num_processes
+from floatline.optim.mesh import num_processes
 from floatline.probe.steps.capture import CapturedStep, StepOrigin, capture_step
 from floatline.probe.trace.trace import Trace
 

@@ -8,9 +8,22 @@ import torch
 from torch import nn
 
 from floatline.errors import GuardError
+from floatline.guard.schedules import check_rates
 from floatline.optim.optimizer import Optimizer
 from floatline.plans import Plan
 from floatline.precision.dtypes import DTYPES
+from floatline.precision.micro_batches import check_closure
+
+
+def admit(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> torch.device:
+    """The device of the trained parameters; GuardError where model, optimizer and plan cannot be guarded together."""
+    device = check_parameters(model, optimizer)
+    check_weights(optimizer, plan)
+    check_gradients(optimizer)
+    check_rates(optimizer)
+    check_closure(optimizer)
+    check_update(optimizer, plan)
+    return device
 
 
 def check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.device:
@@ -51,6 +64,30 @@ def check_update(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
         f"{'does not' if own is None else f'with {own!r}'}. "
         f"Make the guard with floatline.optim.convert(optimizer, update='{plan.update}')."
     )
+
+
+def check_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that would lose FP16 gradients: unscaled in FP16, small ones are zero."""
+    if isinstance(optimizer, Optimizer):
+        return
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.dtype == torch.float16 and param.requires_grad:
+                raise GuardError(
+                    f"{type(optimizer).__name__} would train FP16 weights: its states and updates are rounded to FP16, "
+                    "where eps 1e-8 is 0. Use floatline.optim, or keep the trained weights in float32."
+                )
+
+
+def check_clip(clip_norm: float | None, clip_value: float | None, norm_type: float) -> None:
+    """Refuse bounds that would stop or reverse every step."""
+    for name, value in (("clip_norm", clip_norm), ("clip_value", clip_value), ("norm_type", norm_type)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value <= 0:  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise GuardError(f"{name} is {value!r}. Give a number above 0; clip_norm=math.inf clips nothing.")
+    if clip_norm is not None and clip_value is not None:
+        raise GuardError(f"clip_norm {clip_norm:g} and clip_value {clip_value:g} are both given. Give one of them.")
 
 
 def choose_clipping(

@@ -1,9 +1,10 @@
-"""The diary of a run: every outcome added to the accounts, and to the ledger where there is a folder."""
+"""The diary of a run: every outcome in the accounts and the ledger of its folder, and single lines on stderr."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,11 +16,10 @@ import torch.distributed as dist
 
 from floatline.errors import GuardError, LedgerError
 from floatline.guard.outcome import Outcome
-from floatline.ledger.account import Accounts
+from floatline.ledger.account import Accounts, Listener
 from floatline.ledger.ledger import Ledger
 from floatline.ledger.lines import Event, Record, Step
-from floatline.ledger.listener import Listener
-from floatline.precision.agreement import num_processes
+from floatline.optim.mesh import num_processes
 
 
 class Diary:
@@ -58,7 +58,7 @@ class Diary:
             self.ledger = Ledger.resume(self.folder) if resume else Ledger.create(self.folder, metadata=metadata)
 
     def attach(self, listener: Listener) -> None:
-        """Let someone hear of every record from here on; on process 0 only, which speaks for all."""
+        """Send every record from here on to a listener; on process 0 only, which speaks for all."""
         if self._writes:
             listener.begin(self._metadata)
             self._listeners.append(listener)
@@ -156,3 +156,16 @@ class Diary:
 def is_first_process(group: dist.ProcessGroup | None) -> bool:
     """Whether this process writes what all processes of the group share."""
     return num_processes(group) == 1 or dist.get_rank(group) == 0
+
+
+def say(line: str) -> None:
+    """Print one line, safe for a terminal whatever it holds."""
+    words = "".join(letter if letter.isprintable() else " " for letter in f"floatline: {line}")
+    sys.stderr.write(f"{words}\n")
+    sys.stderr.flush()
+
+
+def what_to_run() -> str:
+    """The command that finds out why steps fail, for the script that runs here."""
+    script = Path(sys.argv[0]).name if sys.argv and sys.argv[0].endswith(".py") else "train.py"
+    return f"floatline diagnose -- python {script}"

@@ -1,4 +1,4 @@
-"""Failed steps of a guarded run, with what is needed to run them again, for whoever wants to explain them."""
+"""Failed steps of a guarded run, with what is needed to run them again and to explain them."""
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from floatline.guard.diary import is_first_process
+from floatline.guard.diary import is_first_process, say
 from floatline.guard.outcome import Outcome
 from floatline.guard.run import Run
-from floatline.guard.voice import say
 from floatline.numerics import foreach
 from floatline.precision.micro_batches import Loss
 from floatline.precision.random_state import RandomState

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from floatline.errors import GuardError, LedgerError
-from floatline.guard.admission import check_parameters, check_update, check_weights, choose_clipping
-from floatline.guard.averages import Average
+from floatline.guard.admission import admit, check_clip, choose_clipping
 from floatline.guard.checkpoints import guard_state, rank_files
 from floatline.guard.diary import Diary
 from floatline.guard.failures import FailureWatch, OnFailure
@@ -26,17 +25,13 @@ from floatline.guard.policy import Policy, resolve_policy
 from floatline.guard.recovery.recovery import Recovery
 from floatline.guard.recovery.snapshots import SnapshotRing
 from floatline.guard.responses import Responses
-from floatline.guard.run import Run
+from floatline.guard.run import GuardedRun, Run
 from floatline.guard.schedules import Schedules, check_rates
-from floatline.guard.step.buffers import Buffers
 from floatline.guard.step.judge import Judge, Verdict
-from floatline.guard.step.layers import Layers
+from floatline.guard.step.layers import Layers, Lost
 from floatline.guard.step.samples import Samples
-from floatline.guard.step.stepping import Stepper, check_clip, check_gradients, norm_of
-from floatline.guard.step.underflow import Lost
-from floatline.ledger.account import Accounts
-from floatline.ledger.ledger import Ledger
-from floatline.ledger.listener import Listener
+from floatline.guard.step.stepping import Buffers, Stepper, norm_of
+from floatline.ledger.account import Listener
 from floatline.optim.survey import Decision, Survey
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
@@ -44,19 +39,18 @@ from floatline.precision.applied_plan import AppliedPlan
 from floatline.precision.micro_batches import (
     Loss,
     LossSum,
-    check_closure,
+    autocast_of,
     run_micro_batches,
     synced_at_the_end,
     take_loss,
 )
-from floatline.precision.placements import describe_run
 from floatline.precision.random_state import RandomState
 from floatline.precision.wrappers import drop_gradients, unwrap
 
 ListenerT = TypeVar("ListenerT", bound=Listener)
 
 
-class Guard:
+class Guard(GuardedRun):
     """Puts a training step under guard: scaled, checked, clipped, applied wholly or not at all, and recorded.
 
     Numerics:
@@ -71,7 +65,7 @@ class Guard:
         plan: Precision, scaling and clipping: a name, a YAML file or a Plan.
         clip_norm: Largest norm of the unscaled gradients. None takes the plan's clipping, where it has one; math.inf
             clips none.
-        clip_value: Largest magnitude of an element of the unscaled gradients, in place of a norm.
+        clip_value: Largest magnitude of an element of the unscaled gradients, instead of a norm.
         norm_type: Which norm `clip_norm` bounds; 2 costs nothing extra.
         policy: When to skip, go back and stop: a Policy, a preset's name, or None for the plan's.
         folder: Run folder of the ledger, and of the state that is saved before a stop. None keeps the account in
@@ -115,12 +109,7 @@ class Guard:
         plan = resolve_plan(plan)
         policy = resolve_policy(policy, plan_name=plan.name)
         check_clip(clip_norm, clip_value, norm_type)
-        device = check_parameters(model, optimizer)
-        check_weights(optimizer, plan)
-        check_gradients(optimizer)
-        check_rates(optimizer)
-        check_closure(optimizer)
-        check_update(optimizer, plan)
+        device = admit(model, optimizer, plan)
         self.clip_norm, self.clip_value, self.norm_type = choose_clipping(plan, clip_norm, clip_value, norm_type)
         self._late = policy.read_after if device.type == "cuda" else 0
         self.run = Run(
@@ -161,57 +150,9 @@ class Guard:
         self.lost: Lost | None = None
         self.on_outcome: Callable[[Outcome], None] | None = None
 
-    @property
-    def plan(self) -> Plan:
-        """The precision the run computes in now."""
-        return self.run.plan
-
-    @property
-    def loss_fn(self) -> Callable[..., Any] | None:
-        """The loss function that was given, computed as the plan says."""
-        return self.run.applied.loss_fn
-
-    def describe_plan(self) -> str:
-        """Where each module of the model ended up, and why; as a table."""
-        return describe_run(unwrap(self.run.model), self.plan, self.run.islands)
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The optimizer whose steps are guarded."""
-        return self.run.optimizer
-
-    @property
-    def policy(self) -> Policy:
-        """When steps are skipped, when the run goes back, when it stops."""
-        return self.run.policy
-
-    @property
-    def scale(self) -> Tensor:
-        """The loss scale of the next step, on the device: what a loss is multiplied by that goes backward by itself."""
-        return self.run.judge.scale
-
-    @property
-    def accounts(self) -> Accounts:
-        """Totals of all steps that have been read so far, in all and per epoch."""
-        return self.run.diary.accounts
-
-    def note(self, message: str, **values: float) -> None:
-        """Write a note into the ledger."""
-        self.run.diary.note("note", message, **values)
-
-    @property
-    def attempts(self) -> int:
-        """Steps so far, applied or not."""
-        return self.run.attempts
-
-    @property
-    def ledger(self) -> Ledger | None:
-        """The ledger, where there is a run folder and this process writes it."""
-        return self.run.diary.ledger
-
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context of the forward pass: the plan's compute dtype, or nothing where weights have it already."""
-        return self.run.autocast()
+        return autocast_of(self.run.plan, self.run.device)
 
     def step(
         self, compute_loss: Callable[[Any], Loss], *micro_batches: Any, skip: bool | Tensor | None = None
@@ -234,8 +175,8 @@ class Guard:
         for retries in range(self.run.policy.retry_overflow + 1):
             before = RandomState.now() if self.run.policy.retry_overflow else None
             if self._failures is not None:
-                self._failures.keep(self.attempts + 1, compute_loss, micro_batches)
-            self._buffers.keep(anew=True)
+                self._failures.keep(self.run.attempts + 1, compute_loss, micro_batches)
+            self._buffers.keep(again=True)
             total = self._run(compute_loss, micro_batches)
             outcome = self._finish(total, skip, retries=retries)
             if before is None or retries == self.run.policy.retry_overflow or outcome.reason != "overflow":
@@ -252,7 +193,7 @@ class Guard:
                 autocast=self.autocast,
                 scale=self.run.judge.scale,
                 group=self.run.judge.group,
-                looks=not self.attempts,
+                looks=not self.run.attempts,
             )
         except BaseException:
             self._abandon()
@@ -314,7 +255,7 @@ class Guard:
         """
         self._rescue.remember(compute_loss, batches[0])
         if self._failures is not None:
-            self._failures.keep(self.attempts + 1, compute_loss, cast("tuple[Any, ...]", batches))
+            self._failures.keep(self.run.attempts + 1, compute_loss, cast("tuple[Any, ...]", batches))
 
     def clip_by(self, *, norm: float = math.inf, value: float | None = None, norm_type: float = 2.0) -> None:
         """Clip by another norm, or by value, from the next step on."""
@@ -332,7 +273,7 @@ class Guard:
             self.run.batch += 1
         divisor = total.weight
         found: list[Verdict] = []
-        names = self._layers.due(self.attempts)
+        names = self._layers.due(self.run.attempts)
         records: list[tuple[tuple[str, ...], Tensor]] = []
         unit = self.run.judge.scale * divisor  # before the judge moves the scale
 
@@ -357,7 +298,7 @@ class Guard:
         marks = self._stepper.marks()
         try:
             check_rates(self.run.optimizer)
-            self._layers.count(self.attempts)
+            self._layers.count(self.run.attempts)
             self._stepper.step(judge, unit)
         except BaseException:
             if not found or self._stepper.marks() == marks:  # no weight has moved: there was no step
@@ -391,8 +332,8 @@ class Guard:
         """A step was made or left out: that is in the account, whatever comes now."""
         outcome = Outcome(
             verdict.report,
-            attempt=self.attempts,
-            due=self.attempts % self._due_every == 0,
+            attempt=self.run.attempts,
+            due=self.run.attempts % self._due_every == 0,
             epoch=self.run.epoch,
             batch=self.run.batch,
             micro_batches=total.num,
@@ -427,38 +368,6 @@ class Guard:
         """Read everything that is outstanding; waits for the device."""
         self._learn(0)
         self.run.diary.check()
-
-    def scheduler(self, scheduler: Any) -> Any:
-        """Let the guard advance this scheduler, on applied steps only; gives it back.
-
-        Args:
-            scheduler: One of torch.optim.lr_scheduler, made with the guard's optimizer. Do not call its step().
-        """
-        self.run.schedules.add(scheduler)
-        return scheduler
-
-    def attach(self, listener: ListenerT) -> ListenerT:
-        """Let a logger hear of every step and event, once their numbers are on the host; gives it back.
-
-        Args:
-            listener: Such as `floatline.integrations.loggers.TensorBoardLogger`; closed with the guard. On several
-                processes only that of process 0 is used.
-        """
-        self.run.diary.attach(listener)
-        return listener
-
-    def averaged(self, decay: float) -> Average:
-        """Keep an exponential average of the weights in float32, moved by applied steps only.
-
-        Args:
-            decay: What the average keeps in each step, such as 0.999.
-        """
-        self.run.average = Average(unwrap(self.run.model), self.run.optimizer, decay)
-        return self.run.average
-
-    def begin_epoch(self, number: int) -> None:
-        """Count batches of this epoch from here on; records and stops name epoch and batch."""
-        self.run.epoch, self.run.batch = number, -1
 
     def replay(self, compute_loss: Callable[[Any], Loss], batch: Any, *, precision: str | None = None) -> Tensor:
         """The loss of a batch as it would be now, without a trace: weights, gradients and random numbers stay.
@@ -515,15 +424,6 @@ class Guard:
         tensors, state = rank_files.load(self.run, Path(path))
         self.load_state_dict(tensors, state)
         return cast("dict[str, Any]", state.get("extra", {}))
-
-    def load_scaler(self, state: dict[str, Any]) -> None:
-        """Take the scale of a torch.amp.GradScaler, or of a LossScaler, from its state_dict."""
-        if self.plan.scaling is None:
-            raise GuardError(f"Plan '{self.plan.name}' does not scale the loss. Use a plan with fp16 compute.")
-        if "scale" not in state:
-            raise GuardError("The state has no 'scale'. Give the state_dict of an enabled torch.amp.GradScaler.")
-        self.run.judge.set_scale(float(state["scale"]))
-        self.run.judge.good_steps.fill_(float(state.get("_growth_tracker", 0)))
 
     def close(self) -> None:
         """Read what is outstanding, and close the ledger."""

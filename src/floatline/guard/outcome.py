@@ -1,12 +1,11 @@
-"""Outcome: what one step came to. Its numbers are on their way until someone reads them."""
+"""Outcome: what one step came to. Its numbers may still be on the device until they are read."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from floatline.guard.step.judge import NAMES
-from floatline.ledger.late_values import LateValues
-from floatline.ledger.lines import REASONS
+from floatline.ledger.lines import REASONS, LateValues
 
 
 class Outcome:

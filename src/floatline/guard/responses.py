@@ -15,7 +15,7 @@ from floatline.causes import find_cause
 from floatline.errors import LedgerError
 from floatline.findings import Finding, GuardStop
 from floatline.guard.checkpoints import guard_state, rank_files
-from floatline.guard.diary import is_first_process
+from floatline.guard.diary import is_first_process, say, what_to_run
 from floatline.guard.outcome import Outcome
 from floatline.guard.recovery.actions import (
     AcceptRegime,
@@ -32,10 +32,9 @@ from floatline.guard.recovery.actions import (
 from floatline.guard.recovery.recovery import SeenStep, is_sound
 from floatline.guard.recovery.snapshots import Snapshot
 from floatline.guard.run import Run
-from floatline.guard.step.underflow import Lost
-from floatline.guard.voice import say, what_to_run
-from floatline.precision.agreement import num_processes
-from floatline.precision.micro_batches import Loss, take_loss
+from floatline.guard.step.layers import Lost
+from floatline.optim.mesh import local_part, num_processes
+from floatline.precision.micro_batches import Loss, autocast_of, take_loss
 from floatline.precision.nonfinite import NonfinitePlace, first_nonfinite
 from floatline.precision.random_state import RandomState
 from floatline.precision.wrappers import unwrap
@@ -182,7 +181,7 @@ class Responses:
     def weights_are_finite(self) -> bool:
         """Whether every trained weight, on every process, is finite; waits for the device."""
         params = [p for group in self._run.optimizer.param_groups for p in group["params"]]
-        good = torch.stack([guard_state.local(p).isfinite().all() for p in params]).all()
+        good = torch.stack([local_part(p.detach()).isfinite().all() for p in params]).all()
         return not self._any(~good)
 
     def _any(self, flag: Tensor) -> bool:
@@ -210,7 +209,9 @@ class Responses:
         """The loss of a closure now, in evaluation mode, with random numbers and modes put back afterwards."""
         run = self._run
         modes = [(module, module.training) for module in run.model.modules()]
-        context = run.autocast() if precision is None else torch.autocast(run.device.type, enabled=False)
+        context = (
+            autocast_of(run.plan, run.device) if precision is None else torch.autocast(run.device.type, enabled=False)
+        )
         randomness = RandomState.now()
         run.model.eval()
         try:

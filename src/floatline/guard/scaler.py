@@ -16,7 +16,7 @@ from floatline.errors import ScalerError
 from floatline.guard.step.stepping import prepare_momentum
 from floatline.guard.step.unscaling import unscale, widen_fp16
 from floatline.numerics.moving import send
-from floatline.precision.agreement import agree_on_overflow
+from floatline.optim.mesh import agree_on_overflow
 
 _FLOOR, _CAP = 1.0, 2.0**24
 # A scale is a number of float32, and so is its inverse.

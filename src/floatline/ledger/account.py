@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from floatline.base.json_values import decode_number, encode_number
 from floatline.ledger.lines import REASONS, Event, Record, Step, decode_record, encode_record, take_count
@@ -191,3 +192,19 @@ class Accounts:
         if event is not None and not isinstance(event, Event):
             raise ValueError("the last event of a header is no event")
         return cls(run, epochs, event)
+
+
+class Listener(Protocol):
+    """Hears what the ledger hears, in the same order, on the training thread: it must not take long, or raise."""
+
+    def begin(self, metadata: Mapping[str, Any]) -> None:
+        """Hear what the run is; called once, before any record."""
+        ...
+
+    def take(self, record: Record, account: Account) -> None:
+        """Hear of a step or an event, with the totals so far; they go on counting after the call."""
+        ...
+
+    def close(self) -> None:
+        """Hear that the run is over."""
+        ...

@@ -20,8 +20,7 @@ from floatline.errors import LedgerError, suggest
 from floatline.ledger.account import Accounts
 from floatline.ledger.folder_lock import FolderLock
 from floatline.ledger.history import History, read_history
-from floatline.ledger.late_values import LateValues, Number, Vector
-from floatline.ledger.lines import EVENTS, Mark
+from floatline.ledger.lines import EVENTS, LateValues, Mark, Number, Vector, check_packed, take_outcome, whole
 from floatline.ledger.parts import (
     Header,
     PartWriter,
@@ -31,7 +30,6 @@ from floatline.ledger.parts import (
     part_path,
     read_part,
 )
-from floatline.ledger.record_checks import check_packed, take_outcome, whole
 from floatline.ledger.writer import LedgerWriter, Pace, PendingEvent, PendingStep
 
 if TYPE_CHECKING:

@@ -1,12 +1,19 @@
-"""One line of the ledger: its fields, and how it goes to JSON and back exactly."""
+"""One record of the ledger: its fields and their checks, numbers read late, and its line in JSON and back."""
 
 from __future__ import annotations
 
 import json
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex, TypeAlias, Union, cast
 
 from floatline.base.json_values import decode_number, encode_number
+from floatline.errors import LedgerError, suggest
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 SCHEMA = 1
 MAX_LINE = 4 << 20  # bytes; room for the norms of 40,000 layers
@@ -211,3 +218,124 @@ def _encode_numbers(values: dict[str, float]) -> dict[str, float | str]:
 
 def _refuse_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
+
+
+def take_outcome(
+    applied: bool | Tensor | None,
+    reason: str | Tensor | None,
+    late: Any,
+    numbers: dict[str, Number | None],
+) -> str | None:
+    """The reason that is known now; tensors join the numbers. LedgerError where the two do not fit."""
+    if reason is not None and not isinstance(reason, str):
+        if applied is not None:
+            raise LedgerError("A reason that is a tensor already says whether the step was applied. Leave out applied.")
+        numbers["reason"] = reason
+        return None
+    if reason is not None and reason not in REASONS:
+        raise LedgerError(f"Reason {reason!r} is not known. {suggest(reason, REASONS)}")
+    if "reason" in late:
+        return None
+    decided = applied is None or isinstance(applied, bool)
+    if applied is not None and not isinstance(applied, bool):
+        numbers["applied"] = applied
+    if (applied is False or not decided or "applied" in late) and reason is None:
+        raise LedgerError(f"A step that may not be applied needs a reason. Known: {', '.join(REASONS)}.")
+    if applied is True and reason is not None:
+        raise LedgerError(f"A step that was applied has no reason, and {reason!r} was given. Leave out one of them.")
+    return reason
+
+
+def check_packed(names: Any, numbers: Mapping[str, object], applied: object, reason: object) -> None:
+    """Every packed name is known and given once."""
+    for name in names:
+        if name not in NUMBERS and name not in ("applied", "reason"):
+            raise LedgerError(f"Packed value {name!r} is not known. {suggest(name, [*NUMBERS, 'applied', 'reason'])}")
+        if numbers.get(name) is not None or list(names).count(name) > 1:
+            raise LedgerError(f"{name} is given twice. Give it once.")
+    if applied is not None and ("applied" in names or "reason" in names):
+        raise LedgerError("Whether the step was applied is given twice. Leave out applied, or the packed value.")
+    if "reason" in names and (reason is not None or "applied" in names):
+        raise LedgerError("The reason is given twice. A packed reason says whether the step was applied, too.")
+
+
+def whole(name: str, value: object) -> int:
+    """A count; LedgerError for anything else."""
+    # Not a tensor: turning it into an int would wait for the device.
+    if isinstance(value, bool) or hasattr(value, "detach") or not isinstance(value, SupportsIndex):
+        raise LedgerError(f"{name} is {value!r:.60}. Give a whole number.")
+    return operator.index(value)
+
+
+Number: TypeAlias = Union[SupportsFloat, "Tensor"]
+Vector: TypeAlias = "tuple[Sequence[str], Tensor]"
+
+
+class LateValues:
+    """Named numbers as they are at this moment.
+
+    A CUDA tensor is copied to pinned memory in the order of its stream, behind an event: no host sync here, and
+    what the stream writes into the tensor afterwards does not change the copy. `read` waits for the event.
+    Tensors of other devices are read at once.
+
+    Numerics:
+        Exact: every dtype that fits into a Python float is converted, never rounded again.
+
+    Args:
+        numbers: Plain numbers and one-element tensors by name; None is left out.
+        vectors: Names and a 1-D tensor with one value for each, copied at once.
+    """
+
+    __slots__ = ("_events", "_numbers", "_vectors")
+
+    def __init__(self, numbers: Mapping[str, Number | None], vectors: Sequence[Vector] = ()) -> None:
+        devices: set[Any] = set()
+        self._numbers = {
+            name: _take(name, value, None, devices) for name, value in numbers.items() if value is not None
+        }
+        self._vectors = [
+            (tuple(names), _take(", ".join(names), tensor, len(names), devices)) for names, tensor in vectors
+        ]
+        self._events = [_record_event(device) for device in devices]
+
+    def read(self) -> dict[str, float]:
+        """The numbers by name; waits for the device."""
+        for event in self._events:
+            event.synchronize()
+        values = {name: float(value) for name, value in self._numbers.items()}
+        for names, tensor in self._vectors:
+            values.update(zip(names, map(float, tensor.tolist()), strict=True))
+        return values
+
+
+def _take(name: str, value: Any, size: int | None, devices: set[Any]) -> Any:
+    """The value, held so that nothing done to the tensor later changes it."""
+    if not hasattr(value, "detach"):
+        if size is not None or isinstance(value, str | bytes):
+            raise LedgerError(f"{name} is {value!r:.60}. Give a number or a tensor.")
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError):
+            raise LedgerError(f"{name} is {value!r:.60}, which is no float. Give a number or a tensor.") from None
+    shape = tuple(value.shape)
+    if value.is_complex() or (value.numel() != 1 if size is None else shape != (size,)):
+        wanted = "one element" if size is None else f"shape ({size},)"
+        raise LedgerError(f"{name} is a {value.dtype} tensor of shape {shape}. Give a real tensor of {wanted}.")
+    value = value.detach()
+    if value.device.type != "cuda":
+        return value.item() if size is None else value.to("cpu", copy=True)
+    import torch
+
+    devices.add(value.device)
+    host = torch.empty(shape, dtype=value.dtype, device="cpu", pin_memory=True)  # a copy to other memory would wait
+    return host.copy_(value, non_blocking=True)
+
+
+def _record_event(device: Any) -> Any:
+    """An event behind everything that the current stream of the device holds."""
+    import torch
+
+    # A blocking event puts the reading thread to sleep; the default one spins on a core.
+    event = torch.cuda.Event(blocking=True)
+    event.record(torch.cuda.current_stream(device))
+    return event

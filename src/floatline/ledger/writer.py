@@ -12,8 +12,7 @@ from typing import Any
 
 from floatline.errors import LedgerError
 from floatline.ledger.account import Accounts
-from floatline.ledger.late_values import LateValues
-from floatline.ledger.lines import EVENTS, REASONS, Event, Mark, Record, Step, encode_line, encode_record
+from floatline.ledger.lines import EVENTS, REASONS, Event, LateValues, Mark, Record, Step, encode_line, encode_record
 from floatline.ledger.parts import PartWriter
 
 

@@ -105,7 +105,7 @@ class cuda_autocast_lists(ContextDecorator):  # noqa: N801 - used as contextlib'
 
 
 class _Registration:
-    """CUDA's rules in the place of CPU's, for as long as anyone uses them."""
+    """CUDA's rules instead of the CPU's, for as long as anyone uses them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -64,7 +64,7 @@ def check_and_unscale_by_loop(grads: list[Tensor], found_inf: Tensor, inverse: T
 
 
 def _late(name: str) -> Callable[..., Any]:
-    """Looked up in every call, as whoever watches torch's functions has it."""
+    """Look the operation up in every call, so that a patched torch function is used too."""
     return lambda *args, **options: choose(name)(*args, **options)
 
 

@@ -1,7 +1,6 @@
 """Optimizers for 16-bit weights that train as if they were float32."""
 
-from floatline.optim.algorithms import SGD, Adam, AdamW, Lion
-from floatline.optim.converting import convert
+from floatline.optim.algorithms import SGD, Adam, AdamW, Lion, convert
 from floatline.optim.optimizer import Optimizer
 from floatline.optim.roster import Footprint
 from floatline.optim.survey import Decision, Survey, decide

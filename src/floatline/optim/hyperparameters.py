@@ -59,18 +59,6 @@ def _are_betas(betas: Any) -> bool:
     return all(isinstance(beta, Real) and 0 <= float(beta) < 1 for beta in cast("tuple[Any, ...]", betas))
 
 
-def check_options(*, scale: float | Tensor | None, clip_norm: float | Tensor | None) -> None:
-    """Refuse a scale or a clip norm that would turn gradients round or make nothing of them.
-
-    Tensors are not looked at: they may be on a device that is still computing them.
-    """
-    if scale is not None and not isinstance(scale, Tensor) and not 0 < scale < math.inf:
-        raise OptimizerError(f"scale is {scale}. Use a finite number above 0, or None.")
-    # An infinite clip norm clips nothing and still gives the norm: torch's users know it so.
-    if clip_norm is not None and not isinstance(clip_norm, Tensor) and not clip_norm > 0:
-        raise OptimizerError(f"clip_norm is {clip_norm}. Use a number above 0, or None.")
-
-
 def check_params(params: Iterable[Any]) -> None:
     """Refuse what cannot be trained here; each is a tensor, or a name and a tensor."""
     for item in params:

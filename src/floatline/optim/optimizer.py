@@ -1,12 +1,15 @@
 """The optimizer for 16-bit weights: torch.optim's manners, with survey, decision and step in one call."""
 
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import functools
+import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,14 +17,38 @@ from torch import Tensor, nn
 from floatline.errors import OptimizerError
 from floatline.numerics.moving import send
 from floatline.optim import checkpoint, hyperparameters, mesh, resuming
-from floatline.optim.entries import Entry, by_device
-from floatline.optim.hooks import is_heard, uncompiled
 from floatline.optim.kernels import backend_for, fused_step_for, survey_all
-from floatline.optim.roster import Footprint, Roster, collect
+from floatline.optim.roster import Footprint, Roster, Writes, collect
 from floatline.optim.rules import RuledOptimizer, StatesName, UpdateName, UpdateRule
 from floatline.optim.storage import EXTRAS
-from floatline.optim.survey import Decision, Survey, decide
-from floatline.optim.writes import Writes
+from floatline.optim.survey import Decision, Entry, Survey, by_device, check_options, decide
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
+_SHARED = importlib.import_module("torch.optim.optimizer")  # torch.optim does not show it
+_SOMEONE = (True,)  # where torch does not tell who listens
+
+
+def uncompiled(function: FunctionT) -> FunctionT:
+    """Keep torch.compile out of a function; torch's own way, which torch.optim uses, does not load the compiler."""
+    return getattr(torch, "_disable_dynamo", cast("Any", torch.compiler.disable))(function)
+
+
+def share_hooks(old: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:
+    """Who listens to the steps of one optimizer listens to those of another; handles remove a hook from both."""
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        if hasattr(old, name):
+            setattr(new, name, getattr(old, name))
+
+
+def is_heard(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether anyone may listen to the steps of an optimizer: a hook of its own or of all, or the profiler."""
+    return bool(
+        getattr(optimizer, "_optimizer_step_pre_hooks", _SOMEONE)
+        or getattr(optimizer, "_optimizer_step_post_hooks", _SOMEONE)
+        or getattr(_SHARED, "_global_optimizer_pre_hooks", _SOMEONE)
+        or getattr(_SHARED, "_global_optimizer_post_hooks", _SOMEONE)
+        or getattr(torch.autograd, "_profiler_enabled", lambda: True)()
+    )
 
 
 class Optimizer(RuledOptimizer):
@@ -133,14 +160,14 @@ class Optimizer(RuledOptimizer):
             scale: What the loss was multiplied by; gradients are divided by it.
             clip_norm: Largest global norm of the unscaled gradients; larger ones are scaled down to it.
             skip: True: leave everything as it is.
-            decide: Makes the decision from the survey, in place of the other options. It is called in every step,
+            decide: Makes the decision from the survey, instead of the other options. It is called in every step,
                 with an empty survey where no parameter has a gradient: it may talk to other processes. Of sharded
                 gradients the survey holds what this process found; `survey.whole` what all have.
 
         Returns:
             What the closure returned.
         """
-        hyperparameters.check_options(scale=scale, clip_norm=clip_norm)
+        check_options(scale=scale, clip_norm=clip_norm)
         if decide is not None and not (scale is None and clip_norm is None and skip is None):
             raise OptimizerError("decide is given with scale, clip_norm or skip. Let decide look at them itself.")
         loss = None

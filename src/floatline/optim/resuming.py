@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from floatline.errors import OptimizerError
 from floatline.optim import hyperparameters, mesh, storage
-from floatline.optim.entries import BLOCK
 from floatline.optim.rules import RuledOptimizer
+from floatline.optim.survey import BLOCK
 
 # Settings of torch.optim's groups that say how to compute, not what.
 _FLAGS = ("foreach", "fused", "capturable", "differentiable", "amsgrad", "decoupled_weight_decay")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from floatline.numerics.fast_split import join_many, split_many
-from floatline.optim.entries import BLOCK
+from floatline.numerics.split import join_many, split_many
+from floatline.optim.survey import BLOCK
 
 UPDATES = ("exact", "stochastic", "kahan", "nearest")
 STATES = ("fp32", "bf16", "int8")

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 
 from floatline.errors import PlanError, suggest
-from floatline.plans.fields import Clip, Scaling
-from floatline.plans.plan import Plan
+from floatline.plans.plan import Clip, Plan, Scaling
 
 _FP32_WEIGHTS = "FP32 weights take every update, however small, and are their own master copy."
 _SEARCHED_SCALE = (

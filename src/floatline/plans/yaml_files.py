@@ -41,7 +41,7 @@ def read_yaml(path: Path, *, what: str = "Plan") -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise PlanError(f"{said} is not UTF-8 text (byte {error.start}). Save it as UTF-8.") from None
     except yaml.YAMLError as error:
-        raise PlanError(f"{said} is not plain YAML: {_first_problem(error)}. Mend it there.") from None
+        raise PlanError(f"{said} is not plain YAML: {_first_problem(error)}. Fix it there.") from None
     except OSError as error:
         raise PlanError(f"{said} cannot be read: {error.strerror}. Check the file.") from None
     if data is None:

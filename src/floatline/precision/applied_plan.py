@@ -15,14 +15,11 @@ from torch import nn
 
 from floatline.errors import PlanError
 from floatline.plans import KeptFunction, Plan
-from floatline.plans.fields import RewriteKind
-from floatline.plans.matching import match_modules, name_modules
-from floatline.precision.fp32_call import run_in_fp32
+from floatline.plans.plan import RewriteKind, match_modules, name_modules
+from floatline.precision.fp32_call import allow_tf32, run_in_fp32
 from floatline.precision.functions import Around, code_of, find_function, wrap_function
-from floatline.precision.islands import Islands
-from floatline.precision.line_islands import LineIslands
+from floatline.precision.islands import Islands, LineIslands
 from floatline.precision.rewrites import Rewriting
-from floatline.precision.tf32 import allow_tf32
 
 LOSS = "loss"
 
@@ -67,7 +64,7 @@ class AppliedPlan:
         self.loss_fn = loss_fn
         if loss_fn is not None and loss_arounds:
             self.loss_fn = _Loss(loss_fn, [partial(_unless_paused, self._state, around) for around in loss_arounds])
-        # Functions outlive the model that they were changed for, and a run may end without a word.
+        # Functions outlive the model that they were changed for, and a run may end without calling remove().
         self._end = weakref.finalize(self, _undo_all, self._undo)
         self._end.atexit = False
 
@@ -90,7 +87,7 @@ class AppliedPlan:
 
     def remove(self) -> None:
         """Put everything back as it was."""
-        self._state.paused += 1  # whoever holds the loss function still has the one that was given
+        self._state.paused += 1  # other code may still hold the wrapped loss function
         self.islands.remove()
         _undo_all(self._undo)
 

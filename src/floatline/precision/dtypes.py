@@ -11,6 +11,7 @@ from floatline.formats import Format, find_format
 from floatline.numerics.ranges import measure_ranges
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+NARROW = (torch.float16, torch.bfloat16)
 
 
 def find_parameters(model: nn.Module, dtype: torch.dtype, *, trainable_only: bool = False) -> dict[str, nn.Parameter]:

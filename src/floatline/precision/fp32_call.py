@@ -1,4 +1,5 @@
-"""One call of a module or function in FP32: inputs and weights widened, autocast off, outputs as the next one needs."""
+"""One call of a module or function in FP32: inputs and weights widened, autocast off; products in TF32 where asked."""
+
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from floatline.precision.dtypes import NARROW
 from floatline.precision.nested import find_tensors, map_tensors
-
-NARROW = (torch.float16, torch.bfloat16)
 
 
 def call_in_fp32(
@@ -39,7 +39,7 @@ def call_in_fp32(
     """
     inputs = [tensor for tensor in find_tensors(args, kwargs) if tensor.is_floating_point()]
     devices = {tensor.device.type for tensor in (*inputs, *(module.parameters() if module is not None else ()))}
-    busy = [device for device in devices or {"cpu", "cuda"} if _is_autocast_on(device)]
+    busy = [device for device in devices or {"cpu", "cuda"} if is_autocast_on(device)]
     with contextlib.ExitStack() as stack:
         for device in busy:
             stack.enter_context(torch.autocast(device, enabled=False))
@@ -74,7 +74,8 @@ def _widen(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in NARROW else tensor
 
 
-def _is_autocast_on(device: str) -> bool:
+def is_autocast_on(device: str) -> bool:
+    """Whether autocast is active for this kind of device."""
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
@@ -121,3 +122,28 @@ def _narrow_places(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, Ten
             for name, tensor in table.items():
                 if tensor is not None and tensor.dtype in NARROW:
                     yield table, name, tensor, isinstance(child, _NormBase) and table is child._buffers
+
+
+def allow_tf32() -> Callable[[], None]:
+    """Let matrix products of FP32 tensors use TF32 in this process, where the GPU has it; gives what undoes it.
+
+    Numerics:
+        TF32 has FP32's 8 exponent bits and FP16's 10 mantissa bits, and sums in FP32: nothing overflows that FP32
+        holds, and a product is off by up to 2^-10, as in FP16. It is for modules that FP16's range harms, and not for
+        those that its rounding does. The setting is the process's own: under a 16-bit plan, FP32 products are those
+        of the FP32 modules. On a CPU nothing changes. Checked by tests/precision/test_tf32.py.
+    """
+    before = torch.get_float32_matmul_precision()
+    if before == "highest":
+        torch.set_float32_matmul_precision("high")
+    return lambda: torch.set_float32_matmul_precision(before)
+
+
+@contextlib.contextmanager
+def tf32_products() -> Generator[None]:
+    """`allow_tf32` for a while."""
+    undo = allow_tf32()
+    try:
+        yield
+    finally:
+        undo()

@@ -16,9 +16,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from floatline.errors import GuardError
-from floatline.precision.agreement import agree_on_mean
+from floatline.optim.mesh import agree_on_mean
+from floatline.plans import Plan
+from floatline.precision.dtypes import DTYPES
 
 _PASSES_ON = ("ViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0", "SqueezeBackward0", "UnsafeViewBackward0")
+
+
+def autocast_of(plan: Plan, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The context of a forward pass: the plan's compute dtype, or nothing where weights have it already."""
+    if plan.compute in ("fp32", plan.weights):
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=DTYPES[plan.compute])
 
 
 def find_divisor(loss: Tensor) -> float:

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from floatline.plans import Plan
-from floatline.plans.matching import is_match, name_modules
+from floatline.plans.plan import is_match, name_modules
 from floatline.precision.islands import Islands
 
 _NAMES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float64": "fp64"}

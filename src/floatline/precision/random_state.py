@@ -80,7 +80,7 @@ class RandomState:
 
 
 def seed_all(seed: int) -> None:
-    """Begin every generator anew; numpy takes 32 bits of the seed, and counts only where it is loaded."""
+    """Seed every generator; numpy takes 32 bits of the seed, and is seeded only where it is loaded."""
     random.seed(seed)
     torch.manual_seed(seed)
     numpy = sys.modules.get("numpy")

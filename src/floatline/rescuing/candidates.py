@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from floatline.findings import Finding
 from floatline.fixes.code_fix import CodeFix
 from floatline.plans import KeptFunction, KeptModule, Plan, Rewrite, Scaling
-from floatline.plans.fields import REWRITE_KINDS, RewriteKind
+from floatline.plans.plan import REWRITE_KINDS, RewriteKind
 
 if TYPE_CHECKING:
     from floatline.diagnosis.detectors.loss_scale import ScaleVerdict

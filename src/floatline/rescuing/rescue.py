@@ -23,9 +23,8 @@ from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.probe.runs.target_points import capture_points
 from floatline.rescuing.candidates import IN_THE_LOOP, Candidate, locate, propose
-from floatline.rescuing.finished_stages import Kept
+from floatline.rescuing.finished_stages import Kept, plain_diagnosis, read_diagnosis, read_island
 from floatline.rescuing.result import Rescue, Stage
-from floatline.rescuing.stage_data import plain_diagnosis, read_diagnosis, read_island
 from floatline.rescuing.trials import Trials
 from floatline.rescuing.verification import Margins, choose_margins, needs_pilot, run_pilot, verify
 from floatline.training.settings import name_folder
@@ -70,7 +69,7 @@ def rescue(
         steps: Steps of the diagnosis, of the short runs and of the validation. None: 40, and validate's own number.
         seed: Of every run.
         budget: Seconds for the search of the island, and again for the short runs.
-        prove: Run the full validation in place of the short one.
+        prove: Run the full validation instead of the short one.
         on_progress: Told what is done next.
         runner: Runs the validation elsewhere, such as on a cluster.
         spread: Replays the steps of the search elsewhere.
@@ -149,7 +148,7 @@ class _Rescuer:
         island = None if primary.cause.id in _NO_ISLAND else self._search(loaded)
         candidates = propose(base, places, island=island, scale=diagnosis.scale)
         if not candidates:
-            self._notes.append(f"A plan cannot mend {primary.cause.id}.")
+            self._notes.append(f"A plan cannot fix {primary.cause.id}.")
             return self._finish(diagnosis, fixes, island=island)
         trials = Trials(loaded, self._kept, steps=self._steps or STEPS, seed=self._seed, say=self._say)
         found = self._try(loaded, base, candidates, trials)

@@ -127,15 +127,15 @@ class Rescue:
             return "Training is healthy as it is: no plan is needed."
         if self.outcome == "not-precision":
             return (
-                f"This is not precision, so no plan can mend it: {primary.cause.id} at {self.where}. "
+                f"This is not precision, so no plan can fix it: {primary.cause.id} at {self.where}. "
                 f"Do this: {primary.fix}"
             )
         if self.outcome == "unsolved":
-            tried = f"none of the {len(self.tried)} plans that were tried mends it. Give more time with --budget."
+            tried = f"none of the {len(self.tried)} plans that were tried fixes it. Give more time with --budget."
             return f"Not solved yet: {primary.cause.id} at {self.where}; {tried}"
         if self.plan is None:
             change = "fix.patch has it" if self.fixes else f"do this: {primary.fix}"
-            return f"No plan mends {primary.cause.id} at {self.where}; the code must change: {change}."
+            return f"No plan fixes {primary.cause.id} at {self.where}; the code must change: {change}."
         if self.validation is None:
             return f"With {self.does} it trains as FP32 does for {self.steps} steps. That is not verified."
         seeds = len(self.validation.best.seeds)

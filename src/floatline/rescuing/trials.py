@@ -12,10 +12,9 @@ from floatline.base.plain_records import to_plain
 from floatline.plans import Clip, Plan
 from floatline.plans.presets import resolve_plan
 from floatline.rescuing.candidates import Candidate, with_update
-from floatline.rescuing.finished_stages import Kept
+from floatline.rescuing.finished_stages import Kept, read_trial
 from floatline.rescuing.result import Tried
 from floatline.rescuing.short_run import Trial, find_shortfall, run_trial
-from floatline.rescuing.stage_data import read_trial
 from floatline.validation.verdict.gates import MOST_SKIPPED
 from floatline.workload import Target
 
@@ -135,7 +134,7 @@ class Trials:
         return free, UNCLIPPED
 
     def _compare(self, plan: Plan, *, first: Plan) -> None:
-        """Train without a remedy: what a plan mends must be seen to fail without it."""
+        """Train without a remedy: what a plan fixes must be seen to fail without it."""
         words = {"name", "reasons", "scaling"}
         if plan.model_dump(exclude=words) == first.model_dump(exclude=words):
             return

@@ -188,7 +188,7 @@ class Trainer:
             return
         metric, name = self.measure(), self.workload.metric_name
         self.guard.drain()  # the ledger tells it after the steps that led to it
-        self.guard.run.diary.note("evaluation", f"{name} {metric:.6g} after {self.steps_done:,} steps", metric=metric)
+        self.guard.note_evaluation(f"{name} {metric:.6g} after {self.steps_done:,} steps", metric=metric)
         if not is_better(metric, self.best, higher_is_better=bool(self.workload.higher_is_better)):
             return
         self.best = Best(self.steps_done, metric)
@@ -237,7 +237,7 @@ class Trainer:
             self.guard.note(note)
         if self.folder is None or self._saved == self.steps_done:
             return
-        self.guard.run.diary.flush()  # first: the ledger lacks no step that a checkpoint holds
+        self.guard.flush()  # first: the ledger lacks no step that a checkpoint holds
         self.guard.save(self.folder, extra=self._extra())
         self._saved = self.steps_done
         prune_checkpoints(self.folder, self._keep)
@@ -261,7 +261,7 @@ class Trainer:
         """One step, inside `arithmetic`; `run` makes all of them."""
         first = self.steps_done * self.plan.accumulate
         epoch = first // len(self.workload.batches)
-        if epoch != self.guard.run.epoch:
+        if epoch != self.guard.epoch:
             self.guard.begin_epoch(epoch)
         micro_batches = [self.micro_batch(i) for i in range(first, first + self.plan.accumulate)]
         outcome = self.guard.step(self._compute_loss, *micro_batches)

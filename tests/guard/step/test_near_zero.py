@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from floatline.guard.step.underflow import SMALLEST_FP16, count_near_zero
+from floatline.guard.step.layers import SMALLEST_FP16, count_near_zero
 
 pytest.importorskip("triton", reason="triton is not installed")
 

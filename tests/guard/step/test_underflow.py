@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from floatline.guard.policy import DEFAULT
-from floatline.guard.step import underflow
-from floatline.guard.step.underflow import SMALLEST_FP16, count_near_zero, lost_share, report
+from floatline.guard.step import layers
+from floatline.guard.step.layers import SMALLEST_FP16, count_near_zero, lost_share, report
 from floatline.numerics.half_on_cpu import HalfOnCPU
 
 N = 1_000_000
@@ -203,7 +203,7 @@ def test_gradients_made_in_fp32_have_lost_nothing(monkeypatch):
     shares = lost_share(*counts.T.tolist(), sizes)
     assert shares[0] == 0
     assert shares[1] > 0.005
-    monkeypatch.setattr(underflow, "_CHUNK", 1000)
+    monkeypatch.setattr(layers, "_CHUNK", 1000)
     assert torch.equal(count_near_zero([made_in_fp32, made_in_fp32.half()]), counts)
 
 
@@ -214,13 +214,13 @@ def test_sums_of_fp16_gradients_still_count_as_made_by_fp16():
 
 
 def test_many_tensors_are_counted_in_pieces(monkeypatch):
-    monkeypatch.setattr(underflow, "_CHUNK", 100)
+    monkeypatch.setattr(layers, "_CHUNK", 100)
     torch.manual_seed(0)
     sizes = [(7,), (250,), (0,), (30, 9), (1,), (60,), (100,), (3,)]
     dtypes = [torch.float16, torch.float32, torch.float16, torch.float16, torch.bfloat16, *[torch.float16] * 3]
     grads = [(torch.randint(-5, 6, s) * SMALLEST_FP16).to(d) for s, d in zip(sizes, dtypes, strict=True)]
     grads[3] = grads[3].t()
-    assert all(sum(p.numel() for _, p in part) <= 100 for part in underflow._cut(grads))
+    assert all(sum(p.numel() for _, p in part) <= 100 for part in layers._cut(grads))
     units = [(grad.float() / SMALLEST_FP16).abs() for grad in grads]
     expected = [[int((x == 0).sum()), int((x == 1).sum()), int(((x == 2) | (x == 3)).sum())] for x in units]
     counts = count_near_zero(grads)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from floatline.plans.fields import REWRITE_KINDS
+from floatline.plans.plan import REWRITE_KINDS
 from floatline.precision.rewrites import Rewriting
 from floatline.precision.rewrites.mode import RULES
 

@@ -14,7 +14,7 @@ from floatline.diagnosis.detectors.silent import LOST_SHARE
 from floatline.errors import FormatError, ReplayError
 from floatline.formats import Format, find_format
 from floatline.numerics.ranges import measure_ranges
-from floatline.precision.line_islands import Line, LineIslands
+from floatline.precision.islands import Line, LineIslands
 from floatline.precision.user_frames import find_raiser
 from floatline.probe.runs.target_points import capture_points
 from floatline.probe.steps.captured_step import CapturedStep, Precision

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from floatline.precision.tf32 import tf32_products
+from floatline.precision.fp32_call import tf32_products
 from floatline.probe.steps.captured_step import CapturedStep
 
 

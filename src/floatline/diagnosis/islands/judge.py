@@ -16,8 +16,8 @@ from floatline.base.json_values import encode_number
 from floatline.diagnosis.detectors.loss_scale import best_factor
 from floatline.diagnosis.islands.errors import ReplayOutcome, Tolerance, error_of, moved_weights, relative_error
 from floatline.diagnosis.islands.log import SearchLog, key_of, question
-from floatline.precision.line_islands import Line, LineIslands
-from floatline.precision.tf32 import tf32_products
+from floatline.precision.fp32_call import tf32_products
+from floatline.precision.islands import Line, LineIslands
 from floatline.precision.user_frames import find_raiser
 from floatline.probe.steps.capture import Agreement, CapturedStep, Replay, compare_steps
 from floatline.probe.trace.trace import Trace

@@ -9,7 +9,7 @@ from pathlib import Path
 from floatline.diagnosis.islands.judge import IslandJudge
 from floatline.diagnosis.islands.module_sets import covers, minimize
 from floatline.diagnosis.islands.suspects import Suspect, count_operations, narrow_operations
-from floatline.precision.line_islands import Line
+from floatline.precision.islands import Line
 from floatline.probe.trace.trace import Trace
 
 # So many lines are tried alone, and so many together are still a place in the code.

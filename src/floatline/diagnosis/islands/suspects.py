@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from floatline.diagnosis.detectors.first_nonfinite import FORMATS, find_births, is_search, keep_harmful
 from floatline.diagnosis.detectors.op_kinds import base_name
 from floatline.diagnosis.detectors.silent import CLEAN, GROWN, find_damage
-from floatline.precision.line_islands import Line
+from floatline.precision.islands import Line
 from floatline.probe.trace.trace import Op, Trace
 
 

@@ -12,7 +12,7 @@ from floatline.diagnosis.detectors.op_kinds import FILLS, MATMULS, base_name
 from floatline.diagnosis.detectors.provenance import ancestors
 from floatline.diagnosis.evidence import Evidence
 from floatline.findings import Finding
-from floatline.precision.line_islands import Line
+from floatline.precision.islands import Line
 from floatline.probe.runs.runs import Change
 from floatline.probe.trace.trace import Op, Trace
 

@@ -28,7 +28,7 @@ def local(tensor: Tensor) -> Tensor:
 def live_tensors(run: Run) -> dict[str, Tensor]:
     """The tensors that a step changes, by name, each once: weights, buffers, optimizer states, scale, average."""
     if isinstance(run.optimizer, Optimizer):
-        run.optimizer.accept_writes()  # no remainder goes with a weight that somebody has written meanwhile
+        run.optimizer.accept_writes()  # a weight that other code has written keeps no remainder
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     model = unwrap(run.model)

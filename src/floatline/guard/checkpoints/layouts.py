@@ -62,7 +62,7 @@ def fit(run: Run, parts: list[Part], rank: int) -> Part:
             continue
         whole = _join(name, owner, parts)
         part = mesh.part_of(owner, whole) if mesh.is_distributed(owner) else whole
-        held = guard_state.local(owner)
+        held = mesh.local_part(owner.detach())
         if held.shape != part.shape:
             found[name] = part  # refused by `restore`, with both shapes
             continue

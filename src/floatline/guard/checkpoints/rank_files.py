@@ -14,7 +14,7 @@ from floatline.errors import GuardError
 from floatline.guard.checkpoints import guard_state, layouts, run_files
 from floatline.guard.run import Run
 from floatline.optim import mesh
-from floatline.precision.agreement import agree_that_all_can, num_processes
+from floatline.optim.mesh import agree_that_all_can, num_processes
 
 
 def save(run: Run, folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> Path:

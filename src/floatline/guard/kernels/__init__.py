@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from floatline.guard.step.judge import JudgeLaunch
-from floatline.guard.step.underflow import count_near_zero
+from floatline.guard.step.layers import count_near_zero
 
 
 def judge_for(device: torch.device) -> JudgeLaunch | None:

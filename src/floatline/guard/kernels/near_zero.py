@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from floatline.guard.kernels import near_zero_kernel
-from floatline.guard.step.underflow import keep_made_in_fp16, thresholds
+from floatline.guard.step.layers import keep_made_in_fp16, thresholds
 
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _KERNEL = cast("Any", near_zero_kernel).count_kernel

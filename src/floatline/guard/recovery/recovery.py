@@ -51,7 +51,7 @@ class RecoveryCounts:
     noted: int = -1  # the last outlier that was trained on
 
     def end_streaks(self) -> None:
-        """Begin to count anew what is counted in a row."""
+        """Start again with what is counted in a row."""
         self.bad = self.collapses = self.nonfinite = self.outliers = self.loss_outliers = 0
         self.sound, self.question = False, ""
 

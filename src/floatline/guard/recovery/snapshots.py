@@ -15,11 +15,10 @@ from torch import Tensor
 from floatline.errors import GuardError
 from floatline.guard.policy import Policy
 from floatline.guard.recovery.host_copies import Layout, Pieces
-from floatline.ledger.late_values import LateValues
+from floatline.ledger.lines import LateValues
 from floatline.numerics import foreach
 from floatline.numerics.moving import send
-from floatline.optim.mesh import local_part
-from floatline.precision.agreement import num_processes
+from floatline.optim.mesh import local_part, num_processes
 
 
 class Snapshot:
@@ -144,7 +143,7 @@ class SnapshotRing:
             return
         pieces = self._take_slot(self._layout)
         self._layout.store(parts, pieces)
-        # Behind the copies, so that whoever has read the values finds the copies complete.
+        # After the copies: once these values can be read, the copies are complete.
         bad = count_nonfinite([part for name, part in parts.items() if name not in unchecked], home=self._layout.home)
         late = self._agree(bad, canary)
         self._snapshots.append(Snapshot(attempt, copy.deepcopy(extra), layout=self._layout, pieces=pieces, late=late))

@@ -13,9 +13,9 @@ from torch import Tensor
 from floatline.errors import GuardError
 from floatline.guard.policy import Policy
 from floatline.guard.step.samples import Samples
+from floatline.optim.mesh import num_processes
 from floatline.optim.survey import Decision, Survey
 from floatline.plans import Scaling
-from floatline.precision.agreement import num_processes
 
 WINDOW = 128  # accepted steps whose spread is the measure of a step
 RECENT = 16  # accepted steps whose median is the level

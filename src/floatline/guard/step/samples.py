@@ -26,7 +26,7 @@ class Samples:
     """Looks at what the model is given, and remembers the samples of batches that are skipped.
 
     A sample is known by a number that is made of its bits, whatever batch it is in and wherever it stands there: what
-    is shuffled anew in each epoch is recognised, what is augmented at random is not. Nothing waits for the device.
+    is shuffled again in each epoch is recognised, what is augmented at random is not. Nothing waits for the device.
 
     Numerics:
         Sums and products of integers, modulo 2**64: exact, in any order. Two different samples have the same number

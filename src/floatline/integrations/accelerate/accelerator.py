@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from floatline.errors import GuardError
 from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy
-from floatline.integrations.accelerate.arithmetic import ForwardHooks, products
 from floatline.integrations.accelerate.guarding import Guarding, choose_policy
 from floatline.integrations.accelerate.scaler import GuardScaler
+from floatline.integrations.half_arithmetic import ForwardHooks, products
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.islands import cast_weights

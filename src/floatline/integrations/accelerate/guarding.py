@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,8 +16,8 @@ from floatline.guard.diary import is_first_process
 from floatline.guard.failures import OnFailure
 from floatline.guard.guard import Guard
 from floatline.guard.policy import Policy, resolve_policy
-from floatline.integrations.accelerate.arithmetic import ForwardHooks, autocast_lists
 from floatline.integrations.accelerate.scaler import GuardScaler
+from floatline.integrations.half_arithmetic import ForwardHooks, keep_autocast_lists
 from floatline.ledger.parts import list_parts
 from floatline.plans import Plan
 
@@ -36,7 +35,7 @@ class Guarding:
         on_failure: Called with each failed step.
         scaler: Has the guards.
         bare: The loop is the user's: weights of prepared models are cast, and CUDA's lists are in force, until `close`.
-            A framework's loop does both itself, and begins anew in a folder that holds a ledger.
+            A framework's loop does both itself, and starts again in a folder that holds a ledger.
         steps: Steps that the run will have, where that is known.
         open: Whether ledgers are being written.
         hooks: Around the forward passes of prepared models.
@@ -87,9 +86,7 @@ class Guarding:
     def begin(self, device: torch.device) -> None:
         """On a CPU, take CUDA's autocast lists, until `close`."""
         if self.bare and self._leave_lists is None:
-            stack = contextlib.ExitStack()
-            stack.enter_context(autocast_lists(device, self.plan))
-            self._leave_lists = weakref.finalize(self, stack.close)  # also at the end of a script that does not close
+            self._leave_lists = keep_autocast_lists(self, device, self.plan)
 
     def summary(self) -> str:
         """What happened, in five lines for each optimizer; waits for the device."""
@@ -100,7 +97,7 @@ class Guarding:
         self.open = False
         with contextlib.ExitStack() as stack:
             for guard in self.guards:
-                stack.callback(guard.run.diary.close)
+                stack.callback(guard.close_ledger)
                 stack.callback(guard.drain)
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from floatline.guard.guard import Guard
 from floatline.guard.outcome import Outcome
 from floatline.guard.scaler import LossScaler
 from floatline.guard.step.unscaling import unscale, widen_fp16
-from floatline.integrations.accelerate import saved_state
+from floatline.integrations import saved_state
 from floatline.optim import mesh
 from floatline.plans import Plan
 from floatline.precision.micro_batches import LossSum
@@ -67,14 +67,13 @@ class GuardScaler(LossScaler):
         self._last: tuple[Tensor, int] | None = None  # of the last step
         self._used: Tensor | None = None  # the scale of the last loss
         self._unscaled: dict[int, Tensor] = {}  # of optimizers whose gradients were unscaled before the step
-        self._norms: dict[int, Tensor] = {}  # that someone was promised
-        self._usual: dict[int, tuple[float, float | None, float]] = {}  # clipping before someone asked for another
+        self._norms: dict[int, Tensor] = {}  # returned by clip_by, to be filled in the step
+        self._usual: dict[int, tuple[float, float | None, float]] = {}  # own clipping, put back after a step
 
     def add(self, guard: Guard) -> None:
         """Let this guard take the steps of its optimizer."""
         if self.guards:
-            ours, shared = guard.run.judge, self.guards[0].run.judge
-            ours.scale, ours.good_steps, ours.overflows = shared.scale, shared.good_steps, shared.overflows
+            guard.share_scale(*self.guards[0].shared_scale)
         elif guard.plan.scaling is not None:
             guard.load_scaler(super().state_dict())
         self.guards.append(guard)
@@ -126,7 +125,7 @@ class GuardScaler(LossScaler):
         """
         guard = self.guard_of(optimizer)
         self._clip(guard, norm=norm)
-        self._norms[id(guard)] = torch.full((), torch.nan, dtype=torch.float32, device=guard.run.device)
+        self._norms[id(guard)] = torch.full((), torch.nan, dtype=torch.float32, device=guard.device)
         return self._norms[id(guard)]
 
     def bound_by(self, optimizer: torch.optim.Optimizer, value: float) -> None:
@@ -188,7 +187,7 @@ class GuardScaler(LossScaler):
     def update(self, new_scale: float | Tensor | None = None) -> None:
         """Take the new scale where one is given; the guards have moved theirs already."""
         if new_scale is not None:
-            self.guards[0].run.judge.set_scale(float(new_scale))
+            self.guards[0].set_scale(float(new_scale))
 
     def _debt(self, guard: Guard) -> int:
         """Skipped steps that nobody was told of yet."""
@@ -227,14 +226,18 @@ class GuardScaler(LossScaler):
         if not self.guards:
             return saved
         self.drain()
-        return {**saved, **saved_state.collect(self.guards), _DEBTS: [self._debt(guard) for guard in self.guards]}
+        return {
+            **saved,
+            **saved_state.collect_with_scaler(self.guards),
+            _DEBTS: [self._debt(guard) for guard in self.guards],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what `state_dict` gave, here, in LossScaler or in torch's GradScaler."""
         super().load_state_dict(saved_state.without_guards(state_dict))
         if not self.guards:
             return
-        saved_state.restore(self.guards, state_dict)
+        saved_state.restore_with_scaler(self.guards, state_dict)
         for guard, debt in zip(self.guards, state_dict.get(_DEBTS, [0] * len(self.guards)), strict=True):
             self._told[id(guard)] = guard.accounts.run.num_skipped - debt
 

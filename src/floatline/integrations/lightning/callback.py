@@ -16,12 +16,11 @@ from torch import Tensor
 from floatline.diagnosis.in_place import Diagnoser
 from floatline.errors import GuardError, LedgerError
 from floatline.findings import GuardStop
+from floatline.guard.diary import say
 from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy
-from floatline.guard.voice import say
 from floatline.integrations.lightning.precision import PrecisionHooks
-from floatline.integrations.lightning.steps import GuardedSteps
-from floatline.integrations.lightning.watching import Watching
+from floatline.integrations.lightning.steps import GuardedSteps, Watching
 from floatline.ledger.account import Accounts
 from floatline.ledger.parts import list_parts
 
@@ -127,13 +126,13 @@ class CallbackHooks(Base):
         return Path(path), resume
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """The guards are there."""
+        """Take the accounts of the guards, which exist by now."""
         if self._steps is not None:
             self.accounts = [guard.accounts for guard in self._steps.guards]
             self._replay = _replay(pl_module)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Keep the batch for whoever has to run the step again."""
+        """Keep the batch, so that the step can be run again if it fails."""
         steps = self._steps
         if steps is None or not steps.guards or not pl_module.automatic_optimization:
             return
@@ -182,7 +181,7 @@ class CallbackHooks(Base):
                     guard.drain()
                 first = next(iter(str(exception).splitlines()), "")
                 guard.note(f"the run ended with {type(exception).__name__}: {first}"[:500])
-            guard.run.diary.flush()
+            guard.flush()
         self.accounts = [guard.accounts for guard in self._steps.guards]
 
 

@@ -13,10 +13,9 @@ from floatline import optim
 from floatline.errors import GuardError
 from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy
-from floatline.integrations.lightning.arithmetic import convert
+from floatline.integrations.half_arithmetic import convert
 from floatline.integrations.lightning.optimizers import follow
-from floatline.integrations.lightning.steps import GuardedSteps
-from floatline.integrations.lightning.watching import Watching
+from floatline.integrations.lightning.steps import GuardedSteps, Watching
 from floatline.plans import Plan
 from floatline.precision.islands import cast_weights
 
@@ -89,7 +88,7 @@ class FabricHooks(Base):
             super().backward(self.steps.scale_loss(tensor), model, *args, **kwargs)
 
     def unscale_gradients(self, optimizer: Any) -> None:
-        """Before Fabric clips, and for whoever looks at gradients."""
+        """Unscale gradients before Fabric clips them, or before user code looks at them."""
         self._guard(optimizer)
         self.steps.unscale(optimizer)
 

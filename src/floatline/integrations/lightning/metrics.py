@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from floatline.formats import find_format
 from floatline.guard.guard import Guard
 from floatline.guard.outcome import Outcome
-from floatline.integrations.loggers.values import PREFIX, values_of
+from floatline.integrations.loggers.logger import PREFIX, values_of
 from floatline.ledger.account import Account
 from floatline.ledger.lines import Step
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from floatline.errors import GuardError, ScalerError
 from floatline.findings import GuardStop
 from floatline.guard.outcome import Outcome
-from floatline.integrations.lightning.arithmetic import convert
+from floatline.integrations.half_arithmetic import convert
 from floatline.integrations.lightning.optimizers import count_calls, exchange, follow
 from floatline.integrations.lightning.steps import GuardedSteps
 from floatline.plans import Plan
@@ -102,7 +102,7 @@ class PrecisionHooks(Base):
             self.steps.add(model, new, alone=len(ours) == 1)
         for config in lr_schedulers:
             self._guard_scheduler(config, automatic=module.automatic_optimization)
-        self._hooks_look = _someone_looks(module, self._trainer.callbacks)
+        self._hooks_look = _hooks_see_gradients(module, self._trainer.callbacks)
         return model, ours, lr_schedulers
 
     def _guard_scheduler(self, config: Any, *, automatic: bool) -> None:
@@ -231,7 +231,7 @@ def _check_accumulation(plan: Plan, trainer: Any) -> None:
         )
 
 
-def _someone_looks(module: Any, callbacks: list[Any]) -> bool:
+def _hooks_see_gradients(module: Any, callbacks: list[Any]) -> bool:
     """Whether a hook of the user's sees gradients before the step: they are unscaled for it, and not otherwise."""
     kinds: list[type[object]] = [type(owner) for owner in (module, *callbacks)]
     return any(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -12,24 +13,58 @@ import torch
 from torch import Tensor, nn
 
 from floatline.errors import GuardError
+from floatline.guard.checkpoints.guard_state import collect_own, restore_own
+from floatline.guard.failures import OnFailure
 from floatline.guard.guard import Guard
 from floatline.guard.outcome import Outcome
+from floatline.guard.policy import Policy, resolve_policy
 from floatline.guard.step.unscaling import widen_fp16
-from floatline.integrations.lightning import saved_state
-from floatline.integrations.lightning.arithmetic import Arithmetic
+from floatline.integrations import saved_state
+from floatline.integrations.half_arithmetic import Arithmetic
 from floatline.integrations.lightning.metrics import Metrics
-from floatline.integrations.lightning.optimizers import multiply_gradients
-from floatline.integrations.lightning.schedules import CalledSchedules
-from floatline.integrations.lightning.watching import Watching
+from floatline.integrations.lightning.optimizers import CalledSchedules, multiply_gradients
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.micro_batches import LossSum
+
+
+@dataclass
+class Watching:
+    """What a run is watched with.
+
+    Args:
+        policy: When to skip, go back and stop; None is the plan's.
+        folder: Run folder of the ledger; None keeps the account in memory only.
+        resume: Go on with the ledger that the folder holds.
+        layers_every: Record the gradient norm of each parameter every N steps; 0 never.
+        on_failure: Called with each failed step.
+        steps: Steps that the run will have, where that is known; for the ledger's header.
+    """
+
+    policy: Policy | str | None = None
+    folder: Path | None = None
+    resume: bool = False
+    layers_every: int = 0
+    on_failure: OnFailure | None = None
+    steps: int | None = None
+
+    def resolve(self, plan: Plan, *, alone: bool = True) -> Policy:
+        """The policy that was given, or the plan's.
+
+        Args:
+            plan: The plan.
+            alone: There is one optimizer. With more than one, none goes back: it would take the weights of the others
+                along, and leave their states.
+        """
+        policy = resolve_policy(self.policy, plan_name=plan.name)
+        return policy if alone else replace(policy, snapshot_gib=0.0)
+
 
 _NAMES = {("fp32", "fp16"): "16-mixed", ("fp32", "bf16"): "bf16-mixed", ("fp32", "fp32"): "32-true"}
 
 
 class GuardedSteps:
-    """The guarded steps of a run whose loop is someone else's.
+    """The guarded steps of a run whose loop belongs to a framework.
 
     Every optimizer has a guard. The loss scale is one for all of them, because nobody knows in a backward pass which
     optimizer its gradients are for.
@@ -109,7 +144,7 @@ class GuardedSteps:
                 stack.callback(guard.drain)
 
     def _keep(self, guards: list[Guard]) -> None:
-        self._ended = [saved_state.collect(guard) for guard in guards]
+        self._ended = [_collect(guard) for guard in guards]
         self._ended_scaler = saved_state.scaler_state(guards[0])
 
     def add(self, model: nn.Module, optimizer: torch.optim.Optimizer, *, alone: bool = True) -> Guard:
@@ -134,12 +169,11 @@ class GuardedSteps:
         )
         guard.run.schedules = CalledSchedules(optimizer)
         guard.on_outcome = self._learn
-        judge = guard.run.judge
-        judge.scale, judge.good_steps, judge.overflows = self.scale, self._good_steps, self._overflows
+        guard.share_scale(self.scale, self._good_steps, self._overflows)
         self.guards.append(guard)
         self._usual_clips[id(guard)] = guard.clip_norm, guard.clip_value, guard.norm_type
         if number < len(self._saved):
-            saved_state.restore(guard, self._saved[number])
+            _restore(guard, self._saved[number])
         return guard
 
     def _learn(self, outcome: Outcome) -> None:
@@ -160,7 +194,7 @@ class GuardedSteps:
         return cast(CalledSchedules, self.guard_of(optimizer).run.schedules)
 
     def scale_loss(self, loss: Tensor, *, parts: int = 1) -> Tensor:
-        """What to send backward in place of the loss, which is remembered for the next step.
+        """What to send backward instead of the loss, which is remembered for the next step.
 
         Args:
             loss: The loss; unscaled.
@@ -191,8 +225,7 @@ class GuardedSteps:
             loss = loss.to(divisor.device) * divisor  # the mean is taken by dividing again
         norm, value, norm_type = self._clips.pop(id(guard), self._usual_clips[id(guard)])
         guard.clip_by(norm=norm, value=value, norm_type=norm_type)
-        guard.run.epoch = epoch
-        guard.run.batch = None if batch is None else batch - 1
+        guard.count_from(epoch, batch)
         return guard.take_step(LossSum(loss=loss, weight=divisor, num=num))
 
     def clip(self, optimizer: Any, *, norm: float = math.inf, value: float | None = None) -> None:
@@ -200,14 +233,14 @@ class GuardedSteps:
         self._clips[id(self.guard_of(optimizer))] = norm, value, 2.0
 
     def unscale(self, optimizer: Any) -> None:
-        """Divide the gradients by the scale, for someone who looks at them or clips them; `step` multiplies again.
+        """Divide the gradients by the scale, for code that looks at them or clips them; `step` multiplies again.
 
         Numerics:
             With a scale that is a power of two both are exact. FP16 gradients become FP32 ones.
         """
         if self._used is None or id(self.guard_of(optimizer)) in self._unscaled:
             return
-        own = self.guard_of(optimizer).run.optimizer
+        own = self.guard_of(optimizer).optimizer
         widen_fp16(own)
         multiply_gradients(own, self._used.reciprocal())
         self._unscaled.add(id(self.guard_of(optimizer)))
@@ -228,7 +261,7 @@ class GuardedSteps:
     def state_dict(self) -> dict[str, Any]:
         """Scale, windows, counters and debts of every guard; waits for the device."""
         self.drain()
-        guards = [saved_state.collect(guard) for guard in self.guards] or self._ended
+        guards = [_collect(guard) for guard in self.guards] or self._ended
         return {"schema": saved_state.SCHEMA, "guards": guards} if guards else {}
 
     def scaler_state(self) -> dict[str, Any] | None:
@@ -242,6 +275,20 @@ class GuardedSteps:
             return
         self._saved = saved_state.check(state, num_guards=len(self.guards))
         for guard, own in zip(self.guards, self._saved, strict=False):
-            saved_state.restore(guard, own)
+            _restore(guard, own)
         if not self.guards and self._saved and self._saved[0]["plan"]["scaling"] is not None:
             saved_state.restore_scale(self.scale, self._good_steps, self._saved[0]["judge"], self.plan)
+
+
+def _collect(guard: Guard) -> dict[str, Any]:
+    """Everything of a guard that the framework does not save itself; plain values and CPU tensors."""
+    return {**collect_own(guard.run), "schedules": cast(CalledSchedules, guard.run.schedules).debts()}
+
+
+def _restore(guard: Guard, state: dict[str, Any]) -> None:
+    """Bring a guard to where `_collect` was called."""
+    run = guard.run
+    if Plan(**state["plan"]).compute == run.plan.compute:
+        run.take_plan(run.plan, state["islands"])  # those that were made on the way, too
+    restore_own(run, state)
+    cast(CalledSchedules, run.schedules).load_debts(state["schedules"])

@@ -16,7 +16,7 @@ from floatline.integrations.loggers.logger import Logger, Row
 class CSVLogger(Logger):
     """A table with a column for each name; an empty cell where a row has no such number.
 
-    A name that comes later adds a column: the file is then written anew, in one step. Words have no column. A file
+    A name that comes later adds a column: the file is then written again, in one step. Words have no column. A file
     that is there already is gone on with.
 
     Args:

@@ -7,8 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from floatline.integrations.loggers.logger import Logger, Row, load_package
-from floatline.integrations.loggers.values import plan_of
+from floatline.integrations.loggers.logger import Logger, Row, load_package, plan_of
 
 _MOST_METRICS = 1000  # of one call, MLflow's own limit
 _LONGEST_TAG = 5000  # MLflow's limit; 250 is that of a name

@@ -20,7 +20,7 @@ class TensorBoardLogger(Logger):
 
     Args:
         folder: Where the event file goes: `tensorboard --logdir FOLDER`.
-        writer: A SummaryWriter of your own in place of a folder; it is not closed.
+        writer: A SummaryWriter of your own instead of a folder; it is not closed.
         every: Steps between two rows; see `Logger`.
 
     Raises:

@@ -71,7 +71,7 @@ class FloatlineCallback(TrainerCallback):
     ) -> None:
         """Count batches of this epoch; a resumed one goes on counting."""
         epoch = math.floor(state.epoch or 0)
-        if self.guard.run.epoch != epoch:
+        if self.guard.epoch != epoch:
             self.guard.begin_epoch(epoch)
 
     def on_evaluate(
@@ -87,8 +87,8 @@ class FloatlineCallback(TrainerCallback):
             return
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
         self.guard.drain()
-        self.guard.run.diary.note("evaluation", "", **numbers)
+        self.guard.note_evaluation("", **numbers)
 
     def on_save(self, _args: TrainingArguments, _state: TrainerState, _control: TrainerControl, **_kwargs: Any) -> None:
         """Have the ledger on the disk with every checkpoint."""
-        self.guard.run.diary.flush()
+        self.guard.flush()

@@ -22,8 +22,8 @@ from floatline.errors import GuardError
 from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy
 from floatline.integrations.accelerate.accelerator import attach, put_before
-from floatline.integrations.accelerate.arithmetic import autocast_lists
 from floatline.integrations.accelerate.guarding import Guarding, choose_policy
+from floatline.integrations.half_arithmetic import autocast_lists
 from floatline.integrations.transformers.callback import FloatlineCallback
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan

@@ -10,9 +10,8 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from floatline.optim.entries import Entry, by_device
 from floatline.optim.rules import UpdateRule
-from floatline.optim.survey import Decision, Survey, merge
+from floatline.optim.survey import Decision, Entry, Survey, by_device, merge
 
 
 class Backend(Protocol):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from floatline.optim.entries import Entry
 from floatline.optim.kernels.launches import Launches
 from floatline.optim.kernels.triton_kernels import NUM_DERIVED, NUM_HYPER, NUM_ROWS
+from floatline.optim.survey import Entry
 
 SURVEY_SPAN = 16384  # elements that one program surveys
 _GRAD_ROW = 1

@@ -10,10 +10,9 @@ from torch import Tensor
 from floatline.errors import OptimizerError
 from floatline.numerics import foreach
 from floatline.optim import storage
-from floatline.optim.entries import Entry, fill, state_stream
 from floatline.optim.kernels.waves import Wave, WavePart, cut_into_waves, half_of
 from floatline.optim.rules import UpdateRule
-from floatline.optim.survey import Decision, Survey
+from floatline.optim.survey import Decision, Entry, Survey, fill, state_stream
 
 
 def survey(entries: list[Entry]) -> Survey:

@@ -8,14 +8,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from floatline.optim.entries import Entry, fill
 from floatline.optim.kernels import torch_backend, triton_kernels
 from floatline.optim.kernels.launches import kind_of
 from floatline.optim.kernels.pointer_table import SURVEY_SPAN, PointerTable
 from floatline.optim.roster import Entries
 from floatline.optim.rules import UpdateRule
 from floatline.optim.storage import flat_view
-from floatline.optim.survey import Decision, Survey
+from floatline.optim.survey import Decision, Entry, Survey, fill
 
 _TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _KERNELS = cast("Any", triton_kernels)  # Triton's decorator leaves no signature that a type checker could follow

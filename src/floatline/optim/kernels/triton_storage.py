@@ -209,7 +209,7 @@ def _round_nearest(x, TYPE: tl.constexpr):
 
 @triton.jit
 def random_words(start, index, first, seed, step, stream, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """The words of numerics/philox.py: word i is the (i mod 4)-th of counter i // 4."""
+    """The words of numerics/rounding.py: word i is the (i mod 4)-th of counter i // 4."""
     if WHOLE:
         words = _whole_counters((first + start) // 4, seed, step, stream, BLOCK)
     else:

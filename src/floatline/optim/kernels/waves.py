@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from floatline.numerics import foreach
-from floatline.numerics.philox import philox
-from floatline.optim.entries import BLOCK, Entry
+from floatline.numerics.rounding import philox
+from floatline.optim.survey import BLOCK, Entry
 
 # Elements worked on at a time: what lies in between stays in the cache, and takes a bounded amount of memory.
 WAVE = 1 << 20
@@ -123,7 +123,7 @@ class Wave:
 
 
 def half_of(words: Tensor, index: int) -> Tensor:
-    """The random numbers of one state of two: half of each word, in the place of the upper half.
+    """The random numbers of one state of two: half of each word, where the upper half is read.
 
     Numerics:
         16 bits and a half: as many as bfloat16 cuts off, and a chance in 8 bits is right to 2**-17.

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-NARROW = (torch.float16, torch.bfloat16)
+from floatline.precision.dtypes import NARROW
+from floatline.precision.fp32_call import is_autocast_on
+
 _ALIASES = {
     "special_expit": "sigmoid",
     "special_log1p": "log1p",
@@ -96,7 +98,7 @@ def without_autocast(*tensors: Tensor) -> Generator[None]:
     """Compute in the dtypes that the tensors have."""
     with contextlib.ExitStack() as stack:
         for device in {tensor.device.type for tensor in tensors}:
-            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            if is_autocast_on(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         yield
 

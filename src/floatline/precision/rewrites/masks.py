@@ -40,7 +40,7 @@ def fitting_constant(call: Call, origins: Origins) -> Any | Missed:
 
 
 def restore_unless_softmax(call: Call, origins: Origins) -> Call:
-    """The call with what the code asked for in the place of replaced constants, unless a softmax takes them."""
+    """The call with the code's own constants instead of the replaced ones, unless a softmax takes them."""
     if call.name in _HARMLESS or call.name in MOVES or call.name in CASTS or _is_next_mask(call):
         return call
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from floatline.plans.fields import RewriteKind
+from floatline.plans.plan import RewriteKind
 from floatline.precision.rewrites.calls import MISSED, Call, name_call
 from floatline.precision.rewrites.elementwise import note_call
 from floatline.precision.rewrites.logarithms import (

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from floatline.precision.line_islands import Line, LineIslands
+from floatline.precision.islands import Line, LineIslands
 from floatline.probe.watch.patches import Aside, Patches
 
 _NARROW = (torch.float16, torch.bfloat16)

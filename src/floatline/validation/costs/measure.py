@@ -57,7 +57,7 @@ def record_layers(build: Build, settings: dict[str, Any]) -> dict[str, Any]:
             lambda batch: workload.compute_loss(*batch),
             *(trainer.micro_batch(first + i) for i in range(plan.accumulate)),
             plan=plan,
-            scale=float(trainer.guard.run.judge.scale),
+            scale=float(trainer.guard.scale),
         )
         narrow, wide = step.replay(trace=True), step.replay(precision="fp32")
     trainer.guard.close()

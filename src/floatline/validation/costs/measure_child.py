@@ -134,7 +134,7 @@ def measure_memory(settings: dict[str, Any]) -> dict[str, Any]:
     peak = int(torch.cuda.max_memory_allocated()) if on_gpu else read_status("VmHWM")
     parts = {} if on_gpu or process is None else {"process": process}
     parts |= {"weights": _bytes_of([*model.parameters(), *model.buffers()]), "gradients": sum(gradients.values())}
-    parts |= _states_of(trainer.guard.run.optimizer)
+    parts |= _states_of(trainer.guard.optimizer)
     trainer.guard.close()
     return {"peak": peak, "parts": parts, "device": trainer.device.type}
 

@@ -123,7 +123,7 @@ class _Diary:
         if self._broken:
             _ruin(self._trainer.workload.model)
         self._outcomes.append(outcome)
-        self.read(self._trainer.guard.run.policy.read_after)
+        self.read(self._trainer.guard.policy.read_after)
         done = self._trainer.steps_done
         if self.by_metric and done in self._checkpoints[:-1]:
             self._metrics.append((done, self._trainer.measure(master=False)))

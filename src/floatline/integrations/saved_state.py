@@ -1,9 +1,9 @@
-"""The state of guards as a framework's checkpoint holds it."""
+"""The state of guards as a framework's checkpoint holds it, and the scale as torch's GradScaler saves it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -11,15 +11,38 @@ from torch import Tensor
 from floatline.errors import GuardError
 from floatline.guard.checkpoints.guard_state import check_number, collect_own, restore_own
 from floatline.guard.guard import Guard
-from floatline.integrations.lightning.schedules import CalledSchedules
 from floatline.plans import Plan
 
 SCHEMA = 1
+_GUARDS = "floatline"  # the entry that torch's scaler does not know
 
 
-def collect(guard: Guard) -> dict[str, Any]:
-    """Everything of a guard that the framework does not save itself; plain values and CPU tensors."""
-    return {**collect_own(guard.run), "schedules": cast(CalledSchedules, guard.run.schedules).debts()}
+def collect_with_scaler(guards: Sequence[Guard]) -> dict[str, Any]:
+    """The scale as torch's scaler saves it, and one entry with everything of the guards; plain values, CPU tensors."""
+    scale, good_steps, overflows = guards[0].shared_scale
+    return {
+        "scale": float(scale),
+        "_growth_tracker": int(good_steps),
+        "_hysteresis_tracker": int(overflows),
+        _GUARDS: [collect_own(guard.run) for guard in guards],
+    }
+
+
+def without_guards(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the state that torch's scaler knows."""
+    return {name: value for name, value in state.items() if name != _GUARDS}
+
+
+def restore_with_scaler(guards: Sequence[Guard], state: Mapping[str, Any]) -> None:
+    """Bring guards to where `collect_with_scaler` was called; a state of torch's scaler has the scale alone."""
+    if _GUARDS not in state:
+        if guards[0].plan.scaling is not None:
+            guards[0].load_scaler(dict(state))
+        return
+    saved = cast("list[dict[str, Any]]", state[_GUARDS])
+    check_number(len(saved), len(guards))
+    for guard, own in zip(guards, saved, strict=True):
+        restore_own(guard.run, own)
 
 
 def check(state: Mapping[str, Any], *, num_guards: int) -> list[dict[str, Any]]:
@@ -37,16 +60,6 @@ def check(state: Mapping[str, Any], *, num_guards: int) -> list[dict[str, Any]]:
     return saved
 
 
-def restore(guard: Guard, state: dict[str, Any]) -> None:
-    """Bring a guard to where `collect` was called."""
-    run = guard.run
-    plan = Plan(**state["plan"])
-    if plan.compute == run.plan.compute:
-        run.take_plan(run.plan, state["islands"])  # those that were made on the way, too
-    restore_own(run, state)
-    cast(CalledSchedules, run.schedules).load_debts(state["schedules"])
-
-
 def restore_scale(scale: Tensor, good_steps: Tensor, state: Mapping[str, Any], plan: Plan) -> None:
     """Take the scale of a torch.amp.GradScaler, within the plan's limits; nothing where the plan has none."""
     if plan.scaling is None or "scale" not in state:
@@ -60,13 +73,14 @@ def restore_scale(scale: Tensor, good_steps: Tensor, state: Mapping[str, Any], p
 
 def scaler_state(guard: Guard) -> dict[str, Any] | None:
     """The scale as a torch.amp.GradScaler would save it; None where the loss is not scaled."""
-    scaling, judge = guard.plan.scaling, guard.run.judge
+    scaling = guard.plan.scaling
     if scaling is None:
         return None
+    scale, good_steps, _ = guard.shared_scale
     return {
-        "scale": float(judge.scale),
+        "scale": float(scale),
         "growth_factor": scaling.growth_factor,
         "backoff_factor": scaling.backoff_factor,
         "growth_interval": scaling.growth_interval,
-        "_growth_tracker": int(judge.good_steps),
+        "_growth_tracker": int(good_steps),
     }

@@ -1,0 +1,39 @@
+"""How many files someone reads to follow one task through the code: never more than today."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.slow import slow
+from tools import count_files
+
+TOOL = Path(count_files.__file__)
+MOST_FILES = {"diagnose": 72, "step": 25}
+pytestmark = slow
+
+
+def walk(task):
+    shown = subprocess.run([sys.executable, TOOL, task], capture_output=True, text=True, check=True, timeout=600).stdout
+    return int(re.search(r": (\d+) files, \d+ functions$", shown.strip())[1])
+
+
+@pytest.mark.parametrize("task", MOST_FILES)
+def test_a_task_walks_through_no_more_files_than_it_did(task):
+    assert walk(task) <= MOST_FILES[task]
+
+
+def test_a_file_more_would_be_counted():
+    counted = count_files.Walk()
+    from floatline.errors import suggest
+    from floatline.formats import find_format
+
+    with counted.listening():
+        find_format("fp16")
+        with counted.counting():
+            find_format("fp16")
+        assert set(counted.files) == {"formats.py"}
+        with counted.counting():
+            suggest("fp16", ["fp16"])
+    assert set(counted.files) == {"formats.py", "errors.py"}
