@@ -22,7 +22,7 @@ def pages() -> dict[Path, str]:
 def _table() -> str:
     parts = ["# The rules\n\nHow they are used: [lint](../lint.md).\n"]
     for start, title in _GROUPS.items():
-        parts.append(f"## {title}\n\n| rule | flags | mended by |\n|---|---|---|")
+        parts.append(f"## {title}\n\n| rule | flags | fixed by |\n|---|---|---|")
         for rule in RULES.values():
             if rule.code.startswith(start):
                 flags = (rule.__doc__ or "").strip().splitlines()[0].removeprefix("Flags ").replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""Every rule by its own examples: bad is flagged and mended, good is silent, fixed code is the same function."""
+"""Every rule by its own examples: bad is flagged and fixed, good is silent, fixed code is the same function."""
 
 import ast
 import re

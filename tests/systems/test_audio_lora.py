@@ -65,7 +65,7 @@ def test_the_same_list_is_spoken_with_the_same_bits_whatever_came_before():
 
 def test_speech_that_cannot_be_made_is_told_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr("espeakng_loader.get_data_path", lambda: str(tmp_path / "nothing"))
-    with pytest.raises(TargetError, match="No speech was made: .*Install espeakng-loader anew"):
+    with pytest.raises(TargetError, match="No speech was made: .*Install espeakng-loader again"):
         speak((Utterance("one", "m1", 181, 50),))
 
 

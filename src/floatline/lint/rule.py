@@ -82,7 +82,7 @@ class Bad:
 
     Args:
         source: The code.
-        fixed: The same after `--fix --unsafe-fixes`; None where a person has to mend it.
+        fixed: The same after `--fix --unsafe-fixes`; None where a person has to fix it.
         file: A name that the rule looks at, such as 'ds_config.json'; Python else.
         on: Hardware that the code is for, such as 'sm_75'; '' where the rule does not ask.
     """
@@ -139,7 +139,7 @@ class Rule:
             node: Where.
             seen: What stands there, with its numbers; '' is the rule's message.
             advice: '' is the rule's.
-            fix: The rewrite that mends this place, where there is one.
+            fix: The rewrite that fixes this place, where there is one.
         """
         line = getattr(node, "lineno", 1)
         column = getattr(node, "col_offset", 0)

@@ -70,7 +70,7 @@ def _print_primary(diagnosis: Diagnosis, finding: Finding, console: Console) -> 
 def _print_others(findings: tuple[Finding, ...], console: Console) -> None:
     if not findings:
         return
-    console.print(Text("\nAlso found, in the order worth mending", style="bold"))
+    console.print(Text("\nAlso found, in the order worth fixing", style="bold"))
     for number, finding in enumerate(findings, start=2):
         rest = f"  {_place(finding)}  {finding.seen}"
         console.print(_line(f"  {number}. ", (finding.cause.id, "yellow"), rest), soft_wrap=True)

@@ -33,7 +33,7 @@ def print_findings(
         console.print(Text.assemble("  why:  ", (f"floatline explain {one.rule.code}", "dim")), soft_wrap=True)
     if fixed and result.fixed:
         files = len(result.changes)
-        console.print(Text(f"{_count(len(result.fixed), 'place')} mended in {_count(files, 'file')}."), soft_wrap=True)
+        console.print(Text(f"{_count(len(result.fixed), 'place')} fixed in {_count(files, 'file')}."), soft_wrap=True)
     console.print(Text(_summary(result, findings, fixed=fixed)), soft_wrap=True)
 
 
@@ -45,9 +45,9 @@ def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool
     safe = sum(bool(one.fix) and one.rule.fix_safety == "safe" for one in findings)
     unsafe = sum(bool(one.fix) and one.rule.fix_safety == "unsafe" for one in findings)
     if safe and not fixed:
-        text += f" --fix mends {safe}."
+        text += f" {safe} can be fixed with --fix."
     if unsafe:
-        text += f" --unsafe-fixes mends {unsafe} more; look at them with --diff."
+        text += f" {unsafe} more can be fixed with --unsafe-fixes; look at them with --diff."
     return text
 
 

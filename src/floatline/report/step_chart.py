@@ -20,7 +20,7 @@ _LEGEND = "▀ forward  ▄ backward  █ both"
 _CELLS = {(True, True): "█", (True, False): "▀", (False, True): "▄", (False, False): " "}
 _PASSES = ("▀", "▄")
 _ROOM = 0.075  # beyond the lines, as a share of what is between them: what is further out is drawn at the edge
-_WORDS_FROM = 64  # columns of a terminal: below, a row beyond a limit gets a sign in the place of words
+_WORDS_FROM = 64  # columns of a terminal: below, a row beyond a limit gets a sign instead of words
 _STYLE = (
     ".floatline-step{color:var(--floatline-ink,#1f2328)}"
     ".floatline-step text{fill:currentColor}.floatline-step path{stroke:currentColor}"

@@ -95,7 +95,7 @@ def num_audio_tokens(frames: int) -> int:
 def draw_batches(
     examples: Sequence[dict[str, Any]], collate: AudioCollator, *, size: int, count: int, seed: int
 ) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """Batches in an order of the seed: pass after pass over the examples, each shuffled anew."""
+    """Batches in an order of the seed: pass after pass over the examples, each shuffled again."""
     chance, order = random.Random(f"order {seed}"), list[int]()  # noqa: S311
     while len(order) < size * count:
         order += chance.sample(range(len(examples)), len(examples))

@@ -49,7 +49,7 @@ def read_metric_file(path: Path) -> Recorded:
             point = _point(words)
             if point is None:
                 raise ComparisonError(
-                    f"'{path}' line {number} is not 'timestamp value step'. Mend it, or name another file."
+                    f"'{path}' line {number} is not 'timestamp value step'. Fix it, or name another file."
                 )
             recorded.add(name, *point)
     return recorded

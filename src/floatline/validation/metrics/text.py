@@ -35,7 +35,7 @@ def read_json_lines(path: Path, *, strict: bool = True) -> Recorded:
             if isinstance(row, dict):
                 _add_row(recorded, cast("dict[str, Any]", row))
             elif strict and line.endswith("\n"):
-                raise ComparisonError(f"'{path}' line {number} is no JSON object. Mend it, or name another file.")
+                raise ComparisonError(f"'{path}' line {number} is no JSON object. Fix it, or name another file.")
     return recorded
 
 
@@ -63,7 +63,7 @@ def read_csv(path: Path) -> Recorded:
             for row in rows:
                 _add_row(recorded, {str(name): _cell(cell) for name, cell in row.items() if cell not in (None, "")})
         except csv.Error as error:
-            raise ComparisonError(f"'{path}' is no CSV table: {error}. Mend it, or name another file.") from None
+            raise ComparisonError(f"'{path}' is no CSV table: {error}. Fix it, or name another file.") from None
     return recorded
 
 

@@ -15,7 +15,7 @@ _SLOW = 5_000  # steps until a small scale has grown to the usual one
 
 
 class InitialScaleFarOff(ConfigRule):
-    """Flags loss scales that start above 2^24, or below 2^4 with growth too slow to mend it.
+    """Flags loss scales that start above 2^24, or below 2^4 with growth too slow to make up for it.
 
     ## Why is this bad?
     At 2^32, which old examples of DeepSpeed show, every gradient above 65504 / 2^32 = 1.5e-05 is inf. Each halving

@@ -1,4 +1,4 @@
-"""FL207: a scaler that is made anew in a loop around the training."""
+"""FL207: a scaler that is made again in a loop around the training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ScalerPerEpoch(Rule):
     """Flags `GradScaler(…)` inside the loop whose optimizer was made before it.
 
     ## Why is this bad?
-    A new scaler starts at 65536 and counts its 2000 steps to the next doubling anew. A model that needs 64 pays 10
+    A new scaler starts at 65536 and counts its 2000 steps to the next doubling again. A model that needs 64 pays 10
     skipped steps in every epoch, and a scaler that lives for one step never moves at all.
     """
 

@@ -27,7 +27,7 @@ class LogOfSmallEps(Rule):
 
     ## Fix safety
     Unsafe: the sum is formed in FP32, so the result is FP32 as well, and what follows may expect 16 bits. The value is
-    mended, the gradient is not where 16 bits have made a 0: 1 / eps is inf when it is cast back, and 0 * inf is NaN.
+    fixed, the gradient is not where 16 bits have made a 0: 1 / eps is inf when it is cast back, and 0 * inf is NaN.
     """
 
     code = "FL104"
