@@ -7,14 +7,15 @@ import re
 
 from floatline.causes.underflow import GRADIENT_UNDERFLOW
 from floatline.lint.reading.autocast_regions import dtype_of, is_on
-from floatline.lint.reading.loop import Unit, find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.rule import Bad
+from floatline.lint.rules.loop import LoopRule
 
 # Whatever scales may do so out of sight.
 _SCALES = re.compile(r"scale|Accelerator|deepspeed|[Ff]abric|apex|manual_backward|[Ll]ightning", re.IGNORECASE)
 
 
-class AutocastWithoutScaler(Rule):
+class AutocastWithoutScaler(LoopRule):
     """Flags `loss.backward()` in a loop with FP16 autocast, in a file where nothing scales the loss.
 
     ## Why is this bad?
@@ -27,7 +28,6 @@ class AutocastWithoutScaler(Rule):
     cause = GRADIENT_UNDERFLOW
     message = "gradients are FP16 here and the loss is not scaled: 2.98e-08 and less is zero"
     advice = 'scaler = torch.amp.GradScaler("cuda"); scaler.scale(loss).backward(); or dtype=torch.bfloat16'
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -105,19 +105,17 @@ for x, y in batches:
         ),
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """Plain backward passes of what an FP16 region made."""
-        del node
         if "autocast" not in self.source.text:
             return
         text = self.source.text.replace("scaled_dot_product", "")
         if _SCALES.search(text):
             return
-        for unit in find_units(self.source):
-            for event in unit.events:
-                if event.kind == "backward" and self._is_made_in_half(unit, event.node):
-                    self.report(event.node)
-                    break
+        for event in unit.events:
+            if event.kind == "backward" and self._is_made_in_half(unit, event.node):
+                self.report(event.node)
+                break
 
     def _is_made_in_half(self, unit: Unit, backward: ast.expr) -> bool:
         """Whether the name that backward is called on is assigned inside an FP16 region of the step."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.elsewhere import DISTRIBUTED_DESYNC
-from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.shifting import asks_for_finite
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Bad
+from floatline.lint.rules.loop import LoopRule
 
 _SIGNS = (
     "torch.distributed",
@@ -17,7 +16,7 @@ _SIGNS = (
 )
 
 
-class RankSkipsBatch(Rule):
+class RankSkipsBatch(LoopRule):
     """Flags `continue` on a loss that is not finite, before the backward pass of a distributed run.
 
     ## Why is this bad?
@@ -32,7 +31,6 @@ class RankSkipsBatch(Rule):
         "a rank that takes this `continue` alone leaves out an all-reduce: the ranks are one step apart, and then hang"
     )
     advice = "all-reduce the flag and skip on every rank; or run backward on all, and let scaler.step skip"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -127,14 +125,12 @@ for batch in loader:
         ),
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """A way that ends before any backward pass, on the word of one rank."""
-        del node
         if not any(path.startswith(_SIGNS) for path in self.source.aliases.values()):
             return
-        for unit in find_units(self.source):
-            if unit.is_loop:
-                self._look(unit)
+        if unit.is_loop:
+            self._look(unit)
 
     def _look(self, unit: Unit) -> None:
         for way in unit.ways:

@@ -6,13 +6,14 @@ import ast
 
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import find_region
-from floatline.lint.reading.loop import find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.rule import Bad
+from floatline.lint.rules.loop import LoopRule
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
-class StepInsideAutocast(Rule):
+class StepInsideAutocast(LoopRule):
     """Flags a loop of training steps inside one `with torch.autocast(…)`.
 
     ## Why is this bad?
@@ -25,7 +26,6 @@ class StepInsideAutocast(Rule):
     cause = AUTOCAST_REGION_MISUSE
     message = "one autocast region spans many steps: every forward pass in it uses the first 16-bit copy of the weights"
     advice = "enter torch.autocast in every turn of the loop, around the forward pass and the loss alone"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -96,13 +96,11 @@ def train(model, optimizer):
         ),
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """Steps with a loop between them and the region around them."""
-        del node
-        for unit in find_units(self.source):
-            for event in unit.events:
-                found = find_region(self.source, event.node) if event.kind == "step" else None
-                if found is None or not any(isinstance(one, _LOOPS) for one in found[1]):
-                    continue
-                if not any(word.arg == "cache_enabled" for word in found[0].keywords):
-                    self.report(found[0])
+        for event in unit.events:
+            found = find_region(self.source, event.node) if event.kind == "step" else None
+            if found is None or not any(isinstance(one, _LOOPS) for one in found[1]):
+                continue
+            if not any(word.arg == "cache_enabled" for word in found[0].keywords):
+                self.report(found[0])

@@ -5,14 +5,15 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from floatline.lint.reading.loop import Unit, find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.rule import Bad
+from floatline.lint.rules.loop import LoopRule
 
 _ASKS = frozenset(("isfinite", "isnan", "isinf"))
 _BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler)
 
 
-class SyncInHotLoop(Rule):
+class SyncInHotLoop(LoopRule):
     """Flags `loss.item()`, `float(loss)` and `if torch.isnan(loss)` in every step of a loop on the GPU.
 
     ## Why is this bad?
@@ -28,7 +29,6 @@ class SyncInHotLoop(Rule):
     advice = (
         "keep the tensor (total += loss.detach()) and read it every 50 steps; floatline.Guard checks without waiting"
     )
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -129,16 +129,14 @@ def train(model, optimizer):
         ),
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """The first such read of a loop; the others wait for nothing more."""
-        del node
         if "cuda" not in self.source.text:  # on the CPU there is nothing to wait for
             return
-        for unit in find_units(self.source):
-            if unit.is_loop and self._is_on_gpu(unit):
-                first = next(self._reads(unit), None)
-                if first is not None:
-                    self.report(first)
+        if unit.is_loop and self._is_on_gpu(unit):
+            first = next(self._reads(unit), None)
+            if first is not None:
+                self.report(first)
 
     def _is_on_gpu(self, unit: Unit) -> bool:
         """Whether the function speaks of a device at all."""
