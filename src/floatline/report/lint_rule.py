@@ -7,7 +7,7 @@ import textwrap
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from floatline.lint.rule import Bad
+from floatline.lint.rule import read_examples
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,7 +31,8 @@ def print_rule(console: Console, rule: type[Rule]) -> None:
             width = min(console.width, _WIDTH) - 2
             for line in textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False):
                 console.print(Text(f"  {line}"), soft_wrap=True)
-    shown = next((bad for bad in rule.bad if bad.fixed is not None), rule.bad[0])
+    flagged = read_examples(rule.bad)
+    shown = next((bad for bad in flagged if bad.fixed is not None), flagged[0])
     for heading, code in (("Flagged", shown.source), ("Instead", shown.fixed or rule.advice)):
         console.print(Text(f"\n{heading}", style="bold"))
         for line in code.splitlines():
@@ -52,8 +53,8 @@ def rule_as_json(rule: type[Rule]) -> dict[str, Any]:
         "fix": rule.advice,
         "fix_safety": rule.fix_safety,
         "explanation": inspect.cleandoc(rule.__doc__ or ""),
-        "bad": [{"source": bad.source, "fixed": bad.fixed, "file": bad.file} for bad in rule.bad],
-        "good": [good.source if isinstance(good, Bad) else good for good in rule.good],
+        "bad": [{"source": bad.source, "fixed": bad.fixed, "file": bad.file} for bad in read_examples(rule.bad)],
+        "good": [good.source for good in read_examples(rule.good)],
     }
 
 
@@ -64,15 +65,13 @@ def rule_page(rule: type[Rule]) -> str:
         parts.append(f"## {heading}\n\n{text}\n" if heading else f"{text}\n")
     parts.append(f"Instead: {rule.advice}\n")
     parts.append("## Flagged\n")
-    for bad in rule.bad:
+    for bad in read_examples(rule.bad):
         parts.append(_block(bad.source, bad.file))
         if bad.fixed is not None:
             parts.append("becomes\n")
             parts.append(_block(bad.fixed, bad.file))
     parts.append("## Not flagged\n")
-    for good in rule.good:
-        example = good if isinstance(good, Bad) else Bad(good)
-        parts.append(_block(example.source, example.file))
+    parts += [_block(good.source, good.file) for good in read_examples(rule.good)]
     if rule.cause is not None:
         parts.append(f"Cause: [{rule.cause.id}](../causes/{rule.cause.id}.md). ")
     parts.append(f"To keep a line as it is: `# floatline: allow[{rule.name}]`\n")

@@ -46,13 +46,13 @@ class HalfCheckpointWithScaler(ConfigRule):
             "per_device_train_batch_size: 8\nlearning_rate: 1e-4\nfp16: true\ntorch_dtype: float16\n",
             file="run.yaml",
         ),
-        Bad(
+        (
             "import torch as t\nfrom transformers import AutoModelForCausalLM as Model\n"
             "from transformers import Trainer, TrainingArguments as Args\n"
             'model = Model.from_pretrained("m", torch_dtype=t.float16)\n'
             'Trainer(model=model, args=Args("out", fp16=True)).train()'
         ),
-        Bad(
+        (
             "import torch\nfrom accelerate import Accelerator\nfrom transformers import AutoModel\n"
             'accelerator = Accelerator(mixed_precision="fp16")\n'
             'model = AutoModel.from_pretrained("m", dtype=torch.float16)\n'

@@ -50,8 +50,8 @@ class HalfWeightsTrained(ConfigRule):
     )
     bad = (
         Bad("trainer:\n  max_epochs: 3\n  precision: 16-true\n  gradient_clip_val: 1.0\n", file="run.yaml"),
-        Bad("import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-true')\ntrainer.fit(model)"),
-        Bad(
+        "import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-true')\ntrainer.fit(model)",
+        (
             "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
             "model = AutoModel.from_pretrained('m', dtype=torch.float16)\n"
             "Trainer(model=model, args=TrainingArguments('out')).train()"

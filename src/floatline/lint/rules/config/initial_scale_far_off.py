@@ -43,9 +43,9 @@ class InitialScaleFarOff(ConfigRule):
     )
     bad = (
         Bad('{"zero_optimization": {},\n "fp16": {"enabled": true, "initial_scale_power": 32}}', file="ds.json"),
-        Bad("import torch as t\nscaler = t.amp.GradScaler('cuda', init_scale=1.0)"),
-        Bad("from torch.cuda.amp import GradScaler\nscaler = GradScaler(2.0**30)"),
-        Bad(
+        "import torch as t\nscaler = t.amp.GradScaler('cuda', init_scale=1.0)",
+        "from torch.cuda.amp import GradScaler\nscaler = GradScaler(2.0**30)",
+        (
             "from accelerate import Accelerator, GradScalerKwargs as K\n"
             "accelerator = Accelerator(mixed_precision='fp16', kwargs_handlers=[K(init_scale=1)])"
         ),

@@ -35,9 +35,9 @@ class StaticLossScale(ConfigRule):
     )
     bad = (
         Bad('{"zero_optimization": {},\n "fp16": {"enabled": true, "loss_scale": 128}}', file="ds.json"),
-        Bad("from apex import amp as a  # torch\nmodel, optimizer = a.initialize(model, optimizer, loss_scale=128.0)"),
+        "from apex import amp as a  # torch\nmodel, optimizer = a.initialize(model, optimizer, loss_scale=128.0)",
         Bad("zero_optimization: {stage: 2}\nfp16:\n  enabled: auto\n  loss_scale: 1024\n", file="ds.yaml"),
-        Bad("import deepspeed\nsettings = {'zero_optimization': {}, 'fp16': {'enabled': True, 'loss_scale': 2.0**10}}"),
+        "import deepspeed\nsettings = {'zero_optimization': {}, 'fp16': {'enabled': True, 'loss_scale': 2.0**10}}",
     )
 
     def visit_config(self, config: RunConfig) -> None:

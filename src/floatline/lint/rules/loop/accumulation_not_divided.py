@@ -7,7 +7,6 @@ import ast
 from floatline.causes.overflow import GRADIENT_OVERFLOW
 from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 _DIVIDES = frozenset(("div", "div_", "mul_", "mul", "no_sync", "accumulate"))
@@ -68,8 +67,7 @@ def train(n):
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 for i, (x, y) in enumerate(batches):
     loss = loss_fn(model(x), y)
@@ -79,10 +77,8 @@ for i, (x, y) in enumerate(batches):
         optimizer.zero_grad()
     total += loss.detach()
     mean = total / (i + 1)
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import GradScaler as Scaler
 scaler = Scaler()
 for i, (x, y) in enumerate(batches):
@@ -91,10 +87,8 @@ for i, (x, y) in enumerate(batches):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 def train(model, optimizer, args):
     for i, batch in enumerate(loader):
@@ -104,8 +98,7 @@ def train(model, optimizer, args):
             continue
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

@@ -145,8 +145,7 @@ def train(model):
         optimizer.zero_grad()
 """,
         ),
-        Bad(
-            """
+        """
 import torch
 model = make().half().cuda()
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
@@ -154,8 +153,7 @@ for x, y in batches:
     loss_fn(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802

@@ -8,7 +8,6 @@ import re
 from floatline.causes.underflow import GRADIENT_UNDERFLOW
 from floatline.lint.reading.autocast_regions import dtype_of, is_on
 from floatline.lint.reading.loop import Unit
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 # Whatever scales may do so out of sight.
@@ -68,8 +67,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 for x, y in batches:
     with torch.autocast("cuda", dtype=torch.float16):
@@ -77,10 +75,8 @@ for x, y in batches:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import autocast as cast
 def train(model, optimizer):
     for x, y in batches:
@@ -89,10 +85,8 @@ def train(model, optimizer):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 for x, y in batches:
     with torch.amp.autocast("cuda"):
@@ -101,8 +95,7 @@ for x, y in batches:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

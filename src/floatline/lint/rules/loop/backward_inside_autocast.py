@@ -5,7 +5,6 @@ from __future__ import annotations
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import find_region
 from floatline.lint.reading.loop import Unit
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 
@@ -54,8 +53,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 for x, y in batches:
     with torch.autocast("cuda", dtype=torch.float16):
@@ -63,10 +61,8 @@ for x, y in batches:
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch import autocast as cast
 def train(model, optimizer, scaler):
     for x, y in batches:
@@ -75,10 +71,8 @@ def train(model, optimizer, scaler):
                 scaler.scale(loss_fn(model(x), y)).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 class Trainer:
     @torch.cuda.amp.autocast()
@@ -87,8 +81,7 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

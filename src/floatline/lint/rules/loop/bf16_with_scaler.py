@@ -6,7 +6,7 @@ import ast
 
 from floatline.lint.reading.autocast_regions import dtype_of, is_on
 from floatline.lint.reading.loop import find_units, read_training
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 
 class BF16WithScaler(Rule):
@@ -60,8 +60,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -70,10 +69,8 @@ for x, y in batches:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch import autocast as cast, bfloat16
 from torch.cuda.amp import GradScaler as Scaler
 scaler = Scaler()
@@ -83,10 +80,8 @@ for x, y in batches:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 dtype = torch.bfloat16
 scaler = torch.amp.GradScaler("cuda", enabled=True)
@@ -96,8 +91,7 @@ for x, y in batches:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802

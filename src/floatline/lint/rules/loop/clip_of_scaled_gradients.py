@@ -133,8 +133,7 @@ class Trainer:
                 self.scaler.update()
 """,
         ),
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -143,8 +142,7 @@ for x, y in batches:
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

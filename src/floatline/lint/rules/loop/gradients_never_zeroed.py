@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from floatline.causes.overflow import GRADIENT_OVERFLOW
 from floatline.lint.reading.loop import Unit
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 _SIGNS = ("zero_grad", ".grad = None", "grad.zero_", "set_to_none", "grad.fill_", "_foreach_zero_")
@@ -50,17 +49,14 @@ optimizer.step()
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for x, y in batches:
     loss_fn(model(x), y).backward()
     optimizer.step()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.optim import AdamW as Optimizer
 def train(model):
     optimizer = Optimizer(model.parameters())
@@ -68,10 +64,8 @@ def train(model):
         for x, y in batches:
             loss_fn(model(x), y).backward()
             optimizer.step()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -79,8 +73,7 @@ for x, y in batches:
     scaler.scale(loss_fn(model(x), y)).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

@@ -155,8 +155,7 @@ def train(model, batches):
         scaler.update()
 """,
         ),
-        Bad(
-            """
+        """
 import torch
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("base", torch_dtype=torch.float16).cuda()
@@ -166,8 +165,7 @@ for batch in batches:
     scaler.scale(model(**batch).loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802

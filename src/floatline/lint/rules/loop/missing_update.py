@@ -91,8 +91,7 @@ for x, y in batches:
     optimizer.zero_grad()
 """,
         ),
-        Bad(
-            """
+        """
 import torch as t
 from torch.nn.utils import clip_grad_norm_
 scaler = t.cuda.amp.GradScaler()
@@ -104,10 +103,8 @@ for x, y in batches:
         continue
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -118,8 +115,7 @@ for x, y in batches:
         continue
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

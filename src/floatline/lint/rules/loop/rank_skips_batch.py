@@ -5,7 +5,6 @@ from __future__ import annotations
 from floatline.causes.elsewhere import DISTRIBUTED_DESYNC
 from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.shifting import asks_for_finite
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 _SIGNS = (
@@ -79,8 +78,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 import torch.distributed as dist
 for x, y in batches:
@@ -90,10 +88,8 @@ for x, y in batches:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import math
 from torch.nn.parallel import DistributedDataParallel as DDP
 model = DDP(model)
@@ -107,10 +103,8 @@ def train(scaler, optimizer):
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 from accelerate import Accelerator
 accelerator = Accelerator()
@@ -121,8 +115,7 @@ for batch in loader:
     accelerator.backward(loss)
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

@@ -6,7 +6,6 @@ import ast
 
 from floatline.causes.scaler import SCALED_GRAD_IN_PENALTY
 from floatline.lint.reading.loop import Unit
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 
@@ -55,8 +54,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -64,10 +62,8 @@ for x, y in batches:
     scaler.scale(loss_fn(grads)).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.autograd import grad as gradient
 def train(critic, optimizer, scaler):
     for x in batches:
@@ -77,10 +73,8 @@ def train(critic, optimizer, scaler):
         scaler.scale(penalty).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -90,8 +84,7 @@ for x, y in batches:
     scaler.scale(loss_fn(slope)).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

@@ -7,7 +7,7 @@ import ast
 from floatline.causes.scaler import SCALER_STATE_LOST
 from floatline.lint.reading.loop import read_training
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -64,8 +64,7 @@ for trial in range(3):
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 for epoch in range(3):
     scaler = torch.amp.GradScaler("cuda")
@@ -73,10 +72,8 @@ for epoch in range(3):
         scaler.scale(loss_fn(model(x), y)).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import GradScaler as Scaler
 def train(model, optimizer):
     for x, y in batches:
@@ -84,10 +81,8 @@ def train(model, optimizer):
         scaler.scale(loss_fn(model(x), y)).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 optimizer = torch.optim.AdamW(model.parameters())
 while not done:
@@ -97,8 +92,7 @@ while not done:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802

@@ -7,7 +7,6 @@ import ast
 from floatline.causes.scaler import SCHEDULER_VS_SKIPPED_STEP
 from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 _SHOWS_SKIP = frozenset(("get_scale", "_found_inf_per_device", "applied", "found_inf_per_device"))
@@ -74,8 +73,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
@@ -84,10 +82,8 @@ for x, y in batches:
     scaler.step(optimizer)
     scaler.update()
     scheduler.step()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LambdaLR as Schedule
 class Trainer:
@@ -101,10 +97,8 @@ class Trainer:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
                 self.schedule.step()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 from transformers import get_cosine_schedule_with_warmup
 scheduler = get_cosine_schedule_with_warmup(optimizer, 100, 1000)
@@ -114,8 +108,7 @@ def train(scaler):
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

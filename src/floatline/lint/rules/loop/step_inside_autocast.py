@@ -7,7 +7,6 @@ import ast
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import find_region
 from floatline.lint.reading.loop import Unit
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
@@ -60,18 +59,15 @@ with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 with torch.autocast("cuda", dtype=torch.float16):
     for x, y in batches:
         loss_fn(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import autocast as cast, GradScaler
 scaler = GradScaler()
 def train(model, optimizer):
@@ -81,10 +77,8 @@ def train(model, optimizer):
                 scaler.scale(loss_fn(model(x), y)).backward()
                 scaler.step(optimizer)
                 scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 @torch.autocast("cuda", dtype=torch.bfloat16)
 def train(model, optimizer):
@@ -92,8 +86,7 @@ def train(model, optimizer):
         loss_fn(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

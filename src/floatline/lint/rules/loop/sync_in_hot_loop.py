@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 
 from floatline.lint.reading.loop import Unit
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 _ASKS = frozenset(("isfinite", "isnan", "isinf"))
@@ -87,8 +86,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 model.cuda()
 for x, y in batches:
@@ -97,10 +95,8 @@ for x, y in batches:
     optimizer.step()
     optimizer.zero_grad()
     total += loss.item()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch as t
 model.to("cuda")
 scaler = t.amp.GradScaler("cuda")
@@ -111,10 +107,8 @@ for x, y in batches:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 device = torch.device("cuda")
 def train(model, optimizer):
@@ -125,8 +119,7 @@ def train(model, optimizer):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

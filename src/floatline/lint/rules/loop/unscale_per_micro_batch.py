@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from floatline.causes.scaler import SCALER_MISUSE
 from floatline.lint.reading.loop import Unit
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 
@@ -71,8 +70,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for i, (x, y) in enumerate(batches):
@@ -83,10 +81,8 @@ for i, (x, y) in enumerate(batches):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import GradScaler as Scaler
 scaler = Scaler()
 for group in groups:
@@ -96,10 +92,8 @@ for group in groups:
         scaler.unscale_(optimizer)
         scaler.update()
     scaler.step(optimizer)
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 def train(model, optimizer, scaler):
     for i, (x, y) in enumerate(batches):
@@ -109,8 +103,7 @@ def train(model, optimizer, scaler):
             continue
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

@@ -7,7 +7,6 @@ import ast
 from floatline.causes.scaler import SCALER_MISUSE
 from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 
 
@@ -67,8 +66,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -76,10 +74,8 @@ for x, y in batches:
     loss.backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import GradScaler as Scaler
 scaler = Scaler()
 for x, y in batches:
@@ -88,10 +84,8 @@ for x, y in batches:
     penalty(model).backward()
     scaler.step(second)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 class Trainer:
     def __init__(self):
@@ -101,8 +95,7 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_unit(self, unit: Unit) -> None:

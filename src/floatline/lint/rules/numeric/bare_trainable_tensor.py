@@ -61,7 +61,7 @@ class BareTrainableTensor(Rule):
             "        self.w = t.nn.Parameter(t.tensor([0.5] * d))\n    def forward(self, x):\n"
             "        return x * self.w.to(x.dtype)\ny = Net(16)(x).detach()",
         ),
-        Bad(
+        (
             "from torch import nn, zeros\nclass Base(nn.Module):\n    pass\nclass Net(Base):\n    def __init__(self):\n"
             "        super().__init__()\n        self.bias = zeros(16).requires_grad_()"
         ),

@@ -58,14 +58,12 @@ class BceOfProbabilities(Rule):
                 "    y = F.binary_cross_entropy_with_logits(x, target)"
             ),
         ),
-        Bad(
+        (
             "import torch as t\nfrom torch.nn import BCELoss as Loss\nfrom torch.cuda.amp import autocast\n"
             "loss_fn = Loss()\nwith autocast():\n    loss = loss_fn(net(x), target)"
         ),
-        Bad(
-            "import torch\nfrom torch.nn.functional import binary_cross_entropy as bce\np = p.half()\nloss = bce(p, t)"
-        ),
-        Bad(
+        "import torch\nfrom torch.nn.functional import binary_cross_entropy as bce\np = p.half()\nloss = bce(p, t)",
+        (
             "from torch import nn\nfrom lightning import Trainer\ntrainer = Trainer(precision='16-mixed')\n"
             "loss_fn = nn.BCELoss(reduction='none')"
         ),

@@ -46,7 +46,7 @@ class ExpRatio(Rule):
             "import torch\ny = 1 / (1 + torch.exp(-x))",
             fixed="import torch\ny = torch.sigmoid(x)",
         ),
-        Bad("from torch import exp\ne = exp(x)\ny = e / (e.sum(dim=-1, keepdim=True) + 1e-8)"),
+        "from torch import exp\ne = exp(x)\ny = e / (e.sum(dim=-1, keepdim=True) + 1e-8)",
         Bad(
             "import torch\ny = 1.0 / (1.0 + (-3 * x).exp())",
             fixed="import torch\ny = torch.sigmoid(3 * x)",

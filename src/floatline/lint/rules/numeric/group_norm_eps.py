@@ -6,7 +6,7 @@ import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
 from floatline.lint.reading.reaching import reached_numbers
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
 
@@ -34,9 +34,9 @@ class GroupNormEps(Rule):
         "import torch\nfrom mine import GroupNorm\nnorm = GroupNorm(4, 16, eps=1e-8)",
     )
     bad = (
-        Bad("from torch import nn\nnorm = nn.GroupNorm(4, 16, eps=1e-8)"),
-        Bad("from torch.nn import GroupNorm as Norm\nEPS = 1e-12\nnorm = Norm(4, 16, EPS)"),
-        Bad("import torch.nn.functional as F\ny = F.group_norm(x, 4, eps=1e-10)"),
+        "from torch import nn\nnorm = nn.GroupNorm(4, 16, eps=1e-8)",
+        "from torch.nn import GroupNorm as Norm\nEPS = 1e-12\nnorm = Norm(4, 16, EPS)",
+        "import torch.nn.functional as F\ny = F.group_norm(x, 4, eps=1e-10)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -6,7 +6,7 @@ import ast
 
 from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
 from floatline.lint.reading.source import Source
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _QUANTIZED = frozenset(("int8", "uint8", "int32", "qint8"))  # next to such weights the others are only their scales
 
@@ -37,9 +37,9 @@ class HalfParameter(Rule):
         "import torch\nfrom torch import nn\nw = nn.Parameter(x.half())\nw.requires_grad = False",
     )
     bad = (
-        Bad("import torch\nfrom torch import nn\nw = nn.Parameter(torch.zeros(4, dtype=torch.float16))"),
-        Bad("import torch as t\nw = t.nn.Parameter(t.randn(4).to(t.bfloat16))"),
-        Bad("from torch.nn import Parameter as P\nw = P(x.half(), requires_grad=True)"),
+        "import torch\nfrom torch import nn\nw = nn.Parameter(torch.zeros(4, dtype=torch.float16))",
+        "import torch as t\nw = t.nn.Parameter(t.randn(4).to(t.bfloat16))",
+        "from torch.nn import Parameter as P\nw = P(x.half(), requires_grad=True)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -8,7 +8,7 @@ from floatline.causes.rounding import INTEGER_NOT_EXACT
 from floatline.lint.reading.gradients import is_beside_training, is_training_code
 from floatline.lint.reading.tensors import SHAPES, is_bfloat16, pass_shapes
 from floatline.lint.reading.values import name_of_dtype, reaching_values
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _COUNTERS = ("torch.arange", "torch.randint", "torch.randperm")
 _WHY = "FP16 holds every integer only up to 2048, BF16 up to 256; beyond, neighbours are equal"
@@ -42,14 +42,14 @@ class HalfPositions(Rule):
         "import torch\ny = (torch.arange(n) % 2).half()",
     )
     bad = (
-        Bad("import torch\ny = torch.arange(n, dtype=torch.float16)"),
-        Bad("import torch as t\npositions = t.arange(n)\ny = positions.to(t.bfloat16) * freq"),
-        Bad("from torch import arange\ny = arange(0, n, 2).half()"),
-        Bad(
+        "import torch\ny = torch.arange(n, dtype=torch.float16)",
+        "import torch as t\npositions = t.arange(n)\ny = positions.to(t.bfloat16) * freq",
+        "from torch import arange\ny = arange(0, n, 2).half()",
+        (
             "import torch\nangle = t.to(layer.weight.dtype)[:, None] * freq\n"
             "y = torch.cat([angle.sin(), angle.cos()], 1)"
         ),
-        Bad(
+        (
             "import torch\nfrom torch import nn\nclass Rotary(nn.Module):\n    def forward(self, x):\n"
             "        t = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)\n"
             "        return torch.outer(t, self.inv_freq).cos()"

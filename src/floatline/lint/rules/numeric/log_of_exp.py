@@ -56,7 +56,7 @@ class LogOfExp(Rule):
             "import torch\ny = torch.log(torch.sum(torch.exp(x), 1, keepdim=True))",
             fixed="import torch\ny = torch.logsumexp(x, 1, keepdim=True)",
         ),
-        Bad("from torch import exp, log1p\ny = log1p(exp(x))"),
+        "from torch import exp, log1p\ny = log1p(exp(x))",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -51,9 +51,9 @@ class LogOfSigmoid(Rule):
             "import torch\nfrom torch.nn import functional as F\ny = torch.log1p(-z.sigmoid())",
             fixed="import torch\nfrom torch.nn import functional as F\ny = F.logsigmoid(-z)",
         ),
-        Bad("import torch\nEPS = 1e-15\ny = -torch.log(1 - torch.sigmoid(x) + EPS).mean()"),
-        Bad("from torch import log, sigmoid\ny = log(sigmoid(x) + 1e-8)"),
-        Bad(
+        "import torch\nEPS = 1e-15\ny = -torch.log(1 - torch.sigmoid(x) + EPS).mean()",
+        "from torch import log, sigmoid\ny = log(sigmoid(x) + 1e-8)",
+        (
             "import torch\ndef preference_loss(x):\n    return -torch.log(torch.sigmoid(x) + 1e-8)\n"
             "y = preference_loss(x)"
         ),

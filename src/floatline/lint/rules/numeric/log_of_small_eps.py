@@ -61,7 +61,7 @@ class LogOfSmallEps(Rule):
                 "    return -(p.float() + eps).log()\n\n\ny = information(zeros)"
             ),
         ),
-        Bad("import torch\nw = x.softmax(-1)\nloss = -torch.log(w + 1e-6).mean()"),
+        "import torch\nw = x.softmax(-1)\nloss = -torch.log(w + 1e-6).mean()",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -7,7 +7,7 @@ import ast
 from floatline.causes.overflow import EXP_OVERFLOW
 from floatline.lint.reading.reaching import is_parameter, owned_values
 from floatline.lint.reading.silence import made_of, stays_silent
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _SCALARS = frozenset(
     ("tensor", "ones", "zeros", "full", "empty", "randn", "rand", "FloatTensor", "Tensor", "as_tensor")
@@ -53,17 +53,17 @@ class LogitScaleUnbounded(Rule):
         ),
     )
     bad = (
-        Bad(
+        (
             "import torch\nfrom torch import nn\n\n\nclass Head(nn.Module):\n    def __init__(self):\n"
             "        super().__init__()\n        self.logit_scale = nn.Parameter(torch.tensor(2.66))\n\n"
             "    def forward(self, a, b):\n        return a @ b.T * self.logit_scale.exp()"
         ),
-        Bad(
+        (
             "import torch as t\nfrom torch.nn import Module, Parameter as Learned\n\n\nclass Head(Module):\n"
             "    def __init__(self):\n        super().__init__()\n        self.log_scale = Learned(t.ones([]))\n\n"
             "    def forward(self, a, b):\n        scale = t.exp(self.log_scale)\n        return scale * a @ b.T"
         ),
-        Bad(
+        (
             "import torch\nfrom torch import nn\n\n\nclass Head(nn.Module):\n    def __init__(self):\n"
             "        super().__init__()\n        self.temperature = nn.Parameter(torch.ones(1) * 0.07)\n\n"
             "    def forward(self, a, b):\n        return (a @ b.T / self.temperature).softmax(-1)"

@@ -6,7 +6,7 @@ import ast
 
 from floatline.causes.underflow import OPTIMIZER_STATE_UNDERFLOW
 from floatline.lint.reading.reaching import reached_numbers
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
 _DEFAULTS = {
@@ -40,17 +40,17 @@ class OptimizerEps(Rule):
         "import torch\nmodel = Net().half().float()\nopt = torch.optim.AdamW(model.parameters())",
     )
     bad = (
-        Bad("import torch\nmodel = Net().cuda().half()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3)"),
-        Bad(
+        "import torch\nmodel = Net().cuda().half()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3)",
+        (
             "from torch.optim import AdamW as Opt\nimport torch as t\nnet = Net()\nnet.to(t.float16)\n"
             "opt = Opt(net.parameters(), eps=1e-8)"
         ),
-        Bad(
+        (
             "import torch\nfrom transformers import AutoModel\n"
             "model = AutoModel.from_pretrained(name, dtype=torch.float16)\n"
             "opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)"
         ),
-        Bad(
+        (
             "import lightning as L\nimport torch\n\n\ndef make(net):\n    return torch.optim.Adam(net.parameters())\n\n"
             "\ntrainer = L.Trainer(precision='16-true')"
         ),

@@ -89,18 +89,18 @@ class SmallEps(Rule):
                 "import torch\ny = (zeros / zeros.norm(dim=-1, keepdim=True).float().clamp_min(1e-12)).to(zeros.dtype)"
             ),
         ),
-        Bad("import torch.nn.functional as F\nv = F.relu(v).half()\nu = F.cosine_similarity(v, w.half())"),
-        Bad(
+        "import torch.nn.functional as F\nv = F.relu(v).half()\nu = F.cosine_similarity(v, w.half())",
+        (
             "import torch\nfrom torch import nn\n\n\nclass Unit(nn.Module):\n    def __init__(self, eps=1e-8):\n"
             "        super().__init__()\n        self.eps = eps\n\n    def forward(self, x):\n"
             "        size = x.norm(dim=-1, keepdim=True) + self.eps\n        return x / size"
         ),
-        Bad(
+        (
             "import torch\nfrom torch import nn\n\n\nclass Scaled(nn.Module):\n    def __init__(self, d):\n"
             "        super().__init__()\n        self.width = nn.Parameter(torch.zeros(d))\n\n"
             "    def forward(self, x):\n        width = self.width + 1e-8\n        return x / width"
         ),
-        Bad(
+        (
             "import torch\nfrom torch import nn\n\n\nclass Unit(nn.Module):\n    def forward(self, x):\n"
             "        size = x.norm(dim=-1, keepdim=True) + 1e-8\n        return x / size\n\n\n"
             "class Vocoder(nn.Module):\n"
