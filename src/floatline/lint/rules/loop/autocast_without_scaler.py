@@ -8,6 +8,8 @@ import re
 from floatline.causes.underflow import GRADIENT_UNDERFLOW
 from floatline.lint.reading.autocast_regions import dtype_of, is_on
 from floatline.lint.reading.loop import Unit
+from floatline.lint.reading.loop_events import dotted
+from floatline.lint.reading.source_tree import keyword
 from floatline.lint.rules.loop import LoopRule
 
 # Whatever scales may do so out of sight.
@@ -112,16 +114,12 @@ for x, y in batches:
 
     def _is_made_in_half(self, unit: Unit, backward: ast.expr) -> bool:
         """Whether the name that backward is called on is assigned inside an FP16 region of the step."""
-        value = (
-            backward.func.value if isinstance(backward, ast.Call) and isinstance(backward.func, ast.Attribute) else None
-        )
-        if not isinstance(value, ast.Name):
-            return False
+        loss = dotted(backward.func).removesuffix(".backward") if isinstance(backward, ast.Call) else ""
         for block in ast.walk(unit.node):
             if not isinstance(block, ast.With) or not any(self._is_half(item.context_expr) for item in block.items):
                 continue
             for one in ast.walk(block):
-                if isinstance(one, ast.Name) and one.id == value.id and isinstance(one.ctx, ast.Store):
+                if isinstance(one, ast.Name) and one.id == loss and isinstance(one.ctx, ast.Store):
                     return True
         return False
 
@@ -129,11 +127,10 @@ for x, y in batches:
         """FP16, said so or by CUDA's default; a region that may be off does not count."""
         if not isinstance(call, ast.Call) or not is_on(self.source, call):
             return False
-        given = {word.arg: word.value for word in call.keywords}
-        enabled = given.get("enabled")
+        enabled = keyword(call, "enabled")
         if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
             return False
         dtype = dtype_of(self.source, call)
-        device = call.args[0] if call.args else given.get("device_type")
+        device = call.args[0] if call.args else keyword(call, "device_type")
         is_cuda = isinstance(device, ast.Constant) and device.value == "cuda"
         return dtype == "float16" or (dtype == "default" and is_cuda)

@@ -6,6 +6,7 @@ import ast
 
 from floatline.lint.reading.autocast_regions import dtype_of, is_on
 from floatline.lint.reading.loop import find_units, read_training
+from floatline.lint.reading.source_tree import keyword
 from floatline.lint.rule import Rule
 
 
@@ -108,7 +109,7 @@ for x, y in batches:
         if dtypes != {"bfloat16"}:
             return
         for name, made in scalers.items():
-            given = [word.value for word in made.call.keywords if word.arg == "enabled"]
-            is_on_always = all(isinstance(value, ast.Constant) and value.value is True for value in given)
+            enabled = keyword(made.call, "enabled")
+            is_on_always = enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True)
             if name in used and is_on_always and not made.known.keys() - {"True"}:
                 self.report(made.call)

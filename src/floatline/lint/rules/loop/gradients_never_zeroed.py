@@ -78,9 +78,7 @@ for x, y in batches:
 
     def visit_unit(self, unit: Unit) -> None:
         """Loops that train, in a file without a word of zeroing."""
-        if any(sign in self.source.text for sign in _SIGNS):
-            return
-        if not unit.is_loop:
+        if not unit.is_loop or any(sign in self.source.text for sign in _SIGNS):
             return
         for event in unit.events:
             made = unit.training.optimizers.get(event.target) if event.kind == "step" else None

@@ -9,7 +9,7 @@ from floatline.causes.scaler import SCALER_MISUSE
 from floatline.lint.reading.branches import Way
 from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import LoopCall, dotted
-from floatline.lint.reading.shifting import asks_for_finite
+from floatline.lint.reading.tensors import asks_for_finite
 from floatline.lint.rule import Bad
 from floatline.lint.rules.loop import LoopRule
 

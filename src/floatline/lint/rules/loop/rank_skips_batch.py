@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from floatline.causes.elsewhere import DISTRIBUTED_DESYNC
 from floatline.lint.reading.loop import Unit
-from floatline.lint.reading.shifting import asks_for_finite
+from floatline.lint.reading.tensors import asks_for_finite
 from floatline.lint.rules.loop import LoopRule
 
 _SIGNS = (
@@ -120,12 +120,8 @@ for batch in loader:
 
     def visit_unit(self, unit: Unit) -> None:
         """A way that ends before any backward pass, on the word of one rank."""
-        if not any(path.startswith(_SIGNS) for path in self.source.aliases.values()):
+        if not unit.is_loop or not any(path.startswith(_SIGNS) for path in self.source.aliases.values()):
             return
-        if unit.is_loop:
-            self._look(unit)
-
-    def _look(self, unit: Unit) -> None:
         for way in unit.ways:
             if way.ending != "continue" or way.at is None:
                 continue

@@ -6,10 +6,8 @@ import ast
 
 from floatline.causes.scaler import SCALER_STATE_LOST
 from floatline.lint.reading.loop import read_training
-from floatline.lint.reading.loop_events import dotted
+from floatline.lint.reading.loop_events import LOOPS, dotted
 from floatline.lint.rule import Rule
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 class ScalerPerEpoch(Rule):
@@ -99,7 +97,7 @@ while not done:
         """Scalers made in a loop that steps an optimizer from before it."""
         del node
         for name, made in read_training(self.source).scalers.items():
-            loop = next((above for above in self.source.ancestors(made.call) if isinstance(above, _LOOPS)), None)
+            loop = next((above for above in self.source.ancestors(made.call) if isinstance(above, LOOPS)), None)
             if loop is None or self.source.function(loop) is not made.function:
                 continue
             stepped = [

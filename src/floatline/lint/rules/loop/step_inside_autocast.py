@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import find_region
 from floatline.lint.reading.loop import Unit
+from floatline.lint.reading.loop_events import LOOPS
+from floatline.lint.reading.source_tree import keyword
 from floatline.lint.rules.loop import LoopRule
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
 
 class StepInsideAutocast(LoopRule):
@@ -93,7 +91,7 @@ def train(model, optimizer):
         """Steps with a loop between them and the region around them."""
         for event in unit.events:
             found = find_region(self.source, event.node) if event.kind == "step" else None
-            if found is None or not any(isinstance(one, _LOOPS) for one in found[1]):
+            if found is None or not any(isinstance(one, LOOPS) for one in found[1]):
                 continue
-            if not any(word.arg == "cache_enabled" for word in found[0].keywords):
+            if keyword(found[0], "cache_enabled") is None:
                 self.report(found[0])

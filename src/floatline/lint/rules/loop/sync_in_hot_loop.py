@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from floatline.lint.reading.loop import Unit
+from floatline.lint.reading.tensors import ASKS_FOR_FINITE
 from floatline.lint.rules.loop import LoopRule
 
-_ASKS = frozenset(("isfinite", "isnan", "isinf"))
 _BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler)
 
 
@@ -152,7 +152,7 @@ def train(model, optimizer):
             return _root(function.value) in losses or self.source.is_tensor(function.value)
         if isinstance(function, ast.Name) and function.id == "float" and call.args:
             return _root(call.args[0]) in losses
-        if self.source.call_name(call) in _ASKS and (operation := self.source.operation(call)) is not None:
+        if self.source.call_name(call) in ASKS_FOR_FINITE and (operation := self.source.operation(call)) is not None:
             return _root(operation.operand) in losses and self._is_asked(call)
         return False
 

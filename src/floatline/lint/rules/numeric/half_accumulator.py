@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ACCUMULATOR_STAGNATION
+from floatline.lint.reading.source_tree import keyword
+from floatline.lint.reading.values import assignments
 from floatline.lint.rule import Rule
 
 _WRITES = frozenset(("add_", "lerp_", "sub_", "addcmul_"))
@@ -70,7 +72,7 @@ class HalfAccumulator(Rule):
 
     def _is_small(self, node: ast.Call) -> bool:
         """alpha=0.001, alpha=1 - decay."""
-        alpha = next((word.value for word in node.keywords if word.arg == "alpha"), None)
+        alpha = keyword(node, "alpha")
         if alpha is None:
             return False
         number = self.source.number(alpha)
@@ -92,8 +94,6 @@ class HalfAccumulator(Rule):
 
     def _made_half(self, name: str, around: ast.AST) -> bool:
         """Every plain assignment to the name in the function makes 16 bits."""
-        from floatline.lint.reading.values import assignments
-
         values = [
             value for at, value in assignments(self.source, around).get(name, ()) if not isinstance(at, ast.AugAssign)
         ]

@@ -6,6 +6,7 @@ import ast
 
 from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import keyword
 from floatline.lint.rule import Rule
 
 _QUANTIZED = frozenset(("int8", "uint8", "int32", "qint8"))  # next to such weights the others are only their scales
@@ -47,9 +48,8 @@ class HalfParameter(Rule):
         path = self.source.path(node.func)
         if path not in ("torch.nn.Parameter", "torch.nn.parameter.Parameter"):
             return
-        given = {word.arg: word.value for word in node.keywords}
-        data = node.args[0] if node.args else given.get("data")
-        asked = node.args[1] if len(node.args) > 1 else given.get("requires_grad")
+        data = node.args[0] if node.args else keyword(node, "data")
+        asked = node.args[1] if len(node.args) > 1 else keyword(node, "requires_grad")
         if data is None or (asked is not None and not (isinstance(asked, ast.Constant) and asked.value is True)):
             return
         if self.source.dtype(data) != "half" or is_fp8(self.source, data) or self._is_frozen(node):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import EXP_OVERFLOW
-from floatline.lint.reading.shifting import is_bounded, read_exp
 from floatline.lint.reading.silence import stays_silent
-from floatline.lint.reading.tensors import is_wide
+from floatline.lint.reading.tensors import is_bounded, is_wide, read_exp
 from floatline.lint.rule import Bad, Rule
 
 
