@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from floatline.lint import RULES
-from floatline.report.lint_rule import rule_page
+from floatline.report.lint import rule_page
 
 FOLDER = Path(__file__).parent.parent / "docs" / "lint"
 _NOTE = "<!-- Made by tools/lint_pages.py from src/floatline/lint/rules/. Do not edit by hand. -->\n\n"

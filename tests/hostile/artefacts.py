@@ -42,7 +42,7 @@ from floatline.probe.trace.trace import Op, Operand, Trace, Values
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.report.run.terminal import draw_runs
-from floatline.report.validation.report_files import write_report
+from floatline.report.validation.report import write_report
 from floatline.rescuing.finished_stages import Kept
 from floatline.rescuing.short_run import Trial
 from floatline.rescuing.stage_data import plain_diagnosis, read_diagnosis, read_island, read_trial

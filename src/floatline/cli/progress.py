@@ -37,7 +37,7 @@ class StudyProgress:
 
     def looked(self, comparison: Comparison) -> None:
         """Draw the interval of a candidate against the margins."""
-        from floatline.report.validation.interval_line import draw_line
+        from floatline.report.validation.drawings import draw_line
 
         terms, num = comparison.terms, len(comparison.seeds)
         head = f"{comparison.candidate} after {num} {'seed' if num == 1 else 'seeds'}: {comparison.verdict}"

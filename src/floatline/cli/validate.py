@@ -171,7 +171,7 @@ def _ray_runner(jobs: int | None, timeout: float | None) -> Runner:
 def _write_report(result: Validation) -> str:
     from pathlib import Path
 
-    from floatline.report.validation.report_files import write_report
+    from floatline.report.validation.report import write_report
 
     return str(write_report(result, Path(result.folder)))
 
