@@ -47,7 +47,7 @@ from floatline.rescuing.finished_stages import Kept
 from floatline.rescuing.short_run import Trial
 from floatline.rescuing.stage_data import plain_diagnosis, read_diagnosis, read_island, read_trial
 from floatline.training.settings import check_config, load_settings, save_settings
-from floatline.validation.finished.finished import compare
+from floatline.validation.finished import compare
 from floatline.validation.metrics.tensorboard import _masked_crc
 from floatline.validation.result import Validation
 from floatline.validation.signoff import approval_status

@@ -26,7 +26,7 @@ from floatline.report.validation.texts import (
     speed_of,
     speed_texts,
 )
-from floatline.validation.verdict.ranking import describe_several
+from floatline.validation.verdict.comparison import describe_several
 
 if TYPE_CHECKING:
     from floatline.validation.result import Validation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,10 +98,14 @@ def _print_costs(validation: Validation, comparison: Comparison, console: Consol
 
 
 def _print(console: Console, label: str, words: str, *, most: int = 2) -> None:
-    """A sentence, broken between words; the page has what does not fit."""
+    """Sentences, broken between words: as many whole ones as fit. The page has the others."""
     width = max(min(console.width, _WIDTH) - 11, 20)
-    lines = textwrap.wrap(printable(words), width, max_lines=most, placeholder=" …", break_on_hyphens=False)
-    for number, line in enumerate(lines):
+    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False)
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", printable(words))
+    while len(sentences) > 1 and len(wrapper.wrap(" ".join(sentences))) > most:
+        sentences.pop()
+    wrapper.max_lines, wrapper.placeholder = most, " …"  # one sentence that is longer than that
+    for number, line in enumerate(wrapper.wrap(" ".join(sentences))):
         _print_line(console, "" if number else label, _line(line))
 
 

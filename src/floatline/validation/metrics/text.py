@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from floatline.errors import ComparisonError
-from floatline.validation.metrics.recorded import STEP_NAMES, Recorded, as_number, as_step
+from floatline.validation.metrics.recorded import STEP_NAMES, Recorded, as_number, as_step, parse_json
 
 LONGEST_LINE = 4 << 20  # characters
 LARGEST_JSON = 64 << 20  # bytes of a file that has to be read at once
@@ -31,7 +30,7 @@ def read_json_lines(path: Path, *, strict: bool = True) -> Recorded:
         for number, line in enumerate(_lines(file), 1):
             if not line.strip() or (not strict and not line.lstrip().startswith("{")):
                 continue
-            row = _parse(line)
+            row = parse_json(line)
             if isinstance(row, dict):
                 _add_row(recorded, cast("dict[str, Any]", row))
             elif strict and line.endswith("\n"):
@@ -45,7 +44,7 @@ def read_json(path: Path) -> Recorded:
     if path.stat().st_size > LARGEST_JSON:
         raise ComparisonError(f"'{path}' is larger than {LARGEST_JSON >> 20} MiB. Write JSON lines, which may be.")
     with _open(path) as file:
-        data = _parse(file.read())
+        data = parse_json(file.read())
     rows = cast("list[Any]", data) if isinstance(data, list) else [data]
     for row in rows:
         if not isinstance(row, dict):
@@ -91,13 +90,6 @@ def _flatten(row: dict[str, Any], prefix: str = "", depth: int = 0) -> Iterator[
             yield from _flatten(cast("dict[str, Any]", value), f"{prefix}{name}/", depth + 1)
         else:
             yield f"{prefix}{name}", value
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _lines(file: TextIO) -> Iterator[str]:

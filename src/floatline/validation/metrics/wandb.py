@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any, BinaryIO
 
 from floatline.errors import ComparisonError
 from floatline.validation.metrics.protobuf import as_bytes, as_float, as_signed, as_text, read_fields
-from floatline.validation.metrics.recorded import STEP_NAMES, Recorded, as_number, as_step
+from floatline.validation.metrics.recorded import STEP_NAMES, Recorded, as_number, as_step, parse_json
 
 LARGEST_RECORD = 16 << 20
 BLOCK = 32768  # LevelDB's log format: blocks of this size, records cut at their ends
@@ -123,12 +122,5 @@ def _items(message: bytes, field: int) -> Iterator[tuple[str, Any]]:
             elif inner == ITEM_NUMBER:
                 entry = as_float(value)
             elif inner == ITEM_JSON:
-                entry = _parse(as_text(value))
+                entry = parse_json(as_text(value))
         yield ".".join(nested) or key, entry
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

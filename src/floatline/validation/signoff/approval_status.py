@@ -108,10 +108,7 @@ def approved_plan(target: str) -> Plan:
         raise ApprovalError(
             f"'{target}' is not as it was approved: {standing.changed[0]}. Validate and approve it again."
         )
-    try:
-        return Plan(**standing.record.plan)
-    except (PlanError, TypeError) as error:
-        raise ApprovalError(f"What is approved for '{target}' is no plan: {error} Validate it as a target.") from None
+    return _read_plan(standing.record, target, "Validate it as a target.")
 
 
 @dataclass(frozen=True)
@@ -142,18 +139,22 @@ def current_plan(target: str) -> CurrentPlan | None:
         return None
     if hash_plan(record.plan) != record.plan_sha256:
         raise ApprovalError(f"The plan that is approved for '{target}' was edited. Restore the file, or give --plan.")
-    try:
-        plan = Plan(**record.plan)
-    except (PlanError, TypeError) as error:
-        raise ApprovalError(f"What is approved for '{target}' is no plan: {error} Give --plan.") from None
+    plan = _read_plan(record, target, "Give --plan.")
     if record.action == "rollback":
         return CurrentPlan(plan, on_one_line(f"plan {plan.name}: rolled back {record.when} by {record.by}"))
     text = f"plan {plan.name}: approved {record.when} by {record.by}"
-    changed = [*standing.changed]
+    changed = list(standing.changed)
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         text += f"; CHANGED since: {changed[0]}{more} (--approved-only would stop)"
     return CurrentPlan(plan, on_one_line(text))
+
+
+def _read_plan(record: Record, target: str, advice: str) -> Plan:
+    try:
+        return Plan(**record.plan)
+    except (PlanError, TypeError) as error:
+        raise ApprovalError(f"What is approved for '{target}' is no plan: {error} {advice}") from None
 
 
 @dataclass
