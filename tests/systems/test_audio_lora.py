@@ -20,10 +20,15 @@ pytest.importorskip("peft")
 pytest.importorskip("espeakng_loader")
 
 from floatline.systems.audio_lora import VARIANTS, Config, build  # noqa: E402
-from floatline.systems.audio_lora.batches import IGNORED, AudioCollator, make_examples, num_audio_tokens  # noqa: E402
-from floatline.systems.audio_lora.evaluation import is_exact  # noqa: E402
-from floatline.systems.audio_lora.features import add_noise, log_mel  # noqa: E402
-from floatline.systems.audio_lora.model import BASE_WEIGHTS, build_base  # noqa: E402
+from floatline.systems.audio_lora.batches import (  # noqa: E402
+    IGNORED,
+    AudioCollator,
+    add_noise,
+    log_mel,
+    make_examples,
+    num_audio_tokens,
+)
+from floatline.systems.audio_lora.model import BASE_WEIGHTS, build_base, is_exact  # noqa: E402
 from floatline.systems.audio_lora.speech import (  # noqa: E402
     BASE_WORDS,
     HELD_OUT_VOICES,

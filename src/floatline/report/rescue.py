@@ -205,7 +205,7 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
 def _code(rescue: Rescue) -> tuple[Part, ...]:
     if not rescue.patch:
         return ()
-    words = "The code itself could change so, in place of the plan. Nothing was changed; patch -p1 < fix.patch does it."
+    words = "The code itself could change so, instead of the plan. Nothing was changed; patch -p1 < fix.patch does it."
     return (Part("Change of the code", (Words(words), Code(rescue.patch.rstrip(), "diff", "fix.patch"))),)
 
 

@@ -61,7 +61,7 @@ def validate(
         plans: The candidates: names, YAML files, Plans, or pairs (name, function) of a function that trains with a
             seed and gives an ArmRun.
         steps: Steps of every arm. None: one pass over the batches or 200 steps, whichever is longer.
-        epochs: Passes over the batches, in place of steps.
+        epochs: Passes over the batches, instead of steps.
         batches: Use only so many of the target's batches.
         margins: Up to the first one worse is a PASS, from the second on a FAIL.
         scale: How two values of the metric are compared; see `Terms`.

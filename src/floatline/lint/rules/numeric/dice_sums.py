@@ -24,7 +24,7 @@ class DiceSums(Rule):
     name = "dice-sums"
     cause = REDUCTION_OVERFLOW
     message = "the sums of a Dice ratio run over all pixels: in FP16 65,520 ones are inf, and inf / inf is NaN"
-    advice = "p, t = p.float(), t.float() first, or means in place of sums: the ratio is the same"
+    advice = "p, t = p.float(), t.float() first, or means instead of sums: the ratio is the same"
     words = (".sum(", "torch.sum(")
     good = (
         "import torch\np, t = p.float(), t.float()\n"
