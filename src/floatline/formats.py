@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 from floatline.errors import FormatError, suggest
 
@@ -223,22 +223,3 @@ def find_format(name: object) -> Format:
         choices = " or ".join(f"{f.name!r} (max {f.max:g})" for f in _AMBIGUOUS[key])
         raise FormatError(f"Format {key!r} is ambiguous. Use {choices}.")
     raise FormatError(f"Format {str(name)!r} is not known. {suggest(key, FORMATS)}")
-
-
-def format_rows() -> list[dict[str, Any]]:
-    """One row of facts for each format, for tables."""
-    return [
-        {
-            "name": f.name,
-            "bits": f.bits,
-            "max": f.max,
-            "min_normal": f.min_normal,
-            "min_subnormal": f.min_subnormal,
-            "epsilon": f.epsilon,
-            "max_exact_integer": f.max_exact_integer,
-            "digits": f.digits,
-            "inf": f.has_inf,
-            "nan": f.has_nan,
-        }
-        for f in FORMATS.values()
-    ]

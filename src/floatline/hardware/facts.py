@@ -147,11 +147,9 @@ def _cpu(
     *,
     fp16: Support = _CPU_SLOW,
     bf16: Support = _CPU_SLOW,
-    tf32: Support = _NONE,
     sources: tuple[str, ...] = ("torch-onednn",),
-    note: str = "",
 ) -> Hardware:
-    return Hardware(id, title, "cpu", tuple(names.split(", ")), fp16, bf16, tf32, _NONE, sources, note)
+    return Hardware(id, title, "cpu", tuple(names.split(", ")), fp16, bf16, _NONE, _NONE, sources)
 
 
 HARDWARE: dict[str, Hardware] = {

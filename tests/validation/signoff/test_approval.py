@@ -128,9 +128,9 @@ def test_an_override_of_a_pass_is_not_kept_since_none_was_needed(repository):
         (lambda root: root / "nowhere", "is not there"),
         (lambda root: root, "has neither report.json nor validation.json"),
         (lambda root: root / "train.py", "is not JSON"),
-        (lambda root: _write(root / "x.json", "{}"), "is no report of a validation"),
-        (lambda root: _write(root / "x.json", "[" * 100_000), "is no report of a validation"),
-        (lambda root: _write(root / "x.json", "not JSON"), "is no report of a validation"),
+        (lambda root: _write(root / "x.json", "{}"), "is not the report of a validation"),
+        (lambda root: _write(root / "x.json", "[" * 100_000), "is not the report of a validation"),
+        (lambda root: _write(root / "x.json", "not JSON"), "is not the report of a validation"),
     ],
 )
 def test_what_is_no_report_is_refused(repository, make, message):

@@ -214,6 +214,6 @@ def read_labels(path: Path) -> list[tuple[NDArray[Any], str]]:
         except ValueError:
             corners = None
         if corners is None or len(parts) < 9 or not np.isfinite(corners).all():
-            raise TargetError(f"{path}, line {number}: '{line[:60]}' is no x1,y1,x2,y2,x3,y3,x4,y4,text. Correct it.")
+            raise TargetError(f"{path}, line {number}: '{line[:60]}' is not x1,y1,x2,y2,x3,y3,x4,y4,text. Correct it.")
         found.append((corners, parts[8].strip()))
     return found

@@ -23,7 +23,7 @@ def read_json_lines(path: Path, *, strict: bool = True) -> Recorded:
         strict: False passes over lines that are no JSON object, as in a log or the output of a program.
 
     Raises:
-        ComparisonError: With `strict`, a line that is no JSON object, except for a last one that is cut off.
+        ComparisonError: With `strict`, a line that is not a JSON object, except for a last one that is cut off.
     """
     recorded = Recorded(path, "JSON lines")
     with _open(path) as file:
@@ -34,7 +34,7 @@ def read_json_lines(path: Path, *, strict: bool = True) -> Recorded:
             if isinstance(row, dict):
                 _add_row(recorded, cast("dict[str, Any]", row))
             elif strict and line.endswith("\n"):
-                raise ComparisonError(f"'{path}' line {number} is no JSON object. Fix it, or name another file.")
+                raise ComparisonError(f"'{path}' line {number} is not a JSON object. Fix it, or name another file.")
     return recorded
 
 
@@ -48,7 +48,7 @@ def read_json(path: Path) -> Recorded:
     rows = cast("list[Any]", data) if isinstance(data, list) else [data]
     for row in rows:
         if not isinstance(row, dict):
-            raise ComparisonError(f"'{path}' is no JSON object, and no list of them. Name another file.")
+            raise ComparisonError(f"'{path}' is neither a JSON object nor a list of them. Name another file.")
         _add_row(recorded, cast("dict[str, Any]", row))
     return recorded
 
@@ -62,7 +62,7 @@ def read_csv(path: Path) -> Recorded:
             for row in rows:
                 _add_row(recorded, {str(name): _cell(cell) for name, cell in row.items() if cell not in (None, "")})
         except csv.Error as error:
-            raise ComparisonError(f"'{path}' is no CSV table: {error}. Fix it, or name another file.") from None
+            raise ComparisonError(f"'{path}' is not a CSV table: {error}. Fix it, or name another file.") from None
     return recorded
 
 

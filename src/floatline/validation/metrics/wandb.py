@@ -28,19 +28,19 @@ def read_wandb_file(path: Path) -> Recorded:
     """Everything that was logged, with its steps; a record that is cut off at the end is left out.
 
     Raises:
-        ComparisonError: The file is no W&B run, a checksum is wrong, or a record cannot be read.
+        ComparisonError: The file is not a W&B run, a checksum is wrong, or a record cannot be read.
     """
     recorded = Recorded(path, "W&B")
     with path.open("rb") as file:
         if file.read(7)[:4] != FILE_HEAD:
-            raise ComparisonError(f"'{path}' is no W&B run: it does not begin with ':W&B'. Name another file.")
+            raise ComparisonError(f"'{path}' is not a W&B run: it does not begin with ':W&B'. Name another file.")
         try:
             for record in _records(file, path):
                 _take(recorded, record)
         except ComparisonError:
             raise  # a wrong checksum, which is a ValueError as well
         except (ValueError, struct.error) as error:
-            raise ComparisonError(f"'{path}' holds a record that is none of W&B's: {error}. Name another.") from None
+            raise ComparisonError(f"'{path}' holds a record that is not W&B's: {error}. Name another.") from None
     return recorded
 
 

@@ -196,7 +196,7 @@ def _read_fields(data: bytes, path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ApprovalError(
-            f"'{path}' is no report of a validation: {str(error)[:200]}. Give the study's own."
+            f"'{path}' is not the report of a validation: {str(error)[:200]}. Give the study's own."
         ) from None
 
 
@@ -210,7 +210,7 @@ def _read_report(fields: Any, path: Path) -> Validation:
         validation = Validation.from_json(fields)
     except (ComparisonError, ValueError, RecursionError) as error:
         raise ApprovalError(
-            f"'{path}' is no report of a validation: {str(error)[:200]} Give the study's own."
+            f"'{path}' is not the report of a validation: {str(error)[:200]} Give the study's own."
         ) from None
     if not validation.comparisons:
         raise ApprovalError(f"'{path}' compares nothing. Give the report of a study that came to its end.")

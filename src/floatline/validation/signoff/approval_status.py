@@ -154,7 +154,7 @@ def _read_plan(record: Record, target: str, advice: str) -> Plan:
     try:
         return Plan(**record.plan)
     except (PlanError, TypeError) as error:
-        raise ApprovalError(f"What is approved for '{target}' is no plan: {error} {advice}") from None
+        raise ApprovalError(f"What is approved for '{target}' is not a plan: {error} {advice}") from None
 
 
 @dataclass
@@ -199,7 +199,7 @@ def _check_plan(record: Record) -> list[str]:
     try:
         approved = Plan(**record.plan)
     except PlanError as error:
-        return [f"the approved plan is none of this floatline's: {error}"]
+        return [f"this floatline cannot read the approved plan: {error}"]
     # What a plan says of its reasons changes no training.
     if approved.model_copy(update={"reasons": own.reasons}) != own:
         return [f"plan '{own.name}' of this floatline is not the one that was approved"]

@@ -18,6 +18,7 @@ from floatline.validation.verdict.terms import Terms
 USUAL_SPREADS = (0.0025, 0.005, 0.01, 0.02)
 FUTILITY_FROM = 5
 _MOST_SEEDS = 1000
+_POWER = 0.9
 _NUM_STUDIES = 4000
 
 
@@ -37,8 +38,8 @@ class Studies:
     num_seeds: NDArray[np.int64]
 
 
-def seeds_needed(sd: float, margin: float, *, power: float = 0.9, alpha: float = 0.05) -> int | None:
-    """Pairs with which a one-sided paired t test of fixed size shows "no worse than the margin" with this power.
+def seeds_needed(sd: float, margin: float, *, alpha: float = 0.05) -> int | None:
+    """Pairs with which a one-sided paired t test of fixed size shows "no worse than the margin" with 90 % power.
 
     Numerics:
         The candidate is taken to be as good as FP32. From 3 pairs on, by the noncentral t distribution.
@@ -51,11 +52,11 @@ def seeds_needed(sd: float, margin: float, *, power: float = 0.9, alpha: float =
         return 3
     # The power only rises with the number, so halving finds it.
     low, high = 2, _MOST_SEEDS
-    if power_of_test(margin / sd, high, alpha=alpha) < power:
+    if power_of_test(margin / sd, high, alpha=alpha) < _POWER:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if power_of_test(margin / sd, middle, alpha=alpha) < power:
+        if power_of_test(margin / sd, middle, alpha=alpha) < _POWER:
             low = middle
         else:
             high = middle
@@ -176,7 +177,9 @@ def judge_look(excesses: Sequence[float], *, terms: Terms) -> Look:
     """
     num = len(excesses)
     if num not in terms.looks:
-        raise ComparisonError(f"{num} seeds are no look of {terms.looks}. Take the first {terms.looks[0]} or so.")
+        raise ComparisonError(
+            f"{num} seeds are not one of the looks {terms.looks}. Take the first {terms.looks[0]} or so."
+        )
     factor = critical_factors(terms.looks, terms.alpha)[terms.looks.index(num)]
     mean, sd = float(np.mean(excesses)), float(np.std(excesses, ddof=1))
     low, high = mean - factor * sd, mean + factor * sd

@@ -61,7 +61,7 @@ class Terms:
         if not 0 < self.alpha < 0.5:
             raise ComparisonError(f"alpha {self.alpha:g} is not between 0 and 0.5. Use 0.05.")
         if self.horizon is not None and self.horizon < 1:
-            raise ComparisonError(f"A horizon of {self.horizon} steps is no training. Use 1 or more, or leave it out.")
+            raise ComparisonError(f"A horizon of {self.horizon} steps trains nothing. Use 1 or more, or leave it out.")
 
     @property
     def unit(self) -> str:

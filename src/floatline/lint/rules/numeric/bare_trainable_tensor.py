@@ -26,9 +26,7 @@ class BareTrainableTensor(Rule):
     code = "FL129"
     name = "bare-trainable-tensor"
     cause = PARAMS_NOT_TRAINED
-    message = (
-        "a tensor with requires_grad=True that is no nn.Parameter: parameters() does not list it, so nothing trains it"
-    )
+    message = "a tensor with requires_grad=True that is not an nn.Parameter: parameters() does not list it, so nothing trains it"
     advice = "self.scale = torch.nn.Parameter(...)"
     fix_safety = "unsafe"
     words = ("requires_grad",)
