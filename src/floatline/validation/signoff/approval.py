@@ -13,7 +13,7 @@ from floatline.base.files import find_root, read_bounded
 from floatline.errors import ApprovalError, ComparisonError, suggest
 from floatline.plans.presets import resolve_plan
 from floatline.validation.result import Validation
-from floatline.validation.signoff.approval_file import Record, append_issue, append_record, read_records
+from floatline.validation.signoff.records import Record, append_issue, append_record, read_records
 from floatline.validation.study.code_files import command_code, target_code
 from floatline.validation.study.study import refuse_equal_seeds
 from floatline.validation.verdict.comparison import Comparison

@@ -26,7 +26,9 @@ class BareTrainableTensor(Rule):
     code = "FL129"
     name = "bare-trainable-tensor"
     cause = PARAMS_NOT_TRAINED
-    message = "a tensor with requires_grad=True that is not an nn.Parameter: parameters() does not list it, so nothing trains it"
+    message = (
+        "a tensor with requires_grad=True that is not an nn.Parameter: parameters() leaves it out, nothing trains it"
+    )
     advice = "self.scale = torch.nn.Parameter(...)"
     fix_safety = "unsafe"
     words = ("requires_grad",)

@@ -13,7 +13,7 @@ from floatline.plans import Plan
 from floatline.plans.presets import PLANS
 from floatline.validation.running.environment import describe_environment
 from floatline.validation.signoff.approval import find_current, hash_plan, name_target
-from floatline.validation.signoff.approval_file import Record, on_one_line, read_records
+from floatline.validation.signoff.records import Record, on_one_line, read_records
 from floatline.validation.study.code_files import changed_file
 
 # The commit changes with the sign-off itself, and the code has checksums of its own.
