@@ -12,7 +12,8 @@ from floatline.plans import Plan
 from floatline.rescuing.short_run import Trial
 from floatline.validation.result import Validation
 from floatline.validation.running.processes import Runner
-from floatline.validation.study.arms import Limits, PlanArm, reference_plan
+from floatline.validation.study.arms import PlanArm, reference_plan
+from floatline.validation.study.limits import Limits
 from floatline.validation.study.study import Silence
 from floatline.validation.target_study import validate
 from floatline.validation.verdict.pairs import REFERENCE, ArmRun

@@ -14,7 +14,8 @@ from floatline.training.settings import name_folder
 from floatline.validation.costs.measure import Bench, Costs
 from floatline.validation.result import Validation
 from floatline.validation.running.processes import ProcessRunner, Runner
-from floatline.validation.study.arms import AnyCandidate, Curve, Limits, plans_of, reference_plan
+from floatline.validation.study.arms import AnyCandidate, Curve, plans_of, reference_plan
+from floatline.validation.study.limits import Limits
 from floatline.validation.study.preparation import Subject, reproduce
 from floatline.validation.study.store import Store
 from floatline.validation.study.study import Silence, Study, Watcher

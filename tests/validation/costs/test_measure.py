@@ -7,7 +7,8 @@ from tests.validation import tiny_lm
 from floatline.plans.presets import resolve_plan
 from floatline.validation.costs import measure, measure_child
 from floatline.validation.costs.measure import Bench, record_layers
-from floatline.validation.study.arms import Limits, plans_of, reference_plan
+from floatline.validation.study.arms import plans_of, reference_plan
+from floatline.validation.study.limits import Limits
 from floatline.validation.study.preparation import Subject
 
 FP32, FP16, BF16_TRUE = (resolve_plan(name).model_dump(mode="json") for name in ("fp32", "fp16-mixed", "bf16-true"))

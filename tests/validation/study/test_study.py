@@ -9,7 +9,8 @@ from tests.validation.studies import run
 
 from floatline.plans.presets import resolve_plan
 from floatline.validation.running.processes import ProcessRunner, always
-from floatline.validation.study.arms import FunctionArm, Limits
+from floatline.validation.study.arms import FunctionArm
+from floatline.validation.study.limits import Limits
 from floatline.validation.study.preparation import Subject, reproduce
 from floatline.validation.study.store import Store
 from floatline.validation.study.study import Silence, Study

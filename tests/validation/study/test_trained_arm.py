@@ -13,7 +13,8 @@ from floatline.plans.presets import resolve_plan
 from floatline.training.placement import callable_from_cpu
 from floatline.training.settings import shared_policy
 from floatline.validation.running.jobs import Job
-from floatline.validation.study.arms import Limits, PlanArm, absolute_target, checkpoints_of, plans_of, reference_plan
+from floatline.validation.study.arms import PlanArm, absolute_target, plans_of, reference_plan
+from floatline.validation.study.limits import Limits, checkpoints_of
 from floatline.validation.study.preparation import Inspection, inspect_workload
 from floatline.validation.study.trained_arm import nudge_weights, train_job
 

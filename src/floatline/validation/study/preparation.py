@@ -16,8 +16,9 @@ from floatline.plans import Plan
 from floatline.plans.presets import PLANS
 from floatline.validation.running.environment import describe_environment
 from floatline.validation.running.processes import call_in_child
-from floatline.validation.study.arms import NUM_CHECKPOINTS, Arm, Curve, FunctionArm, Limits, PlanArm
+from floatline.validation.study.arms import Arm, Curve, FunctionArm, PlanArm
 from floatline.validation.study.code_files import target_code
+from floatline.validation.study.limits import NUM_CHECKPOINTS, Limits
 from floatline.validation.verdict.pairs import BROKEN, NUDGED, REFERENCE, ArmRun
 from floatline.validation.verdict.terms import Terms, words_of
 from floatline.workload import Target, Workload, load_target

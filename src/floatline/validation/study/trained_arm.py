@@ -17,7 +17,7 @@ from floatline.plans import Plan
 from floatline.training.settings import shared_policy
 from floatline.training.trainer import Trainer
 from floatline.validation.running.jobs import Job
-from floatline.validation.study.arms import checkpoints_of
+from floatline.validation.study.limits import checkpoints_of
 from floatline.validation.verdict.pairs import NUM_FIRST_LOSSES, ArmRun
 from floatline.workload import Workload, load_target
 
