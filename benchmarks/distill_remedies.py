@@ -22,7 +22,7 @@ import torch
 from floatline.plans.presets import resolve_plan
 from floatline.probe.runs.runs import run_target
 from floatline.systems.distill import Config
-from floatline.systems.distill.evaluation import unigram_perplexity
+from floatline.systems.distill.model import unigram_perplexity
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target
 

@@ -13,8 +13,7 @@ from safetensors.torch import save_file
 
 from floatline.systems.audio_lora.batches import AudioCollator, as_pair, draw_batches, make_examples
 from floatline.systems.audio_lora.config import Config
-from floatline.systems.audio_lora.evaluation import accuracy
-from floatline.systems.audio_lora.model import BASE_WEIGHTS, Answerer, answer_loss, make_model
+from floatline.systems.audio_lora.model import BASE_WEIGHTS, Answerer, accuracy, answer_loss, make_model
 from floatline.systems.audio_lora.speech import BASE_WORDS, HELD_OUT_VOICES, TRAIN_VOICES, WORDS, draw_utterances
 from floatline.systems.audio_lora.tokens import spell
 

@@ -92,7 +92,7 @@ def _page(cause: Cause, cases: dict[Path, str]) -> Iterator[str]:
     seen = [path for path, name in cases.items() if name == cause.id]
     if seen:
         yield "## Failures that are this\n"
-        yield "Each trains once mended; `floatline diagnose` is [scored](../diagnose_scores.md) on them.\n"
+        yield "Each trains once fixed; `floatline diagnose` is [scored](../diagnose_scores.md) on them.\n"
         yield "".join(f"- [{path.stem}](../../tests/cases/{path.name}): {_plain(_symptom(path))}\n" for path in seen)
     rules = [rule for rule in RULES.values() if rule.cause is not None and rule.cause.id == cause.id]
     if rules:

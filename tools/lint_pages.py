@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from floatline.lint import RULES
-from floatline.report.lint_rule import rule_page
+from floatline.report.lint import rule_page
 
 FOLDER = Path(__file__).parent.parent / "docs" / "lint"
 _NOTE = "<!-- Made by tools/lint_pages.py from src/floatline/lint/rules/. Do not edit by hand. -->\n\n"
@@ -22,7 +22,7 @@ def pages() -> dict[Path, str]:
 def _table() -> str:
     parts = ["# The rules\n\nHow they are used: [lint](../lint.md).\n"]
     for start, title in _GROUPS.items():
-        parts.append(f"## {title}\n\n| rule | flags | mended by |\n|---|---|---|")
+        parts.append(f"## {title}\n\n| rule | flags | fixed by |\n|---|---|---|")
         for rule in RULES.values():
             if rule.code.startswith(start):
                 flags = (rule.__doc__ or "").strip().splitlines()[0].removeprefix("Flags ").replace("|", "\\|")

@@ -12,11 +12,11 @@ from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.numerics import cuda_autocast_lists
 from floatline.plans.presets import resolve_plan
 from floatline.report import draw_ranges
+from floatline.report.chart import step_chart_svg
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.report.run.terminal import draw_runs
-from floatline.report.step_chart import step_chart_svg
-from floatline.report.validation.report_files import write_report
+from floatline.report.validation.report import write_report
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))

@@ -1,4 +1,4 @@
-"""Diagnoses every case of tests/cases and its mended twin, and writes docs/diagnose_scores.md.
+"""Diagnoses every case of tests/cases and its fixed twin, and writes docs/diagnose_scores.md.
 
 python tools/score_cases.py [PREFIX ...] [--processes N]: only the cases whose names begin so; then no page is written.
 """
@@ -29,9 +29,9 @@ INTRO = """\
 # Diagnose, scored
 
 Every failure of [tests/cases](../tests/cases/harness.py) was given to `floatline diagnose` as a target, and so was its
-mended twin, in which nothing may be found. A cause is right if the first finding names it; a place if that finding
+fixed twin, in which nothing may be found. A cause is right if the first finding names it; a place if that finding
 names the line, the module or the parameter exactly; a verdict if precision is told from what is not precision.
-Misses are in the table. `python tools/score_cases.py` makes this page anew.
+Misses are in the table. `python tools/score_cases.py` makes this page again.
 
 These cases were known while `diagnose` was written: on failures that it has never seen, expect less.
 """
@@ -80,7 +80,7 @@ def sums(scores: list[Score]) -> list[tuple[str, str]]:
         ("right cause first", _share(sum(score.cause_right for score in failures), len(failures))),
         ("right place", _share(sum(score.place_right for score in failures), len(failures))),
         ("right verdict", _share(sum(score.verdict_right for score in scores), len(scores))),
-        ("silent on healthy training (controls and mended twins)", _share(silent, len(scores))),
+        ("silent on healthy training (controls and fixed twins)", _share(silent, len(scores))),
         ("seconds a case, median and longest", f"{median(seconds):.1f}, {max(seconds):.1f}"),
     ]
 

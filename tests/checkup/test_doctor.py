@@ -148,11 +148,11 @@ def test_fp16_parameters_under_a_scaler_are_found_and_named(tmp_path: Path):
     assert finding["remedies"]
 
 
-def test_the_finding_above_is_what_torch_refuses_and_the_fix_mends_it():
+def test_the_finding_above_is_what_torch_refuses_and_the_fix_cures_it():
     model = nn.Linear(2, 2).half()
     fix = examine(target_of(model, torch.ones(1, 2)), on="t4").findings[0].fix
-    for mended in (False, True):
-        if mended:
+    for fixed in (False, True):
+        if fixed:
             exec(fix, {"model": model})
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         scaler = torch.amp.GradScaler("cpu")
@@ -160,7 +160,7 @@ def test_the_finding_above_is_what_torch_refuses_and_the_fix_mends_it():
             loss = model(torch.ones(1, 2)).sum()
         optimizer.zero_grad()
         scaler.scale(loss).backward()
-        if mended:
+        if fixed:
             scaler.step(optimizer)
         else:
             with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):

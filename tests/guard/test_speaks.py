@@ -9,7 +9,7 @@ from torch import nn
 import floatline as fl
 from floatline.ledger.progress import Progress
 from floatline.report.run.facts import gather
-from floatline.report.run.run_document import document_of
+from floatline.report.run.page import document_of
 from floatline.report.run.terminal import draw_runs
 
 

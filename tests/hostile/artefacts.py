@@ -42,16 +42,16 @@ from floatline.probe.trace.trace import Op, Operand, Trace, Values
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.report.run.terminal import draw_runs
-from floatline.report.validation.report_files import write_report
+from floatline.report.validation.report import write_report
 from floatline.rescuing.finished_stages import Kept, plain_diagnosis, read_diagnosis, read_island, read_trial
 from floatline.rescuing.short_run import Trial
 from floatline.training.settings import check_config, load_settings, save_settings
-from floatline.validation.finished.finished import compare
+from floatline.validation.finished import compare
 from floatline.validation.metrics.tensorboard import _masked_crc
 from floatline.validation.result import Validation
-from floatline.validation.signoff import approval_status
+from floatline.validation.signoff import status
 from floatline.validation.signoff.approval import approve
-from floatline.validation.signoff.approval_file import APPROVALS, Record, append_record, read_records
+from floatline.validation.signoff.records import APPROVALS, Record, append_record, read_records
 from floatline.validation.study.store import Store
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.verdict import decide
@@ -307,8 +307,8 @@ def read_approvals(folder: Path) -> object:
     (folder / ".git").mkdir(exist_ok=True)
     found = read_records(folder)
     # It asks git and the hardware; what they say is no part of the file.
-    with inside(folder), mock.patch.object(approval_status, "describe_environment", lambda target: {"torch": "2"}):
-        for standing in approval_status.check_all():
+    with inside(folder), mock.patch.object(status, "describe_environment", lambda target: {"torch": "2"}):
+        for standing in status.check_all():
             str(standing), json.dumps(standing.as_json())
     return found
 

@@ -30,7 +30,7 @@ from floatline.lint.rules import choose_rules
 from floatline.plans import Plan
 from floatline.probe.trace.trace import Trace
 from floatline.validation.metrics import mlflow
-from floatline.validation.signoff.approval_file import APPROVALS, read_records
+from floatline.validation.signoff.records import APPROVALS, read_records
 from floatline.workload.config import parse_pairs
 
 ROOM = 600 << 20  # bytes beyond what the imports took

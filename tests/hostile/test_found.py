@@ -36,7 +36,7 @@ from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.rescuing.finished_stages import plain_diagnosis, read_diagnosis
 from floatline.validation.metrics.recorded import as_number
-from floatline.validation.signoff.approval_file import APPROVALS, read_records
+from floatline.validation.signoff.records import APPROVALS, read_records
 from floatline.validation.study.store import Store
 from floatline.validation.verdict.terms import Terms
 from floatline.workload.config import parse_pairs

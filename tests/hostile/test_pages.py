@@ -16,7 +16,7 @@ from floatline.report.page import Section, write_page
 from floatline.report.rescue import _TONES, document_of_rescue
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
-from floatline.report.validation.report_files import write_report
+from floatline.report.validation.report import write_report
 
 ATTACKS = (
     "<script>alert(1)</script>",

@@ -16,10 +16,10 @@ from floatline.guard.policy import DEFAULT
 from floatline.ledger.folder_lock import FolderLock
 from floatline.plans.presets import PLANS
 from floatline.probe.bundles.bundle import open_target, read_bundle
-from floatline.report.document.package_files import put_in_place
+from floatline.report.document.html import put_in_place
 from floatline.rescuing.finished_stages import Kept
 from floatline.training.settings import save_settings
-from floatline.validation.signoff.approval_file import ISSUES, append_issue
+from floatline.validation.signoff.records import ISSUES, append_issue
 from floatline.validation.study.store import Store
 from floatline.validation.verdict.pairs import ArmRun
 

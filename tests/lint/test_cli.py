@@ -13,7 +13,7 @@ from floatline.cli.main import app
 from floatline.errors import LintError
 
 BAD = "import torch\n\n\ndef f(x):\n    return torch.log(torch.softmax(x, dim=-1))  # kept\n"
-MENDED = BAD.replace("torch.log(torch.softmax(x, dim=-1))", "torch.nn.functional.log_softmax(x, dim=-1)")
+FIXED = BAD.replace("torch.log(torch.softmax(x, dim=-1))", "torch.nn.functional.log_softmax(x, dim=-1)")
 GOOD = "import torch\n\n\ndef f(x):\n    return torch.log_softmax(x, dim=-1)\n"
 
 
@@ -39,7 +39,7 @@ def test_findings_exit_with_1_and_say_where_what_and_what_to_do(project):
     assert run.exit_code == 1
     assert "src/bad.py:5:12: FL101" in run.stdout
     assert "floatline explain FL101" in run.stdout
-    assert "--fix mends 1" in run.stdout
+    assert "1 can be fixed with --fix." in run.stdout
     assert "good.py" not in run.stdout
 
 
@@ -72,9 +72,9 @@ def test_fix_writes_the_file_and_keeps_everything_else(project):
     file.chmod(0o755)
     run = lint("src", "--fix")
     assert run.exit_code == 0
-    assert file.read_text() == MENDED
+    assert file.read_text() == FIXED
     assert file.stat().st_mode & 0o777 == 0o755
-    assert "1 place mended in 1 file." in run.stdout
+    assert "1 place fixed in 1 file." in run.stdout
     assert sorted(path.name for path in (project / "src").iterdir()) == ["bad.py", "good.py"]
 
 
@@ -83,7 +83,7 @@ def test_a_byte_order_mark_and_windows_line_ends_stay(project, mark, end):
     file = project / "src" / "bad.py"
     file.write_bytes((mark + BAD).replace("\n", end).encode())
     assert lint("src", "--fix").exit_code == 0
-    assert file.read_bytes() == (mark + MENDED).replace("\n", end).encode()
+    assert file.read_bytes() == (mark + FIXED).replace("\n", end).encode()
 
 
 def test_diff_writes_nothing_and_git_takes_it(project):
@@ -93,7 +93,7 @@ def test_diff_writes_nothing_and_git_takes_it(project):
     (project / "fix.patch").write_text(run.stdout)
     subprocess.run(["git", "init", "-q"], check=True)
     subprocess.run(["git", "apply", "fix.patch"], check=True)
-    assert (project / "src" / "bad.py").read_text() == MENDED
+    assert (project / "src" / "bad.py").read_text() == FIXED
 
 
 def test_a_file_that_cannot_be_written_is_as_it_was(project):

@@ -13,6 +13,7 @@ from floatline.lint.configs.files import read_documents
 from floatline.lint.configs.kinds import find_configs
 from floatline.lint.configs.view import UNKNOWN
 from floatline.lint.reading.source import Source
+from floatline.lint.rule import read_examples
 
 CONFIG_RULES = [rule for code, rule in RULES.items() if code.startswith("FL3")]
 HEAD = "per_device_train_batch_size: 8\nlearning_rate: 1e-4\n"
@@ -265,7 +266,7 @@ def test_a_model_counts_as_trained_only_where_a_trainer_gets_it():
 
 def test_every_finding_names_a_line_of_its_file():
     for rule in CONFIG_RULES:
-        for bad in rule.bad:
+        for bad in read_examples(rule.bad):
             for one in lint_text(bad.source, bad.file, rules=[rule], on=find_hardware(bad.on) if bad.on else None):
                 lines = bad.source.split("\n")
                 assert one.text == lines[one.line - 1].strip() != ""

@@ -1,4 +1,4 @@
-"""Rules of the training loop: what they see on each way through it, and that mended scripts really train."""
+"""Rules of the training loop: what they see on each way through it, and that fixed scripts really train."""
 
 import ast
 import contextlib
@@ -94,7 +94,7 @@ def run(source):
     return scope
 
 
-def mend(source, code):
+def fix(source, code):
     fixed, done = fix_text(source, "script.py", rules=[RULES[code]], unsafe=True)
     assert done
     return fixed
@@ -108,21 +108,21 @@ def falls(losses):
 def test_a_script_with_half_weights_and_a_scaler_raises_and_its_patch_trains(source):
     with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
         run(source)
-    assert falls(run(mend(source, "FL215"))["losses"])
+    assert falls(run(fix(source, "FL215"))["losses"])
 
 
 def test_the_patch_keeps_the_frozen_base_in_fp16_and_trains_in_fp32():
-    fixed = mend(FROZEN, "FL215")
+    fixed = fix(FROZEN, "FL215")
     model = run(fixed)["model"]
     assert model.base.weight.dtype is torch.float16
     assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
     assert "import floatline" not in fixed
-    assert "floatline.LossScaler" in mend(WHOLE, "FL215")
+    assert "floatline.LossScaler" in fix(WHOLE, "FL215")
 
 
 def test_half_weights_under_adam_break_and_the_patch_trains():
     assert not falls(run(ADAM)["losses"])
-    assert falls(run(mend(ADAM, "FL216"))["losses"])
+    assert falls(run(fix(ADAM, "FL216"))["losses"])
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_half_weights_under_adam_break_and_the_patch_trains():
         ("FL203", "scaler.step(optimizer)"),
     ],
 )
-def test_a_mended_order_trains_where_the_old_one_did_not(code, steps):
+def test_a_fixed_order_trains_where_the_old_one_did_not(code, steps):
     source = SCALED.replace("STEPS", steps)
     scope = {"losses": []}
     with contextlib.suppress(RuntimeError):
         scope = run(source)
     assert not scope["losses"] or not falls(scope["losses"])
-    assert falls(run(mend(source, code))["losses"])
+    assert falls(run(fix(source, code))["losses"])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from tools.lint_pages import FOLDER, pages
 
 from floatline.causes import CAUSES
 from floatline.lint import RULES
+from floatline.lint.rule import read_examples
 
 
 def test_the_committed_pages_are_up_to_date():
@@ -15,7 +16,7 @@ def test_every_rule_has_a_page_with_all_its_examples():
     made = pages()
     for rule in RULES.values():
         text = made[FOLDER / f"{rule.code}.md"]
-        assert all(bad.source in text for bad in rule.bad)
+        assert all(bad.source in text for bad in read_examples(rule.bad))
 
 
 def test_no_rule_has_the_name_of_a_cause():

@@ -1,4 +1,4 @@
-"""Every rule by its own examples: bad is flagged and mended, good is silent, fixed code is the same function."""
+"""Every rule by its own examples: bad is flagged and fixed, good is silent, fixed code is the same function."""
 
 import ast
 import re
@@ -8,14 +8,14 @@ from tests.lint.properties import run_example
 
 from floatline.lint import RULES, lint_text
 from floatline.lint.paths import fix_text
-from floatline.lint.rule import Bad
+from floatline.lint.rule import Bad, read_examples
 
 ALIASED = re.compile(r"import [\w.]+ as |from [\w.]+ import .*\w as |from torch[\w.]* import (?!nn\b)")
-EXAMPLES = [(rule, bad) for rule in RULES.values() for bad in rule.bad]
+EXAMPLES = [(rule, bad) for rule in RULES.values() for bad in read_examples(rule.bad)]
 COMMENTED = [(rule, bad) for rule, bad in EXAMPLES if not bad.file.endswith(".json")]  # JSON has no comments
 FIXED = [(rule, bad) for rule, bad in EXAMPLES if bad.fixed is not None]
 NUMERIC = [(rule, bad) for rule, bad in FIXED if rule.code.startswith("FL1")]
-SILENT = [(rule, good if isinstance(good, Bad) else Bad(good)) for rule in RULES.values() for good in rule.good]
+SILENT = [(rule, good) for rule in RULES.values() for good in read_examples(rule.good)]
 
 
 def names(values):
@@ -41,9 +41,10 @@ def test_a_rule_states_its_claim(rule):
     assert "## Why is this bad?" in rule.__doc__
     assert rule.message and rule.advice
     assert ("## Fix safety" in rule.__doc__) == (rule.fix_safety != "no")
-    assert any(bad.fixed is not None for bad in rule.bad) == (rule.fix_safety != "no")
-    assert len(rule.bad) >= 3
-    python = [bad.source for bad in rule.bad if bad.file.endswith(".py")]
+    examples = read_examples(rule.bad)
+    assert any(bad.fixed is not None for bad in examples) == (rule.fix_safety != "no")
+    assert len(examples) >= 3
+    python = [bad.source for bad in examples if bad.file.endswith(".py")]
     assert not python or any(ALIASED.search(source) for source in python)
     assert len(rule.good) >= 3
 

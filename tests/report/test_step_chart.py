@@ -13,9 +13,8 @@ from floatline.diagnosis.headroom.step_rows import Row, Span
 from floatline.diagnosis.result import Diagnosis
 from floatline.findings import Finding
 from floatline.formats import BF16, FP16
-from floatline.report.chart import COLOURS
+from floatline.report.chart import COLOURS, draw_step, step_chart_svg
 from floatline.report.diagnosis import print_diagnosis
-from floatline.report.step_chart import draw_step, step_chart_svg
 
 FITS = Span(0.01, 2.0, 2.0, 0.0, "fits")
 OVERFLOW = Span(0.01, 3e4, 66000.0, 0.0, "overflows")

@@ -20,10 +20,15 @@ pytest.importorskip("peft", reason="peft is not installed")
 pytest.importorskip("espeakng_loader", reason="espeakng_loader is not installed")
 
 from floatline.systems.audio_lora import VARIANTS, Config, build  # noqa: E402
-from floatline.systems.audio_lora.batches import IGNORED, AudioCollator, make_examples, num_audio_tokens  # noqa: E402
-from floatline.systems.audio_lora.evaluation import is_exact  # noqa: E402
-from floatline.systems.audio_lora.features import add_noise, log_mel  # noqa: E402
-from floatline.systems.audio_lora.model import BASE_WEIGHTS, build_base  # noqa: E402
+from floatline.systems.audio_lora.batches import (  # noqa: E402
+    IGNORED,
+    AudioCollator,
+    add_noise,
+    log_mel,
+    make_examples,
+    num_audio_tokens,
+)
+from floatline.systems.audio_lora.model import BASE_WEIGHTS, build_base, is_exact  # noqa: E402
 from floatline.systems.audio_lora.speech import (  # noqa: E402
     BASE_WORDS,
     HELD_OUT_VOICES,
@@ -65,7 +70,7 @@ def test_the_same_list_is_spoken_with_the_same_bits_whatever_came_before():
 
 def test_speech_that_cannot_be_made_is_told_in_one_line(monkeypatch, tmp_path):
     monkeypatch.setattr("espeakng_loader.get_data_path", lambda: str(tmp_path / "nothing"))
-    with pytest.raises(TargetError, match="No speech was made: .*Install espeakng-loader anew"):
+    with pytest.raises(TargetError, match="No speech was made: .*Install espeakng-loader again"):
         speak((Utterance("one", "m1", 181, 50),))
 
 

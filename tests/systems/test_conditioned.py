@@ -175,7 +175,7 @@ def test_diagnose_names_the_constant_that_their_fix_left_and_its_line():
     assert_the_mask_is_named(diagnose("conditioned:folk-fix", steps=4))
 
 
-def test_the_one_line_mends_it_with_their_relu_left_alone():
+def test_the_one_line_fixes_it_with_their_relu_left_alone():
     assert VARIANTS["fixed"] == {**VARIANTS["broken"], "mask": "lowest"}
     config = Config(**VARIANTS["fixed"], layers=1)
     result = Trainer(build(config), folder=None, steps=8).run()

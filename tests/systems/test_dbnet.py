@@ -15,10 +15,9 @@ from floatline.plans.presets import resolve_plan
 from floatline.rescuing.rescue import find_plan
 from floatline.systems import dbnet
 from floatline.systems.dbnet.boxes import find_words, match_words
-from floatline.systems.dbnet.icdar import load_icdar
 from floatline.systems.dbnet.losses import compute_loss, compute_loss_as_it_comes
 from floatline.systems.dbnet.model import Binarization, Predicted
-from floatline.systems.dbnet.scenes import IGNORED, Scene
+from floatline.systems.dbnet.scenes import IGNORED, Scene, load_icdar
 from floatline.systems.dbnet.targets import make_maps, offset, shrink_distance
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target

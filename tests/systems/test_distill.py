@@ -22,8 +22,7 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 
 from floatline.systems.distill import VARIANTS, Config, build
 from floatline.systems.distill.alignment import align_positions, coarsen, share_vocabulary, token_bytes
-from floatline.systems.distill.evaluation import perplexity, unigram_perplexity
-from floatline.systems.distill.model import diverge
+from floatline.systems.distill.model import diverge, perplexity, unigram_perplexity
 from floatline.systems.distill.text import load_tokenizer, read_text, split_text
 
 QUICK = {"num_batches": 30}  # enough to learn

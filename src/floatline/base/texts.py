@@ -1,4 +1,4 @@
-"""Bytes for people."""
+"""Texts for people: bytes, and lines that are safe for a terminal."""
 
 from __future__ import annotations
 
@@ -13,3 +13,8 @@ def format_bytes(count: int | None) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
+
+
+def printable(text: str) -> str:
+    """One line without anything that would move the cursor of a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)

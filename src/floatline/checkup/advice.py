@@ -9,9 +9,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from floatline.base.texts import format_bytes
+from floatline.checkup.choose import Note
 from floatline.checkup.forward import ForwardPass, largest_gemm
 from floatline.checkup.memory import Memory
-from floatline.checkup.note import Note
+from floatline.checkup.model_checks import list_names
 from floatline.hardware import Hardware
 from floatline.plans import Plan
 from floatline.precision.dtypes import floating_parameters
@@ -117,8 +118,7 @@ def _note_alignment(done: ForwardPass, model: nn.Module) -> list[Note]:
     if layers:
         held = sum(layers.values())
         total = sum(parameter.numel() for _, parameter in floating_parameters(model))
-        named = ", ".join(list(layers)[:3]) + (f" and {len(layers) - 3} more" if len(layers) > 3 else "")
-        text += f" Layers of such a width: {named} ({100 * held / total:.0f} % of the weights)."
+        text += f" Layers of such a width: {list_names(layers)} ({100 * held / total:.0f} % of the weights)."
     return [Note("speed", text)]
 
 

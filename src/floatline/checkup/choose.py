@@ -1,9 +1,9 @@
-"""Which plan to use on a device and for a model, and why."""
+"""Which plan to use on a device and for a model, and why; and Note, advice that is no finding."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from floatline.hardware import Hardware, detect_devices, find_hardware
 from floatline.plans import Plan
@@ -12,14 +12,12 @@ from floatline.plans.presets import resolve_plan
 if TYPE_CHECKING:
     from torch import nn
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True)
-class PlanDecision(Generic[T]):
+class PlanDecision:
     """An automatic choice and its reason."""
 
-    value: T
+    value: Plan
     reason: str
 
     def __str__(self) -> str:
@@ -27,7 +25,7 @@ class PlanDecision(Generic[T]):
         return f"{self.value}: {self.reason}"
 
 
-def choose_plan(device: Hardware | str | None = None, *, model: nn.Module | None = None) -> PlanDecision[Plan]:
+def choose_plan(device: Hardware | str | None = None, *, model: nn.Module | None = None) -> PlanDecision:
     """The plan to start with on a device, and for a model where one is given.
 
     Args:
@@ -92,3 +90,16 @@ def _fit_model(name: str, reason: str, model: nn.Module) -> tuple[str, str]:
             " The weights are stored in BF16; all of them fit FP16's range, but activations trained in BF16 may not."
         )
     return name, reason
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing to know.
+
+    Args:
+        topic: What it is about.
+        text: One or two sentences.
+    """
+
+    topic: Literal["setup", "precision", "memory", "speed"]
+    text: str

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from floatline.checkup.choose import PlanDecision, choose_plan
-from floatline.checkup.note import Note
+from floatline.checkup.choose import Note, PlanDecision, choose_plan
 from floatline.errors import TargetError
 from floatline.findings import Finding
 from floatline.hardware import Hardware, Machine, detect_devices, find_hardware
@@ -38,7 +37,7 @@ class Checkup:
 
     machine: Machine | None
     hardware: Hardware
-    choice: PlanDecision[Plan]
+    choice: PlanDecision
     target: str
     plan: Plan | None
     findings: tuple[Finding, ...]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from floatline.causes import find_cause, find_named_causes
-from floatline.checkup.note import Note
+from floatline.checkup.choose import Note
 from floatline.findings import Finding
 from floatline.formats import FP16
 from floatline.plans import Plan
@@ -24,7 +26,7 @@ def find_half_parameters(model: nn.Module, plan: Plan) -> list[Finding]:
         Finding(
             cause=find_cause("fp16-params-with-scaler"),
             module=next(iter(halves)),
-            seen=f"{len(halves)} of {trained} trained parameters are FP16: {_list_names(halves)}",
+            seen=f"{len(halves)} of {trained} trained parameters are FP16: {list_names(halves)}",
             fix="for p in model.parameters(): p.data = p.data.float() if p.requires_grad else p.data",
             op="torch.amp.GradScaler.unscale_",
         )
@@ -111,7 +113,7 @@ def _note_range(model: nn.Module, stored_bf16: dict[str, nn.Parameter]) -> list[
     if too_large:
         text = (
             f"Weights beyond FP16's 65504, which become infinite in it: {sum(too_large.values()):,}, "
-            f"in {_list_names(too_large)}. Run this model in BF16 or FP32."
+            f"in {list_names(too_large)}. Run this model in BF16 or FP32."
         )
         return [Note("precision", text)]
     if stored_bf16:
@@ -123,7 +125,8 @@ def _note_range(model: nn.Module, stored_bf16: dict[str, nn.Parameter]) -> list[
     return []
 
 
-def _list_names(names: dict[str, nn.Parameter] | dict[str, int]) -> str:
+def list_names(names: Collection[str]) -> str:
+    """The first three of some names, and how many more there are."""
     shown = list(names)[:3]
     rest = len(names) - len(shown)
     return ", ".join(shown) + (f" and {rest} more" if rest else "")

@@ -33,7 +33,7 @@ def approve(
     """
     from floatline.base.files import find_root
     from floatline.validation.signoff.approval import approve as sign
-    from floatline.validation.signoff.approval_file import APPROVALS, on_one_line
+    from floatline.validation.signoff.records import APPROVALS, on_one_line
 
     record = sign(report, by=by, note=note, override=override, candidate=candidate)
     if output is OutputFormat.json:

@@ -54,7 +54,7 @@ def compare(
 
     Runs are paired by seed where both sides have the same seeds. Exit code 0 means PASS, 1 any other verdict.
     """
-    from floatline.validation.finished.finished import compare as compare_runs
+    from floatline.validation.finished import compare as compare_runs
 
     result = compare_runs(
         baseline,

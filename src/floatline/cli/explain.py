@@ -85,7 +85,7 @@ def _find_rule(word: str) -> type[Rule] | None:
 
 
 def _explain_rule(rule: type[Rule], output: OutputFormat) -> None:
-    from floatline.report.lint_rule import print_rule, rule_as_json
+    from floatline.report.lint import print_rule, rule_as_json
 
     if output is OutputFormat.json:
         print_json(rule_as_json(rule))

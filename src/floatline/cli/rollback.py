@@ -23,7 +23,7 @@ def rollback(
     """Make the FP32 plan current for a target again, and add the reason to floatline-issues.md."""
     from floatline.base.files import find_root
     from floatline.validation.signoff.approval import roll_back
-    from floatline.validation.signoff.approval_file import ISSUES, on_one_line
+    from floatline.validation.signoff.records import ISSUES, on_one_line
 
     record = roll_back(target, reason=reason, by=by)
     if output is OutputFormat.json:

@@ -19,7 +19,7 @@ def status(
 
     Exit code 0 means that everything is as approved; 1 that something changed, or that nothing is approved.
     """
-    from floatline.validation.signoff.approval_status import check_all, check_target
+    from floatline.validation.signoff.status import check_all, check_target
 
     standings = check_all() if target is None else [check_target(target)]
     good = bool(standings) and all(standing.approved for standing in standings)

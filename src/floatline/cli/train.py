@@ -143,7 +143,7 @@ def train(
 
 def _approved(target: str, plan: str | None) -> Plan:
     """The plan that is signed off for the target."""
-    from floatline.validation.signoff.approval_status import approved_plan
+    from floatline.validation.signoff.status import approved_plan
 
     if plan is not None:
         raise typer.BadParameter("--plan and --approved-only say two things. Leave one out.")
@@ -152,7 +152,7 @@ def _approved(target: str, plan: str | None) -> Plan:
 
 def _current(target: str) -> Plan | None:
     """The plan that the sign-off file has for the target, said in a line on stderr; None where it has none."""
-    from floatline.validation.signoff.approval_status import current_plan
+    from floatline.validation.signoff.status import current_plan
 
     current = current_plan(target)
     if current is None:

@@ -210,7 +210,7 @@ def _ray_runner(jobs: int | None, timeout: float | None) -> Runner:
 def _write_report(result: Validation) -> str:
     from pathlib import Path
 
-    from floatline.report.validation.report_files import write_report
+    from floatline.report.validation.report import write_report
 
     return str(write_report(result, Path(result.folder)))
 
@@ -251,7 +251,7 @@ class StudyProgress:
 
     def looked(self, comparison: Comparison) -> None:
         """Draw the interval of a candidate against the margins."""
-        from floatline.report.validation.interval_line import draw_line
+        from floatline.report.validation.drawings import draw_line
 
         terms, num = comparison.terms, len(comparison.seeds)
         head = f"{comparison.candidate} after {num} {'seed' if num == 1 else 'seeds'}: {comparison.verdict}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 SOURCES: dict[str, str] = {
@@ -104,14 +104,8 @@ class Hardware:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for reports."""
-        formats = {
-            name: {
-                "level": self.supports(name).level,
-                "matrix_units": self.supports(name).matrix_units,
-                "note": self.supports(name).note,
-            }
-            for name in ("fp16", "bf16", "tf32", "fp8")
-        }
+        names = ("fp16", "bf16", "tf32", "fp8")
+        formats = {name: asdict(self.supports(name)) for name in names}
         return {
             "id": self.id,
             "title": self.title,
@@ -125,10 +119,7 @@ class Hardware:
 _NONE = Support("none")
 _TENSOR = Support("native", "tensor cores", matrix_units=True)
 _TENSOR_FP8 = Support("native", "tensor cores, e4m3fn and e5m2", matrix_units=True)
-_BF16_TRAP = Support(
-    "emulated",
-    "in FP32; torch.cuda.is_bf16_supported() still says True",
-)
+_BF16_TRAP = Support("emulated", "in FP32; torch.cuda.is_bf16_supported() still says True")
 _CPU_SLOW = Support("slow", "no GEMM kernel for it in torch")
 _AMD_MATRIX = Support("native", "matrix cores", matrix_units=True)
 
@@ -156,11 +147,9 @@ def _cpu(
     *,
     fp16: Support = _CPU_SLOW,
     bf16: Support = _CPU_SLOW,
-    tf32: Support = _NONE,
     sources: tuple[str, ...] = ("torch-onednn",),
-    note: str = "",
 ) -> Hardware:
-    return Hardware(id, title, "cpu", tuple(names.split(", ")), fp16, bf16, tf32, _NONE, sources, note)
+    return Hardware(id, title, "cpu", tuple(names.split(", ")), fp16, bf16, _NONE, _NONE, sources)
 
 
 HARDWARE: dict[str, Hardware] = {

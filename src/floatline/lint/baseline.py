@@ -57,7 +57,7 @@ def drop_allowed(
 
 
 _VERSION = 1
-_MEND = "Write it again with --write-baseline."
+_WHAT_NOW = "Write it again with --write-baseline."
 
 Baseline = Counter[tuple[str, str, str]]  # file, code and text of the line: how many of them are known
 
@@ -95,15 +95,15 @@ def read_baseline(path: Path) -> Baseline:
     try:
         data: Any = json.loads(read_bounded(path))
     except OSError as error:
-        raise LintError(f"Baseline '{path}' cannot be read: {error.strerror}. {_MEND}") from None
+        raise LintError(f"Baseline '{path}' cannot be read: {error.strerror}. {_WHAT_NOW}") from None
     except (ValueError, RecursionError):
-        raise LintError(f"Baseline '{path}' is damaged: it is not JSON. {_MEND}") from None
+        raise LintError(f"Baseline '{path}' is damaged: it is not JSON. {_WHAT_NOW}") from None
     fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
     if fields.get("floatline_baseline") != _VERSION:
-        raise LintError(f"Baseline '{path}' is not one of version {_VERSION}. {_MEND}")
+        raise LintError(f"Baseline '{path}' is not one of version {_VERSION}. {_WHAT_NOW}")
     entries = fields.get("findings")
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):  # pyright: ignore[reportUnknownArgumentType]
-        raise LintError(f"Baseline '{path}' is damaged: its findings have no file, code, text and count. {_MEND}")
+        raise LintError(f"Baseline '{path}' is damaged: its findings have no file, code, text and count. {_WHAT_NOW}")
     known: Baseline = Counter()
     for entry in entries:  # pyright: ignore[reportUnknownVariableType]
         known[entry["file"], entry["code"], entry["text"]] += entry["count"]

@@ -59,13 +59,14 @@ def _walk(source: Source, rules: Sequence[Rule]) -> None:
     by_call: dict[str, list[Callable[[Any], None]]] = {}
     for rule in rules:
         for name in dir(rule):
-            if not name.startswith("visit_") or name == "visit_config":  # rules about settings ask for those themselves
+            kind = getattr(ast, name.removeprefix("visit_"), None) if name.startswith("visit_") else None
+            if kind is None:  # no node: rules about settings and loops ask for those themselves
                 continue
             if name == "visit_Call":
                 for call in rule.calls:
                     by_call.setdefault(call, []).append(rule.visit_Call)  # type: ignore[attr-defined] # pyright: ignore
             else:
-                visits.setdefault(getattr(ast, name.removeprefix("visit_")), []).append(getattr(rule, name))
+                visits.setdefault(kind, []).append(getattr(rule, name))
     waiting: list[ast.AST] = [source.tree]
     while waiting:
         node = waiting.pop()

@@ -22,7 +22,7 @@ from floatline.lint.settings import Settings
 if TYPE_CHECKING:
     from floatline.hardware import Hardware
 
-_MOST_PASSES = 10  # each pass mends at least one place; expressions are seldom nested deeper
+_MOST_PASSES = 10  # each pass fixes at least one place; expressions are seldom nested deeper
 
 
 def fix_text(
@@ -33,7 +33,7 @@ def fix_text(
     on: Hardware | None = None,
     unsafe: bool = False,
 ) -> tuple[str, list[LintFinding]]:
-    """The file with everything mended that can be, and the findings that were.
+    """The file with everything fixed that can be, and the findings that were.
 
     Args:
         text: The file.
@@ -206,10 +206,10 @@ class _Task:
             num_lines += text.count("\n")
             found = lint_text(text, file, rules=self.rules, on=self.hardware)
             if self.fix and any(one.fix for one in found):
-                after, mended = fix_text(text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe)
+                after, done = fix_text(text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe)
                 if after != text:
                     changes.append((file, text, after))
-                    fixed += mended
+                    fixed += done
                     found = lint_text(after, file, rules=self.rules, on=self.hardware)
             findings += found
         return LintResult(

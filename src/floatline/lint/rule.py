@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -78,11 +79,11 @@ FixSafety = Literal["safe", "unsafe", "no"]
 
 @dataclass(frozen=True)
 class Bad:
-    """Code that the rule flags.
+    """An example with more than its code: what it is fixed to, or a file that is not Python.
 
     Args:
         source: The code.
-        fixed: The same after `--fix --unsafe-fixes`; None where a person has to mend it.
+        fixed: The same after `--fix --unsafe-fixes`; None where a person has to fix it.
         file: A name that the rule looks at, such as 'ds_config.json'; Python else.
         on: Hardware that the code is for, such as 'sm_75'; '' where the rule does not ask.
     """
@@ -91,6 +92,11 @@ class Bad:
     fixed: str | None = None
     file: str = "example.py"
     on: str = ""
+
+
+def read_examples(given: Iterable[str | Bad]) -> list[Bad]:
+    """The examples of a rule, all in one form."""
+    return [one if isinstance(one, Bad) else Bad(one) for one in given]
 
 
 class Rule:
@@ -111,8 +117,8 @@ class Rule:
             'no': nothing is rewritten.
         calls: Last names of the calls that `visit_Call` sees.
         words: The rule is asked only about files that hold one of these; empty takes `calls`.
-        good: Near misses that stay silent.
-        bad: What is flagged; at least one with an aliased import.
+        good: Near misses that stay silent. A string is Python code.
+        bad: What is flagged; at least one with an aliased import. A string is Python code that nothing fixes.
     """
 
     code: ClassVar[str]
@@ -125,7 +131,7 @@ class Rule:
     calls: ClassVar[frozenset[str]] = frozenset()
     words: ClassVar[tuple[str, ...]] = ()
     good: ClassVar[tuple[str | Bad, ...]] = ()
-    bad: ClassVar[tuple[Bad, ...]] = ()
+    bad: ClassVar[tuple[str | Bad, ...]] = ()
 
     def __init__(self, source: Source, *, on: Hardware | None = None) -> None:
         self.source = source
@@ -139,7 +145,7 @@ class Rule:
             node: Where.
             seen: What stands there, with its numbers; '' is the rule's message.
             advice: '' is the rule's.
-            fix: The rewrite that mends this place, where there is one.
+            fix: The rewrite that fixes this place, where there is one.
         """
         line = getattr(node, "lineno", 1)
         column = getattr(node, "col_offset", 0)

@@ -62,7 +62,7 @@ def read_settings(start: Path) -> Settings:
         try:
             table: Any = parse_toml(read_bounded(file).decode("utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise LintError(f"{file} cannot be read: {error}. Mend it, or call from another folder.") from None
+            raise LintError(f"{file} cannot be read: {error}. Fix it, or call from another folder.") from None
         for name in ("tool", "floatline", "lint"):
             table = table.get(name) if isinstance(table, dict) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         if isinstance(table, dict):

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from floatline.report.page import Section, write_page
     from floatline.report.rescue import write_rescue
     from floatline.report.run.folders import open_runs
-    from floatline.report.validation.report_files import write_report
+    from floatline.report.validation.report import write_report
     from floatline.report.validation.terminal import print_validation
 
 __all__ = [
@@ -33,7 +33,7 @@ __getattr__ = offer(
         "print_fit": "fit",
         "print_validation": "validation.terminal",
         "write_page": "page",
-        "write_report": "validation.report_files",
+        "write_report": "validation.report",
         "write_rescue": "rescue",
     },
 )

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from floatline.base.texts import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -70,7 +72,7 @@ def _print_primary(diagnosis: Diagnosis, finding: Finding, console: Console) -> 
 def _print_others(findings: tuple[Finding, ...], console: Console) -> None:
     if not findings:
         return
-    console.print(Text("\nAlso found, in the order worth mending", style="bold"))
+    console.print(Text("\nAlso found, in the order worth fixing", style="bold"))
     for number, finding in enumerate(findings, start=2):
         rest = f"  {_place(finding)}  {finding.seen}"
         console.print(_line(f"  {number}. ", (finding.cause.id, "yellow"), rest), soft_wrap=True)
@@ -79,7 +81,7 @@ def _print_others(findings: tuple[Finding, ...], console: Console) -> None:
 def _print_chart(diagnosis: Diagnosis, console: Console) -> None:
     if not diagnosis.chart:
         return
-    from floatline.report.step_chart import draw_step
+    from floatline.report.chart import draw_step
 
     console.print()
     console.print(draw_step(diagnosis.chart, width=min(console.width, _WIDTH)), soft_wrap=True)
@@ -98,7 +100,7 @@ def _print_prose(label: str, words: str, console: Console) -> None:
 
 def _wrap(words: str, console: Console) -> list[str]:
     width = max(min(console.width, _WIDTH) - 9, 20)
-    return textwrap.wrap(_printable(words), width, break_on_hyphens=False, break_long_words=False) or [""]
+    return textwrap.wrap(printable(words), width, break_on_hyphens=False, break_long_words=False) or [""]
 
 
 def _run(diagnosis: Diagnosis) -> str:
@@ -132,9 +134,4 @@ def _source_line(finding: Finding) -> str:
 def _line(*parts: str | tuple[str, str]) -> Text:
     """One line, each part with its style; never read as markup."""
     styled = [part if isinstance(part, tuple) else (part, "") for part in parts]
-    return Text.assemble(*((_printable(words), style) for words, style in styled))
-
-
-def _printable(words: str) -> str:
-    """Without line breaks and what would move the cursor of a terminal."""
-    return "".join(c if c.isprintable() else " " for c in words)
+    return Text.assemble(*((printable(words), style) for words, style in styled))

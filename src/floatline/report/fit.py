@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from floatline.base.texts import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -66,4 +68,4 @@ def _place(row: FitRow) -> str:
 
 
 def _clean(words: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in words).replace("[", "\\[")
+    return printable(words).replace("[", "\\[")

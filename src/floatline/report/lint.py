@@ -1,18 +1,23 @@
-"""Lint findings for people, programs (JSON), code scanning (SARIF) and GitHub's annotations. Computes nothing."""
+"""Lint findings and rules for people, programs, code scanning (SARIF), GitHub and the docs. Computes nothing."""
 
 from __future__ import annotations
 
+import inspect
 import os
+import textwrap
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from floatline import __version__
+from floatline.lint.rule import read_examples
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from floatline.lint import LintFinding, LintResult
+    from floatline.lint.rule import Rule
+
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
@@ -33,7 +38,7 @@ def print_findings(
         console.print(Text.assemble("  why:  ", (f"floatline explain {one.rule.code}", "dim")), soft_wrap=True)
     if fixed and result.fixed:
         files = len(result.changes)
-        console.print(Text(f"{_count(len(result.fixed), 'place')} mended in {_count(files, 'file')}."), soft_wrap=True)
+        console.print(Text(f"{_count(len(result.fixed), 'place')} fixed in {_count(files, 'file')}."), soft_wrap=True)
     console.print(Text(_summary(result, findings, fixed=fixed)), soft_wrap=True)
 
 
@@ -45,9 +50,9 @@ def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool
     safe = sum(bool(one.fix) and one.rule.fix_safety == "safe" for one in findings)
     unsafe = sum(bool(one.fix) and one.rule.fix_safety == "unsafe" for one in findings)
     if safe and not fixed:
-        text += f" --fix mends {safe}."
+        text += f" {safe} can be fixed with --fix."
     if unsafe:
-        text += f" --unsafe-fixes mends {unsafe} more; look at them with --diff."
+        text += f" {unsafe} more can be fixed with --unsafe-fixes; look at them with --diff."
     return text
 
 
@@ -125,8 +130,7 @@ def _relative(file: str) -> str:
     path = Path(file)
     if not path.is_absolute():
         return path.as_posix()
-    here = Path.cwd()
-    return path.relative_to(here).as_posix() if path.is_relative_to(here) else path.as_posix()
+    return (path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path).as_posix()
 
 
 def _data(text: str) -> str:
@@ -135,3 +139,83 @@ def _data(text: str) -> str:
 
 def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+_WIDTH = 88
+_LANGUAGES = {".py": "py", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
+
+
+def print_rule(console: Console, rule: type[Rule]) -> None:
+    """Print what it flags, why, what to write instead, with an example."""
+    from rich.text import Text
+
+    console.print(Text.assemble((rule.code, "bold cyan"), "  ", (rule.name, "bold cyan"), "  ", (_title(rule), "bold")))
+    for heading, text in _sections(rule):
+        console.print()
+        if heading:
+            console.print(Text(heading, style="bold"))
+        for paragraph in text.split("\n\n"):
+            width = min(console.width, _WIDTH) - 2
+            for line in textwrap.wrap(" ".join(paragraph.split()), width, break_on_hyphens=False):
+                console.print(Text(f"  {line}"), soft_wrap=True)
+    flagged = read_examples(rule.bad)
+    shown = next((bad for bad in flagged if bad.fixed is not None), flagged[0])
+    for heading, code in (("Flagged", shown.source), ("Instead", shown.fixed or rule.advice)):
+        console.print(Text(f"\n{heading}", style="bold"))
+        for line in code.splitlines():
+            console.print(Text(f"  {line}", style="green" if heading == "Instead" else ""), soft_wrap=True)
+    if rule.cause is not None:
+        console.print(Text(f"\nThe cause: floatline explain {rule.cause.id}"), soft_wrap=True)
+    console.print(Text(f"\nTo keep a line as it is: # floatline: allow[{rule.name}]"), soft_wrap=True)
+
+
+def rule_as_json(rule: type[Rule]) -> dict[str, Any]:
+    """Plain fields, for programs."""
+    return {
+        "code": rule.code,
+        "name": rule.name,
+        "title": _title(rule),
+        "cause": rule.cause.id if rule.cause else None,
+        "message": rule.message,
+        "fix": rule.advice,
+        "fix_safety": rule.fix_safety,
+        "explanation": inspect.cleandoc(rule.__doc__ or ""),
+        "bad": [{"source": bad.source, "fixed": bad.fixed, "file": bad.file} for bad in read_examples(rule.bad)],
+        "good": [good.source for good in read_examples(rule.good)],
+    }
+
+
+def rule_page(rule: type[Rule]) -> str:
+    """The rule as Markdown; its examples are the ones that are tested."""
+    parts = [f"# {rule.code} {rule.name}\n", f"{_title(rule)}.\n" if not _title(rule).endswith(".") else _title(rule)]
+    for heading, text in _sections(rule):
+        parts.append(f"## {heading}\n\n{text}\n" if heading else f"{text}\n")
+    parts.append(f"Instead: {rule.advice}\n")
+    parts.append("## Flagged\n")
+    for bad in read_examples(rule.bad):
+        parts.append(_block(bad.source, bad.file))
+        if bad.fixed is not None:
+            parts.append("becomes\n")
+            parts.append(_block(bad.fixed, bad.file))
+    parts.append("## Not flagged\n")
+    parts += [_block(good.source, good.file) for good in read_examples(rule.good)]
+    if rule.cause is not None:
+        parts.append(f"Cause: [{rule.cause.id}](../causes/{rule.cause.id}.md). ")
+    parts.append(f"To keep a line as it is: `# floatline: allow[{rule.name}]`\n")
+    return "\n".join(parts)
+
+
+def _title(rule: type[Rule]) -> str:
+    return rule.title or (rule.cause.title if rule.cause else rule.message)
+
+
+def _sections(rule: type[Rule]) -> list[tuple[str, str]]:
+    """The headings of the docstring, with what stands under each; the first has none."""
+    text = inspect.cleandoc(rule.__doc__ or "")
+    first, *rest = text.split("\n## ")
+    return [("", first.strip()), *((part.split("\n", 1)[0].strip(), part.split("\n", 1)[-1].strip()) for part in rest)]
+
+
+def _block(code: str, file: str) -> str:
+    name = "" if file == "example.py" else f"{file}:\n\n"
+    return f"{name}```{_LANGUAGES.get(PurePath(file).suffix, 'text')}\n{code}\n```\n"

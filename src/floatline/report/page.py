@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from floatline.report.chart import Chart
-from floatline.report.document.package_files import put_in_place, read_text, security_policy
+from floatline.report.document.html import put_in_place, read_text, security_policy
 
 _TEMPLATE = """<!doctype html>
 <html lang="en">

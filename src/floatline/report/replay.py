@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
+from floatline.base.texts import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -54,4 +56,4 @@ def _number(value: float | None) -> str:
 
 def _text(words: str, style: str = "") -> Text:
     """One line; never read as markup, and nothing in it moves the cursor."""
-    return Text("".join(c if c.isprintable() else " " for c in str(words)), style)
+    return Text(printable(words), style)

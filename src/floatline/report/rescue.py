@@ -11,10 +11,10 @@ from rich.text import Text
 
 from floatline import __version__
 from floatline.base.json_values import plain_json
+from floatline.base.texts import printable
 from floatline.report.document.document import Block, Code, Document, Part, Table, Tile, Tone, Words
-from floatline.report.document.html import page_of
-from floatline.report.document.package_files import put_in_place
-from floatline.report.validation.facts import document_of
+from floatline.report.document.html import page_of, put_in_place
+from floatline.report.validation.report import document_of, plan_code
 from floatline.report.validation.texts import TONES, sentence, show_count
 from floatline.rescuing.finished_stages import RESULTS, finish
 
@@ -76,7 +76,7 @@ def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
 
 def print_rescue(rescue: Rescue, files: dict[str, str], console: Console) -> None:
     """Print the outcome, what led to it, and where the files are."""
-    lines = [Text(rescue.outcome, style=_STYLES[rescue.outcome]) + Text(f"  {_printable(rescue.words)}")]
+    lines = [Text(rescue.outcome, style=_STYLES[rescue.outcome]) + Text(f"  {printable(rescue.words)}")]
     primary = rescue.diagnosis.primary
     if primary is not None:
         lines.append(_row("found", f"{primary.cause.id}: {primary.cause.title}, at {rescue.where}"))
@@ -174,7 +174,7 @@ def _diagnosis(rescue: Rescue) -> Part:
     blocks: list[Block] = [_finding(diagnosis.findings[0], folded=False)]
     blocks += [Words(sentence(text), "note") for text in (*diagnosis.tried, *diagnosis.notes)]
     if diagnosis.chart:
-        from floatline.report.step_chart import draw_step
+        from floatline.report.chart import draw_step
 
         blocks.append(Code(draw_step(diagnosis.chart, width=_CHART).plain))
     blocks += [_finding(finding, folded=True) for finding in diagnosis.findings[1:]]
@@ -198,17 +198,14 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
         caption = f"Plans in the order of trial, {rescue.steps} steps each"
         blocks.append(Table(caption, ("plan", "against FP32", "why it was tried"), rows, tones=tones, cards=True))
     if rescue.plan is not None:
-        import yaml
-
-        data = rescue.plan.model_dump(mode="json", exclude_defaults=True)
-        blocks.append(Code(yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip(), "yaml", "plan.yaml"))
+        blocks.append(plan_code(rescue.plan.model_dump(mode="json", exclude_defaults=True), "plan.yaml"))
     return (Part("The plan", tuple(blocks)),) if blocks else ()
 
 
 def _code(rescue: Rescue) -> tuple[Part, ...]:
     if not rescue.patch:
         return ()
-    words = "The code itself could change so, in place of the plan. Nothing was changed; patch -p1 < fix.patch does it."
+    words = "The code itself could change so, instead of the plan. Nothing was changed; patch -p1 < fix.patch does it."
     return (Part("Change of the code", (Words(words), Code(rescue.patch.rstrip(), "diff", "fix.patch"))),)
 
 
@@ -224,8 +221,4 @@ def _place(finding: Finding) -> str:
 
 
 def _row(label: str, words: str) -> Text:
-    return Text(f"  {label:<7}", style="cyan") + Text(_printable(words))
-
-
-def _printable(words: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in words)
+    return Text(f"  {label:<7}", style="cyan") + Text(printable(words))

@@ -32,7 +32,7 @@ from floatline.validation.result import Validation
 from floatline.validation.running.environment import describe_environment
 from floatline.validation.running.processes import Runner
 from floatline.validation.signoff.approval import name_target
-from floatline.validation.signoff.approval_status import NOT_COMPARED
+from floatline.validation.signoff.status import NOT_COMPARED
 from floatline.validation.study.code_files import target_code
 from floatline.validation.verdict.pairs import ArmRun
 from floatline.workload import Target, load_target

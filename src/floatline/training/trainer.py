@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -26,9 +29,7 @@ from floatline.plans.presets import resolve_plan
 from floatline.precision.dtypes import DTYPES
 from floatline.precision.islands import cast_weights
 from floatline.precision.random_state import restore_numpy, seed_all
-from floatline.training.interrupt import Interrupt
-from floatline.training.metric import measure_metric
-from floatline.training.placement import place, take_optimizer
+from floatline.training.placement import measure_metric, place, take_optimizer
 from floatline.training.result import Best, RunResult, is_better
 from floatline.training.settings import AnyPlan, check_config, load_settings, save_settings
 from floatline.workload import Workload
@@ -288,3 +289,31 @@ class Trainer:
 def default_steps(num_batches: int, plan: Plan) -> int:
     """One pass over the batches or 200 steps, whichever is longer."""
     return max(200, -(-num_batches // plan.accumulate))
+
+
+class Interrupt:
+    """Takes Ctrl-C down as a wish while a run works; a second one raises KeyboardInterrupt as usual.
+
+    Attributes:
+        asked: Whether Ctrl-C was pressed.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+        # Python lets only the main thread have handlers; and whoever started a run that ignores Ctrl-C meant it.
+        main = threading.current_thread() is threading.main_thread()
+        self._mine = main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            signal.default_int_handler(number, frame)
+        self.asked = True
+
+    def __enter__(self) -> None:
+        if self._mine:
+            self._before = signal.signal(signal.SIGINT, self._ask)
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
+            signal.signal(signal.SIGINT, self._before)

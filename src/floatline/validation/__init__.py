@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from floatline.base.offered import offer
 
 if TYPE_CHECKING:
-    from floatline.validation.finished.finished import compare
+    from floatline.validation.finished import compare
     from floatline.validation.result import Validation
     from floatline.validation.target_study import validate
     from floatline.validation.verdict.pairs import ArmRun
@@ -37,7 +37,7 @@ __getattr__ = offer(
         "Terms": "verdict.terms",
         "USUAL_SPREADS": "verdict.power",
         "Validation": "result",
-        "compare": "finished.finished",
+        "compare": "finished",
         "critical_factors": "verdict.statistics",
         "decide": "verdict.verdict",
         "decide_unpaired": "verdict.unpaired",

@@ -16,9 +16,9 @@ from floatline.validation.study.code_files import command_code
 from floatline.validation.study.commands import CommandArm, command_arms
 from floatline.validation.study.store import Store
 from floatline.validation.study.study import Silence, Study, Watcher
+from floatline.validation.verdict.comparison import rank
 from floatline.validation.verdict.pairs import settle_direction
-from floatline.validation.verdict.ranking import rank
-from floatline.validation.verdict.terms import LOOKS, MARGINS, Scale, Terms, looks_between, words_of_looks
+from floatline.validation.verdict.terms import LOOKS, MARGINS, Scale, Terms, looks_between, words_of
 
 
 def validate_commands(
@@ -135,9 +135,4 @@ def _reproduce(arms: Sequence[CommandArm], terms: Terms, seed: int, cwd: str | P
     words += ["--metric", terms.metric, "--higher-is-better" if terms.higher_is_better else "--lower-is-better"]
     words += ["--metric-file", arms[0].metric_file] if arms[0].metric_file is not None else []
     words += ["--cwd", str(cwd)] if cwd is not None else []
-    words += ["--margin", *(f"{margin:g}" for margin in terms.margins)] if terms.margins != MARGINS else []
-    words += ["--scale", terms.scale] if terms.scale != "log" else []
-    words += ["--language-model"] if terms.language_model else []
-    words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
-    words += words_of_looks(terms.looks)
-    return shlex.join([*words, "--seed", str(seed)])
+    return shlex.join([*words, *words_of(terms), "--seed", str(seed)])

@@ -19,9 +19,8 @@ from floatline.validation.study.limits import Limits
 from floatline.validation.study.preparation import Subject, reproduce
 from floatline.validation.study.store import Store
 from floatline.validation.study.study import Silence, Study, Watcher
-from floatline.validation.verdict.comparison import Comparison
+from floatline.validation.verdict.comparison import Comparison, rank
 from floatline.validation.verdict.pairs import NUDGED, REFERENCE, settle_direction
-from floatline.validation.verdict.ranking import rank
 from floatline.validation.verdict.terms import LOOKS, MARGINS, Scale, Terms, looks_between
 
 
@@ -63,7 +62,7 @@ def validate(
         plans: The candidates: names, YAML files, Plans, or pairs (name, function) of a function that trains with a
             seed and gives an ArmRun.
         steps: Steps of every arm. None: one pass over the batches or 200 steps, whichever is longer.
-        epochs: Passes over the batches, in place of steps.
+        epochs: Passes over the batches, instead of steps.
         batches: Use only so many of the target's batches.
         margins: Up to the first one worse is a PASS, from the second on a FAIL.
         scale: How two values of the metric are compared; see `Terms`.

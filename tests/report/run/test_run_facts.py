@@ -9,7 +9,7 @@ from tests.report.run.runs import EVIL, make_run
 from floatline.ledger.lines import Mark, Step
 from floatline.ledger.progress import Progress
 from floatline.report.run.facts import gather
-from floatline.report.run.run_document import curves_of
+from floatline.report.run.page import curves_of
 from floatline.report.run.terminal import draw_runs
 from floatline.report.run.texts import headroom_of, scale_of, show_percent, show_seconds, skips_of, spark, tone_of
 

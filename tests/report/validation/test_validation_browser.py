@@ -8,7 +8,7 @@ import pytest
 from tests.report.validation.validations import EVIL, make_validation
 
 from floatline.report.page import Section, write_page
-from floatline.report.validation.report_files import write_report
+from floatline.report.validation.report import write_report
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)

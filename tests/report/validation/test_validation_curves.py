@@ -5,7 +5,7 @@ import math
 import pytest
 from tests.report.validation.validations import make_run, make_validation
 
-from floatline.report.validation.curves import MOST_POINTS, curves_of
+from floatline.report.validation.evidence import MOST_POINTS, curves_of
 from floatline.report.validation.layers import layer_part
 from floatline.validation.result import LayerNumbers
 from floatline.validation.verdict.pairs import pair_up

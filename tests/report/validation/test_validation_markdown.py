@@ -8,7 +8,7 @@ from tests.report.validation.validations import EVIL, make_validation
 
 from floatline.report.document.document import Code, Table
 from floatline.report.document.markdown import _block, code, escape
-from floatline.report.validation.report_files import write_report
+from floatline.report.validation.report import write_report
 
 
 @pytest.mark.parametrize(

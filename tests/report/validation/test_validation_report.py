@@ -11,9 +11,8 @@ import pytest
 from tests.report.reading import Page, read_markdown, shown_tables, shown_words
 from tests.report.validation.validations import EVIL, make_run, make_validation
 
-from floatline.report.document.html import embedded, tied
-from floatline.report.document.package_files import security_policy
-from floatline.report.validation.report_files import write_report
+from floatline.report.document.html import embedded, security_policy, tied
+from floatline.report.validation.report import write_report
 from floatline.validation.result import PeakMemory, Validation
 from floatline.validation.verdict.pairs import ArmRun
 from floatline.validation.verdict.terms import Terms

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from tests.report.validation.validations import EVIL, make_validation
 
-from floatline.report.validation.interval_line import draw_line
+from floatline.report.validation.drawings import draw_line
 from floatline.report.validation.terminal import print_validation
 
 

@@ -5,9 +5,9 @@ import random
 
 from floatline.plans.presets import resolve_plan
 from floatline.validation.result import LayerNumbers, PeakMemory, Speed, Validation
+from floatline.validation.verdict.comparison import rank
 from floatline.validation.verdict.pairs import BROKEN, NUDGED, REFERENCE, ArmRun
 from floatline.validation.verdict.power import plan_seeds
-from floatline.validation.verdict.ranking import rank
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.timing import compare_times
 from floatline.validation.verdict.verdict import decide

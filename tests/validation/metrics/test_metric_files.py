@@ -193,7 +193,7 @@ def test_json_lines_are_read_with_their_steps(tmp_path):
 
 def test_a_broken_line_is_refused_and_a_torn_last_one_is_not(tmp_path):
     path = write(tmp_path / "m.jsonl", '{"a": 1}\noops\n{"a": 2}\n')
-    with pytest.raises(ComparisonError, match="line 2 is no JSON object"):
+    with pytest.raises(ComparisonError, match="line 2 is not a JSON object"):
         read_metrics(path)
     write(path, '{"a": 1}\n{"a": 2')
     assert only(path).last("a") == 1

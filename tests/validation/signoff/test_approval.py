@@ -19,10 +19,10 @@ from floatline.cli.main import app
 from floatline.errors import ApprovalError
 from floatline.plans.presets import PLANS
 from floatline.validation.result import Validation
-from floatline.validation.signoff import approval_status
+from floatline.validation.signoff import status
 from floatline.validation.signoff.approval import approve, find_current, name_target, roll_back
-from floatline.validation.signoff.approval_file import APPROVALS, ISSUES, append_issue, read_records
-from floatline.validation.signoff.approval_status import approved_plan, check_all, check_target
+from floatline.validation.signoff.records import APPROVALS, ISSUES, append_issue, read_records
+from floatline.validation.signoff.status import approved_plan, check_all, check_target
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.verdict import decide
 
@@ -36,7 +36,7 @@ def repository(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text(TARGET)
     (tmp_path / "helper.py").write_text("width = 3\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(approval_status, "describe_environment", lambda target: dict(ENVIRONMENT, commit="def"))
+    monkeypatch.setattr(status, "describe_environment", lambda target: dict(ENVIRONMENT, commit="def"))
     return tmp_path
 
 
@@ -128,9 +128,9 @@ def test_an_override_of_a_pass_is_not_kept_since_none_was_needed(repository):
         (lambda root: root / "nowhere", "is not there"),
         (lambda root: root, "has neither report.json nor validation.json"),
         (lambda root: root / "train.py", "is not JSON"),
-        (lambda root: _write(root / "x.json", "{}"), "is no report of a validation"),
-        (lambda root: _write(root / "x.json", "[" * 100_000), "is no report of a validation"),
-        (lambda root: _write(root / "x.json", "not JSON"), "is no report of a validation"),
+        (lambda root: _write(root / "x.json", "{}"), "is not the report of a validation"),
+        (lambda root: _write(root / "x.json", "[" * 100_000), "is not the report of a validation"),
+        (lambda root: _write(root / "x.json", "not JSON"), "is not the report of a validation"),
     ],
 )
 def test_what_is_no_report_is_refused(repository, make, message):
@@ -198,7 +198,7 @@ def test_a_change_is_seen_and_stops_approved_training(repository, change, messag
 @pytest.mark.parametrize(("name", "counts"), [("torch", True), ("devices", True), ("date", False), ("commit", False)])
 def test_the_environment_counts_but_not_date_and_commit(repository, monkeypatch, name, counts):
     approve(study(repository), by="Ada")
-    monkeypatch.setattr(approval_status, "describe_environment", lambda target: {**ENVIRONMENT, name: "other"})
+    monkeypatch.setattr(status, "describe_environment", lambda target: {**ENVIRONMENT, name: "other"})
     changed = check_target("train.py").changed
     assert changed == ((f"{name} is other, and was {ENVIRONMENT[name]}",) if counts else ())
 

@@ -14,7 +14,7 @@ from floatline.cli.main import app
 from floatline.errors import ApprovalError, ComparisonError
 from floatline.validation.command_study import validate_commands
 from floatline.validation.signoff.approval import approve
-from floatline.validation.signoff.approval_status import check_all
+from floatline.validation.signoff.status import check_all
 
 PYTHON = shlex.quote(sys.executable)
 

@@ -133,7 +133,7 @@ def test_a_command_that_writes_nothing_is_told_what_to_write(place):
 
 def test_a_damaged_file_is_named_where_the_metric_is_not_found_elsewhere(place):
     code = "open('m.jsonl', 'w').write('oops\\n') # {seed}"
-    with pytest.raises(ComparisonError, match="No metric was found .* Also: .*m.jsonl' line 1 is no JSON object"):
+    with pytest.raises(ComparisonError, match="No metric was found .* Also: .*m.jsonl' line 1 is not a JSON object"):
         run_job(arm(place, f"-c {shlex.quote(code)}").job(0))
 
 

@@ -19,7 +19,7 @@ def begin(folder, **more):
 
 def test_a_target_that_was_wrong_leaves_no_study_behind(tmp_path):
     Store(tmp_path, asked=ASKED).close()
-    Store(tmp_path, asked=ASKED | {"target": "mended.py"}).close()
+    Store(tmp_path, asked=ASKED | {"target": "fixed.py"}).close()
 
 
 def test_runs_come_back_as_they_were(tmp_path):

@@ -10,7 +10,7 @@ from tests.validation.studies import arms
 from floatline.validation.verdict.comparison import Band, Drift
 from floatline.validation.verdict.curves import curve_excesses, fit_drift, simultaneous_band
 from floatline.validation.verdict.pairs import pair_up
-from floatline.validation.verdict.student import quantile
+from floatline.validation.verdict.statistics import quantile
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.verdict import decide, next_look
 

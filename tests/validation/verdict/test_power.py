@@ -13,9 +13,9 @@ import pytest
 from tests.validation.studies import arms, run
 
 from floatline.errors import ComparisonError
+from floatline.validation.verdict.comparison import describe_several, rank
 from floatline.validation.verdict.pairs import ArmRun
 from floatline.validation.verdict.power import USUAL_SPREADS, describe_plans, plan_seeds, seeds_needed, show_seconds
-from floatline.validation.verdict.ranking import describe_several, rank
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.timing import Timing, compare_times, draw_order
 from floatline.validation.verdict.unpaired import decide_unpaired, welch_interval

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 from floatline.errors import ComparisonError
-from floatline.validation.verdict.statistics import chance_to_cross, computed_factors, critical_factors, nominal_level
-from floatline.validation.verdict.student import power_of_test, probability_below, quantile
+from floatline.validation.verdict.statistics import (
+    chance_to_cross,
+    computed_factors,
+    critical_factors,
+    nominal_level,
+    power_of_test,
+    probability_below,
+    quantile,
+)
 from floatline.validation.verdict.terms import LOOKS
 
 

@@ -10,9 +10,15 @@ from tests.validation.studies import arms, run, with_nudged
 
 from floatline.errors import ComparisonError
 from floatline.validation.verdict.comparison import Comparison
-from floatline.validation.verdict.looks import is_futile, judge_interval, judge_look, measure_noise
 from floatline.validation.verdict.pairs import pair_up
-from floatline.validation.verdict.power import judge_studies, plan_seeds
+from floatline.validation.verdict.power import (
+    is_futile,
+    judge_interval,
+    judge_look,
+    judge_studies,
+    measure_noise,
+    plan_seeds,
+)
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.verdict import decide, next_look
 

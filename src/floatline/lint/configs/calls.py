@@ -7,6 +7,7 @@ import ast
 from floatline.lint.configs.kinds import OPTIMIZERS, recognise
 from floatline.lint.configs.view import NESTED, UNKNOWN, Key, Kind, Path, RunConfig, Setting, SettingsDocument
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import keyword, read_once
 
 # A file without any of these configures nothing that is known here.
 _SIGNS = (
@@ -35,16 +36,9 @@ _DEEPEST = 8  # of dictionaries in each other
 _STAYS_ITSELF = frozenset(("to", "cuda", "train"))  # methods that give the model back
 
 
+@read_once
 def read_calls(source: Source) -> SettingsDocument:
-    """The document of a Python file; it is read once."""
-    known: SettingsDocument | None = source.__dict__.get("_config_document")
-    if known is None:
-        known = _read(source)
-        source.__dict__["_config_document"] = known
-    return known
-
-
-def _read(source: Source) -> SettingsDocument:
+    """The document of a Python file."""
     document = SettingsDocument(source.file, source.text, is_python=True)
     if not any(sign in source.text for sign in _SIGNS):
         return document
@@ -80,9 +74,7 @@ class _Reader:
             return
         home, last = path.partition(".")[0], path.rpartition(".")[2]
         if home in _TRAINERS and last.endswith("Trainer"):
-            model = next((word.value for word in node.keywords if word.arg == "model"), None)
-            model = node.args[0] if model is None and node.args else model
-            if model is not None:
+            if (model := _model_in(node)) is not None:
                 self._read_checkpoint(model)
         elif home == "transformers" and last == "from_pretrained":
             if self._is_part_of_lightning_module(node):
@@ -138,7 +130,7 @@ class _Reader:
 
     def _read_base(self, root: Path, node: ast.Call) -> None:
         """What the base of an adapter is loaded in, as a setting of the adapter."""
-        model = next((word.value for word in node.keywords if word.arg == "model"), node.args[0] if node.args else None)
+        model = _model_in(node)
         loaded = None if model is None else self._find_load(model)
         for word in loaded.keywords if loaded is not None else ():
             if word.arg in ("dtype", "torch_dtype"):
@@ -190,6 +182,11 @@ class _Reader:
             end_line,
             self.source.column(end_line, last.end_col_offset or 0),
         )
+
+
+def _model_in(call: ast.Call) -> ast.expr | None:
+    """The model that a call is given, by its name or first."""
+    return keyword(call, "model") or (call.args[0] if call.args else None)
 
 
 def _kind_of(path: str, home: str, last: str) -> Kind | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import keyword
 
 AUTOCASTS = frozenset(
     (
@@ -16,6 +17,7 @@ AUTOCASTS = frozenset(
         "torch.cpu.amp.autocast",
     )
 )
+_OLD = ("torch.cuda.amp.", "torch.cpu.amp.")  # `enabled` comes first, and the name says the device
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -28,10 +30,10 @@ def is_disabled(source: Source, call: ast.AST) -> bool:
     """`torch.autocast(…, enabled=False)`."""
     if not isinstance(call, ast.Call) or source.path(call.func) not in AUTOCASTS:
         return False
-    given = [word.value for word in call.keywords if word.arg == "enabled"]
-    if source.path(call.func).startswith(("torch.cuda.amp.", "torch.cpu.amp.")) and call.args:
-        given.append(call.args[0])
-    return any(isinstance(value, ast.Constant) and value.value is False for value in given)
+    enabled = keyword(call, "enabled")
+    if enabled is None and call.args and source.path(call.func).startswith(_OLD):
+        enabled = call.args[0]
+    return isinstance(enabled, ast.Constant) and enabled.value is False
 
 
 def find_region(source: Source, node: ast.AST) -> tuple[ast.Call, list[ast.AST]] | None:
@@ -58,11 +60,9 @@ def find_region(source: Source, node: ast.AST) -> tuple[ast.Call, list[ast.AST]]
 
 def dtype_of(source: Source, call: ast.Call) -> str:
     """'float16', 'bfloat16', 'default' where it names none, or '' where it is not shown."""
-    given = [word.value for word in call.keywords if word.arg == "dtype"]
-    old = source.path(call.func).startswith(("torch.cuda.amp.", "torch.cpu.amp."))
-    if not given and len(call.args) > 1:
-        given = [call.args[1]]
-    if not given:
-        return "bfloat16" if source.path(call.func).startswith("torch.cpu.") else "float16" if old else "default"
-    path = source.path(source.value(given[0]))
+    given = keyword(call, "dtype") or (call.args[1] if len(call.args) > 1 else None)
+    if given is None:
+        path = source.path(call.func)
+        return "bfloat16" if path.startswith("torch.cpu.") else "float16" if path.startswith(_OLD) else "default"
+    path = source.path(source.value(given))
     return {"torch.float16": "float16", "torch.half": "float16", "torch.bfloat16": "bfloat16"}.get(path, "")

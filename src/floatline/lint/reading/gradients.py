@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import last_name, read_once
 
 _SWITCHES = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad", "torch.autograd.inference_mode")
 _WITHOUT = ("torch.set_grad_enabled", "torch.autograd.set_grad_enabled")
@@ -59,26 +60,22 @@ def has_gradient(source: Source, node: ast.expr) -> bool:
     return not _is_detached(source, node) and not _is_only_looked_at(source, node)
 
 
+@read_once
 def is_training_code(source: Source) -> bool:
     """Whether the file holds modules or a loss, and neither tests nor what prepares data."""
-    known: dict[str, bool] = source.__dict__.setdefault("_about_file", {})
-    if "trains" not in known:
-        known["trains"] = not _tests_or_prepares(source) and (
-            "loss" in source.text
-            or ".backward(" in source.text
-            or any(source.is_module_class(one) for one in source.classes.values())
-        )
-    return known["trains"]
+    return not _tests_or_prepares(source) and (
+        "loss" in source.text
+        or ".backward(" in source.text
+        or any(source.is_module_class(one) for one in source.classes.values())
+    )
 
 
+@read_once
 def _tests_or_prepares(source: Source) -> bool:
-    known: dict[str, bool] = source.__dict__.setdefault("_about_file", {})
-    if "prepares" not in known:
-        bases = (base for one in source.classes.values() for base in one.bases)
-        known["prepares"] = any(path.startswith(_TESTS) for path in source.aliases.values()) or any(
-            _ending(source, base).endswith(_PREPROCESSING) for base in bases
-        )
-    return known["prepares"]
+    bases = (base for one in source.classes.values() for base in one.bases)
+    return any(path.startswith(_TESTS) for path in source.aliases.values()) or any(
+        _ending(source, base).endswith(_PREPROCESSING) for base in bases
+    )
 
 
 def is_beside_training(source: Source, node: ast.AST) -> bool:
@@ -92,9 +89,7 @@ def is_beside_training(source: Source, node: ast.AST) -> bool:
 
 
 def _ending(source: Source, base: ast.expr) -> str:
-    return source.path(base) or (
-        base.attr if isinstance(base, ast.Attribute) else base.id if isinstance(base, ast.Name) else ""
-    )
+    return source.path(base) or last_name(base)
 
 
 def _is_only_looked_at(source: Source, node: ast.expr) -> bool:

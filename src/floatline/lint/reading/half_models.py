@@ -10,6 +10,7 @@ from floatline.lint.reading.branches import Known, judge, learn
 from floatline.lint.reading.loop import read_training
 from floatline.lint.reading.loop_events import dotted
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import given_dtypes, parameters
 from floatline.lint.reading.values import assignments
 
 _HALF = ("torch.float16", "torch.half")
@@ -69,8 +70,7 @@ def _find_casts(source: Source) -> Iterator[tuple[str, ast.Call]]:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         name = node.func.attr
-        given = [*node.args, *(word.value for word in node.keywords if word.arg in ("dtype", "torch_dtype"))]
-        is_half = any(source.path(arg) in _HALF for arg in given)
+        is_half = any(source.path(arg) in _HALF for arg in given_dtypes(node))
         if (name == "half" and not node.args) or (name in ("to", "from_pretrained", "from_config") and is_half):
             statement = source.statement(node)
             if isinstance(statement, ast.Assign) and _is_outermost(source, node):
@@ -166,10 +166,7 @@ def _is_widened(source: Source, cast: ast.Call, end: ast.Call) -> bool:
 
 def _is_switched(source: Source, node: ast.AST, function: ast.AST) -> bool:
     """Whether it runs only where an argument of the function says so."""
-    arguments = getattr(function, "args", None)
-    names: set[str] = set()
-    if isinstance(arguments, ast.arguments):
-        names = {one.arg for one in (*arguments.args, *arguments.kwonlyargs)}
+    names = parameters(function)
     for above in source.ancestors(node):
         if above is function:
             return False

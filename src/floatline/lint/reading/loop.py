@@ -22,10 +22,10 @@ from floatline.lint.reading.loop_events import (
     body_of,
     calls_in,
     dotted,
-    last_name,
     nodes_in,
 )
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import keyword, last_name, read_once
 
 # Without CUDA a GradScaler is off by itself. Words like these in a test only ever make a rule silent.
 _ABOUT_PRECISION = re.compile(r"amp|cuda|device|fp16|float16|half|precision|scaler", re.IGNORECASE)
@@ -79,9 +79,8 @@ class Training:
             home = self.optimizers
         else:
             return
-        for word in value.keywords:
-            if word.arg == "enabled" and home is self.scalers:
-                known.update(learn(word.value, True))
+        if home is self.scalers and (enabled := keyword(value, "enabled")) is not None:
+            known.update(learn(enabled, True))
         above = self.source.parents.get(node)
         if isinstance(above, ast.If) and home is self.scalers:
             known.update(learn(above.test, node in above.body))
@@ -91,8 +90,8 @@ class Training:
     def is_off(self, scaler: str) -> bool:
         """Whether the scaler is made with `enabled=False`."""
         made = self.scalers.get(scaler)
-        words = made.call.keywords if made else []
-        return any(w.arg == "enabled" and isinstance(w.value, ast.Constant) and not w.value.value for w in words)
+        enabled = keyword(made.call, "enabled") if made else None
+        return isinstance(enabled, ast.Constant) and not enabled.value
 
     @cached_property
     def units(self) -> list[Unit]:
@@ -100,8 +99,8 @@ class Training:
         found: list[Unit] = []
         for function in self.functions:
             calls = set(calls_in(body_of(function)))
-            backward = [one for one in calls if last_name(one) == "backward"]
-            if not backward or not any(last_name(one) == "step" for one in calls):
+            backward = [one for one in calls if last_name(one.func) == "backward"]
+            if not backward or not any(last_name(one.func) == "step" for one in calls):
                 continue
             loops = [node for node in nodes_in(body_of(function)) if isinstance(node, LOOPS)]
             names = LoopNames(
@@ -216,12 +215,10 @@ class Unit:
                 yield BranchStep(event)
 
 
+@read_once
 def read_training(source: Source) -> Training:
-    """The training loops of a file; read once."""
-    made = source.__dict__.get("_training")
-    if made is None:
-        made = source.__dict__["_training"] = Training(source)
-    return made
+    """The training loops of a file."""
+    return Training(source)
 
 
 def find_units(source: Source) -> list[Unit]:

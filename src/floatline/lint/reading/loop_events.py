@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import keyword, last_name
 
 Kind = Literal[
     "backward", "unscale", "rescale", "clip", "step", "update", "zero", "schedule", "grad", "agree", "norm", "forward"
@@ -35,6 +36,7 @@ _COLLECTIVES = frozenset(
     """all_reduce all_gather all_gather_object all_gather_into_tensor broadcast broadcast_object_list reduce gather
     gather_for_metrics reduce_tensor barrier""".split()  # noqa: SIM905
 )
+_TIMES = frozenset(("div_", "mul_", "div", "mul", "float", "_foreach_mul_"))
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
@@ -96,8 +98,8 @@ class LoopNames:
             if not isinstance(call.func, ast.Attribute):
                 continue
             owner, name = call.func.value, call.func.attr
-            if name == "backward" and isinstance(owner, ast.Call) and last_name(owner) == "scale":
-                if scaler := dotted(owner.func.value):  # type: ignore[attr-defined] # pyright: ignore
+            if name == "backward" and isinstance(owner, ast.Call) and last_name(owner.func) == "scale":
+                if scaler := _scaler_in(owner):
                     self.scalers.add(scaler)
             elif name == "zero_grad" and dotted(owner):
                 zeroed.add(dotted(owner))
@@ -117,10 +119,11 @@ class LoopNames:
     def _read_scaled(self, function: ast.AST) -> None:
         """`loss = scaler.scale(loss)`: the name of what is scaled."""
         for node in nodes_in(body_of(function)):
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last_name(node.value) == "scale":
-                owner = dotted(node.value.func.value)  # type: ignore[attr-defined] # pyright: ignore
-                if owner in self.scalers:
-                    self.scaled.update({dotted(target): owner for target in node.targets if dotted(target)})
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            owner = _scaler_in(node.value)
+            if owner in self.scalers:
+                self.scaled.update({dotted(target): owner for target in node.targets if dotted(target)})
 
     def is_step(self, call: ast.Call) -> bool:
         """Whether an optimizer makes a step here, by itself or through a scaler."""
@@ -128,11 +131,11 @@ class LoopNames:
 
     def events(self, call: ast.Call) -> Iterator[LoopCall]:
         """What a call does, if anything."""
-        path, name = self.source.path(call.func), last_name(call)
+        path, name = self.source.path(call.func), last_name(call.func)
         if path.startswith("torch."):
             name_of = path.rpartition(".")[2]
             if path == "torch.autograd.grad":
-                scaler = self._scaled_by(_first(call, "outputs"))
+                scaler = self._scaled_by(call.args[0] if call.args else keyword(call, "outputs"))
                 if scaler:
                     yield LoopCall("grad", call, scaler)
             elif name_of in _NORMS:
@@ -180,8 +183,8 @@ class LoopNames:
         """The scaler that scaled a value; '' where none did."""
         if isinstance(node, (ast.List, ast.Tuple)) and node.elts:
             node = node.elts[0]
-        if isinstance(node, ast.Call) and last_name(node) == "scale":
-            owner = dotted(node.func.value)  # type: ignore[attr-defined] # pyright: ignore
+        if isinstance(node, ast.Call) and last_name(node.func) == "scale":
+            owner = _scaler_in(node)
             return owner if owner in self.scalers else ""
         return self.scaled.get(dotted(node), "") if node is not None else ""
 
@@ -193,14 +196,7 @@ class LoopNames:
         for above in self.source.ancestors(call):
             if isinstance(above, (ast.BinOp, ast.AugAssign)):
                 return not isinstance(getattr(above, "op", None), (ast.Add, ast.Sub))
-            if isinstance(above, ast.Call) and last_name(above) in (
-                "div_",
-                "mul_",
-                "div",
-                "mul",
-                "float",
-                "_foreach_mul_",
-            ):
+            if isinstance(above, ast.Call) and last_name(above.func) in _TIMES:
                 return True
             if isinstance(above, ast.stmt):
                 return False
@@ -227,6 +223,12 @@ def calls_in(statements: Sequence[ast.AST]) -> Iterator[ast.Call]:
     yield from (node for node in nodes_in(statements) if isinstance(node, ast.Call))
 
 
+def _scaler_in(call: ast.Call) -> str:
+    """X of `X.scale(loss)`."""
+    function = call.func
+    return dotted(function.value) if isinstance(function, ast.Attribute) and function.attr == "scale" else ""
+
+
 def _is_gradient(node: ast.expr) -> bool:
     """`p.grad`, `p.grad.data`, `p.grad.detach()`."""
     while isinstance(node, (ast.Call, ast.Attribute)):
@@ -234,17 +236,3 @@ def _is_gradient(node: ast.expr) -> bool:
             return True
         node = node.func if isinstance(node, ast.Call) else node.value
     return False
-
-
-def last_name(call: ast.Call) -> str:
-    """`step` of `self.optimizer.step()`."""
-    function = call.func
-    return (
-        function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
-    )
-
-
-def _first(call: ast.Call, name: str) -> ast.expr | None:
-    if call.args:
-        return call.args[0]
-    return next((word.value for word in call.keywords if word.arg == name), None)

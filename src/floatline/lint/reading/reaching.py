@@ -11,8 +11,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import keyword, parameters, read_once
 from floatline.lint.reading.values import reaching_values
 
+ZERO_IN_FP16 = 2.0**-25  # FP16 rounds this and everything below to 0
+# What torch's optimizers add to their denominators where nothing is said.
+DEFAULT_EPS = {
+    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), 1e-8),
+    "Adagrad": 1e-10,
+}
 _DEPTH = 6  # from a constant over calls and attributes to its use
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -54,6 +61,12 @@ def reached_numbers(source: Source, node: ast.expr, *, depth: int = 0) -> list[R
     return []
 
 
+def reached_zero(source: Source, node: ast.expr) -> float | None:
+    """The smallest number above 0 that reaches an expression, where FP16 rounds it to 0."""
+    small = [one.number for one in reached_numbers(source, node) if 0 < one.number <= ZERO_IN_FP16]
+    return min(small, default=None)
+
+
 def _of_name(source: Source, node: ast.Name, depth: int) -> list[Reached]:
     values = reaching_values(source, node)
     found = [one for value in values if value is not None for one in reached_numbers(source, value, depth=depth + 1)]
@@ -61,8 +74,9 @@ def _of_name(source: Source, node: ast.Name, depth: int) -> list[Reached]:
     if values and not any(value is None for value in values):
         return found
     while not isinstance(function, ast.Module):  # a name of a closure belongs to a function further out
-        if node.id in names_of(function):
-            return found + _of_parameter(source, function, node.id, depth)
+        if node.id in parameters(function):
+            given = given_to(source, function, node.id)
+            return found + [one for value in given for one in reached_numbers(source, value, depth=depth + 1)]
         function = source.function(function)
     return found
 
@@ -94,10 +108,10 @@ def owned_values(source: Source, node: ast.expr) -> list[ast.expr]:
     return found
 
 
+@read_once
 def _attributes(source: Source, owner: ast.ClassDef) -> dict[str, list[ast.expr]]:
-    cache: dict[int, dict[str, list[ast.expr]]] = source.__dict__.setdefault("_attributes", {})
-    if id(owner) in cache:
-        return cache[id(owner)]
+    """What a class gives its attributes."""
+    del source
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(owner):
         if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
@@ -109,7 +123,6 @@ def _attributes(source: Source, owner: ast.ClassDef) -> dict[str, list[ast.expr]
                     found.setdefault(one.attr, []).append(value)
                 elif isinstance(one, ast.Name) and node in owner.body:
                     found.setdefault(one.id, []).append(value)
-    cache[id(owner)] = found
     return found
 
 
@@ -121,21 +134,10 @@ def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.ex
         yield target, value
 
 
-def names_of(function: _Function) -> list[str]:
-    """The names of a function's parameters."""
-    arguments = function.args
-    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
-
-
-def _of_parameter(source: Source, function: _Function, name: str, depth: int) -> list[Reached]:
-    given = given_to(source, function, name)
-    return [one for value in given for one in reached_numbers(source, value, depth=depth + 1)]
-
-
 def given_to(source: Source, function: _Function, name: str) -> list[ast.expr]:
     """What a parameter is given: its default, and the arguments of calls in the file."""
     arguments = function.args
-    places = [one.arg for one in (*arguments.posonlyargs, *arguments.args)]
+    places = parameters(function, only_by_place=True)
     given: list[ast.expr] = []
     defaults = dict(zip(reversed(places), reversed(arguments.defaults), strict=False))
     defaults |= {
@@ -150,28 +152,16 @@ def given_to(source: Source, function: _Function, name: str) -> list[ast.expr]:
     owner = source.parents.get(function)
     called = owner.name if function.name == "__init__" and isinstance(owner, ast.ClassDef) else function.name
     skipped = 1 if isinstance(owner, ast.ClassDef) and places[:1] == ["self"] else 0
-    for call in _calls(source).get(called, ()):
+    for call in source.calls.get(called, ()):
         if any(isinstance(arg, ast.Starred) for arg in call.args):
             continue
-        named = next((word.value for word in call.keywords if word.arg == name), None)
+        named = keyword(call, name)
         place = places.index(name) - skipped if name in places else -1
         if named is not None:
             given.append(named)
         elif 0 <= place < len(call.args):
             given.append(call.args[place])
     return given
-
-
-def _calls(source: Source) -> dict[str, list[ast.Call]]:
-    """The calls of the file by the last name of what is called."""
-    cache: dict[str, list[ast.Call]] | None = source.__dict__.get("_calls")
-    if cache is None:
-        cache = {}
-        for node in ast.walk(source.tree):
-            if isinstance(node, ast.Call) and (name := source.call_name(node)):
-                cache.setdefault(name, []).append(node)
-        source.__dict__["_calls"] = cache
-    return cache
 
 
 def may_be_tensor(source: Source, node: ast.expr) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from floatline.lint.reading.reaching import given_to, mentions_dtype, names_of
+from floatline.lint.reading.reaching import given_to, mentions_dtype
 from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import given_dtypes, keyword, last_name, parameters, read_once
 from floatline.lint.reading.values import assignments
 
 _CASTS = frozenset(("float", "double"))
@@ -20,14 +21,8 @@ def is_in_cast_module(source: Source, node: ast.AST) -> bool:
     return owner is not None and owner.name in _cast_classes(source)
 
 
+@read_once
 def _cast_classes(source: Source) -> frozenset[str]:
-    known: frozenset[str] | None = source.__dict__.get("_cast_classes")
-    if known is None:
-        known = source.__dict__["_cast_classes"] = _find_cast_classes(source)
-    return known
-
-
-def _find_cast_classes(source: Source) -> frozenset[str]:
     roots = {name for owner in source.classes.values() for name in _cast_in(source, owner)}
     if not roots:
         return frozenset()
@@ -96,7 +91,7 @@ def prepares_data(source: Source, node: ast.AST) -> bool:
     seen: set[str] = set()
     while owner is not None and owner.name not in seen:
         seen.add(owner.name)
-        names = [base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in owner.bases]
+        names = [last_name(base) for base in owner.bases]
         if any(name.endswith(_PREPARATION) for name in (*names, owner.name)):
             return True
         owner = next((source.classes[name] for name in names if name in source.classes), None)
@@ -161,11 +156,10 @@ def _is_wide(source: Source, node: ast.expr) -> bool:
         return False
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("float", "double") and not node.args:
         return True
-    told = [*node.args, *(word.value for word in node.keywords if word.arg == "dtype")]
-    if any(source.path(one) in _WIDE for one in told):
+    if any(source.path(one) in _WIDE for one in given_dtypes(node)):
         return True
     path = source.path(node.func)
-    return path.startswith("torch.") and path[6:] in _WIDE_MAKERS and all(word.arg != "dtype" for word in node.keywords)
+    return path.startswith("torch.") and path[6:] in _WIDE_MAKERS and keyword(node, "dtype") is None
 
 
 def follows_dtype(source: Source, node: ast.expr) -> bool:
@@ -176,7 +170,7 @@ def follows_dtype(source: Source, node: ast.expr) -> bool:
         name = source.call_name(one)
         if name.endswith("_like") or name.startswith("new_") or name in ("half", "type_as") or _casts_back(source, one):
             return True
-        if any(word.arg == "dtype" and not source.path(word.value) for word in one.keywords):
+        if (dtype := keyword(one, "dtype")) is not None and not source.path(dtype):
             return True
     return False
 
@@ -188,12 +182,10 @@ def _casts_back(source: Source, node: ast.Call) -> bool:
         return True
     if name not in ("to", "type"):
         return False
-    told = [*node.args, *(word.value for word in node.keywords if word.arg == "dtype")]
-    for one in told:
-        last = one.attr if isinstance(one, ast.Attribute) else one.id if isinstance(one, ast.Name) else ""
-        if "dtype" in last or source.path(one) in ("torch.float16", "torch.half", "torch.bfloat16"):
-            return True
-    return False
+    return any(
+        "dtype" in last_name(one) or source.path(one) in ("torch.float16", "torch.half", "torch.bfloat16")
+        for one in given_dtypes(node)
+    )
 
 
 def made_of(source: Source, node: ast.expr, *, always: bool = True) -> Iterator[ast.expr]:
@@ -238,7 +230,7 @@ def _sources_of(source: Source, node: ast.Name, *, always: bool) -> list[ast.exp
             found.append(value)
         elif isinstance(statement, (ast.Assign, ast.AugAssign)) and statement.lineno < node.lineno:
             found.append(statement.value)
-    if not found and not isinstance(function, ast.Module) and node.id in names_of(function):
+    if not found and not isinstance(function, ast.Module) and node.id in parameters(function):
         found = [value for value in given_to(source, function, node.id) if not isinstance(value, ast.Constant)]
     return found
 

@@ -22,7 +22,7 @@ class Source(SourceTree):
     """
 
     def is_tensor(self, node: ast.expr) -> bool:
-        """Whether the file shows that this is a tensor: made by torch, annotated so, or used as only tensors are."""
+        """As `SourceTree` says."""
         return values.is_tensor(self, node)
 
     def dtype(self, node: ast.expr) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 _HOMES = ("torch.nn.functional.", "torch.special.", "torch.linalg.", "torch.fft.", "torch.Tensor.", "torch.")
 _ALIASES = {
@@ -64,7 +66,7 @@ class Operation:
         return self.args[place] if place < len(self.args) else None
 
 
-class SourceTree:
+class SourceTree(ABC):
     """A Python file, parsed.
 
     Args:
@@ -80,6 +82,7 @@ class SourceTree:
         self.tree = ast.parse(text)
         self.lines = text.split("\n")
         self.aliases = _read_imports(self.tree)
+        self.answers: dict[object, dict[object, Any]] = {}  # of each function that asks, by its arguments
 
     def line(self, number: int) -> str:
         """A line without the space around it."""
@@ -137,23 +140,17 @@ class SourceTree:
             first = node.args[0] if node.args else keywords.get("input")
             if not home or "." in name or first is None:
                 return None
-            plain = name.rstrip("_") if not name.startswith("_") else name
-            return Operation(
-                _ALIASES.get(plain, plain), first, tuple(node.args[1:]), keywords, node, is_in_place=plain != name
-            )
+            return make_operation(name, first, node.args[1:], keywords, node, is_method=False)
         if not isinstance(node.func, ast.Attribute):
             return None
         name, owner = node.func.attr, node.func.value
         if self.path(owner) or (name in _SHARED_METHODS and not self.is_tensor(owner)):
             return None
-        plain = name.rstrip("_") if not name.startswith("_") else name
-        return Operation(
-            _ALIASES.get(plain, plain), owner, tuple(node.args), keywords, node, True, is_in_place=plain != name
-        )
+        return make_operation(name, owner, node.args, keywords, node, is_method=True)
 
+    @abstractmethod
     def is_tensor(self, node: ast.expr) -> bool:
-        """Whether the file shows that this is a tensor: `Source` knows."""
-        raise NotImplementedError
+        """Whether the file shows that this is a tensor: made by torch, annotated so, or used as only tensors are."""
 
     # Where a node stands.
 
@@ -215,6 +212,73 @@ class SourceTree:
     def classes(self) -> dict[str, ast.ClassDef]:
         """The classes of the file."""
         return {node.name: node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)}
+
+    @cached_property
+    def calls(self) -> dict[str, list[ast.Call]]:
+        """The calls of the file by the last name of what is called."""
+        found: dict[str, list[ast.Call]] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and (name := self.call_name(node)):
+                found.setdefault(name, []).append(node)
+        return found
+
+
+_S = TypeVar("_S", bound=SourceTree)
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def read_once(read: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
+    """A function of a file whose answers are kept with the file: many rules ask the same."""
+
+    @wraps(read)
+    def ask(source: _S, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        answers = source.answers.setdefault(read, {})
+        if args not in answers:
+            answers[args] = read(source, *args, **kwargs)
+        return answers[args]
+
+    return ask
+
+
+def make_operation(
+    name: str,
+    operand: ast.expr,
+    args: Sequence[ast.expr],
+    keywords: dict[str, ast.expr],
+    node: ast.Call,
+    *,
+    is_method: bool,
+) -> Operation:
+    """The operation of a call by the name that it has in the source."""
+    plain = name.rstrip("_") if not name.startswith("_") else name
+    return Operation(
+        _ALIASES.get(plain, plain), operand, tuple(args), keywords, node, is_method, is_in_place=plain != name
+    )
+
+
+def last_name(node: ast.AST) -> str:
+    """`step` of `self.optimizer.step` and of `step`; '' for anything but names and attributes."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def keyword(call: ast.Call, name: str) -> ast.expr | None:
+    """The argument that a call gives by this name."""
+    return next((word.value for word in call.keywords if word.arg == name), None)
+
+
+def given_dtypes(call: ast.Call) -> list[ast.expr]:
+    """The arguments of a call that may be a dtype: those by place, and those by its names."""
+    return [*call.args, *(word.value for word in call.keywords if word.arg in ("dtype", "torch_dtype"))]
+
+
+def parameters(function: ast.AST, *, only_by_place: bool = False) -> list[str]:
+    """The names of a function's parameters, without `*args` and `**kwargs`."""
+    arguments = getattr(function, "args", None)
+    if not isinstance(arguments, ast.arguments):
+        return []
+    by_name = () if only_by_place else arguments.kwonlyargs
+    return [one.arg for one in (*arguments.posonlyargs, *arguments.args, *by_name)]
 
 
 def _read_imports(tree: ast.Module) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""Operations on tensors that the file shows by their options or by where they stand, and what they pass through."""
+"""Operations on tensors: those that the file shows by their options, what they pass through, and their bounds."""
 
 from __future__ import annotations
 
 import ast
 
 from floatline.lint.reading.source import Operation, Source
+from floatline.lint.reading.source_tree import keyword, make_operation, parameters
 from floatline.lint.reading.values import reaching_values
 
 # The same numbers in another shape.
@@ -14,6 +15,9 @@ SHAPES = frozenset(
 )
 _OPTIONS = frozenset(("dim", "keepdim"))  # numpy says axis and keepdims
 _DEPTH = 8
+_BOUNDS = frozenset(("max", "amax", "logsumexp", "log_softmax", "logsigmoid", "clamp", "clamp_max", "minimum", "min"))
+_EVEN = frozenset(("abs", "square", "cdist", "norm", "relu", "softplus", "exp"))
+ASKS_FOR_FINITE = frozenset(("isfinite", "isnan", "isinf"))
 
 
 def read_tensor_operation(source: Source, node: ast.AST | None) -> Operation | None:
@@ -29,8 +33,7 @@ def read_tensor_operation(source: Source, node: ast.AST | None) -> Operation | N
         not source.is_module_class(source.class_of(node)) or _is_of_numpy(source, owner)
     ):
         return None
-    plain = name.rstrip("_") if not name.startswith("_") else name
-    return Operation(plain, owner, tuple(node.args), keywords, node, True, is_in_place=plain != name)
+    return make_operation(name, owner, node.args, keywords, node, is_method=True)
 
 
 def _is_of_numpy(source: Source, node: ast.expr) -> bool:
@@ -73,32 +76,18 @@ def _is_given_wide(source: Source, node: ast.Name) -> bool:
     function = source.function(node)
     if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
         return False
-    names = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
+    names = parameters(function, only_by_place=True)
     if node.id not in names or source.value(node) is not node:
         return False
-    calls = _calls_of(source).get(function.name, ())
     place = names.index(node.id)
     given: list[ast.expr | None] = []
-    for call in calls:
+    for call in source.calls.get(function.name, ()):
         own = int(isinstance(call.func, ast.Attribute) and names[0] in ("self", "cls"))
-        named = next((word.value for word in call.keywords if word.arg == node.id), None)
         by_place = call.args[place - own] if 0 <= place - own < len(call.args) else None
-        given.append(named or by_place)
+        given.append(keyword(call, node.id) or by_place)
     if not given and function.name.startswith("_") and names[0] == "self":
         return True  # called by a class of another file, which may have cast it
     return bool(given) and all(one is not None and source.dtype(one) == "wide" for one in given)
-
-
-def _calls_of(source: Source) -> dict[str, list[ast.Call]]:
-    """The calls of the file by their last names."""
-    known: dict[str, list[ast.Call]] | None = source.__dict__.get("_calls_by_name")
-    if known is None:
-        known = {}
-        for part in ast.walk(source.tree):
-            if isinstance(part, ast.Call) and (name := source.call_name(part)):
-                known.setdefault(name, []).append(part)
-        source.__dict__["_calls_by_name"] = known
-    return known
 
 
 def is_same(left: ast.AST, right: ast.AST) -> bool:
@@ -129,5 +118,74 @@ def is_bfloat16(source: Source, node: ast.expr, *, depth: int = 0) -> bool:
                 return True
             made = source.value(part)
             if depth < _DEPTH and made is not part and is_bfloat16(source, made, depth=depth + 1):
+                return True
+    return False
+
+
+def read_exp(source: Source, node: ast.expr) -> ast.expr | None:
+    """What exp is taken of, where an expression, or what its name was made from, is one; else None."""
+    found = source.operation(source.value(node))
+    return found.operand if found is not None and found.name == "exp" and not found.args else None
+
+
+def is_bounded(source: Source, node: ast.expr, *, depth: int = 0) -> bool:
+    """Whether the file shows a bound above: a value shifted by its maximum, clamped, or minus a square."""
+    node = source.value(node)
+    if depth > 4:
+        return False
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _is_positive(source, node.operand)
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Sub):
+            return _mentions_bound(source, node.right, depth=depth)
+        if isinstance(node.op, (ast.Mult, ast.Div)):
+            sides = (node.left, node.right)
+            return any(is_bounded(source, side, depth=depth + 1) for side in sides) or any(
+                isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.USub) and _is_positive(source, other)
+                for one, other in (sides, sides[::-1])
+            )
+        return False
+    if isinstance(node, ast.Subscript):
+        return is_bounded(source, node.value, depth=depth + 1)
+    found = source.operation(node)
+    return found is not None and found.name in _BOUNDS
+
+
+def _is_positive(source: Source, node: ast.expr) -> bool:
+    node = source.value(node)
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Pow):
+            return source.number(node.right) in (2, 4)
+        return isinstance(node.op, (ast.Mult, ast.Div)) and any(
+            _is_positive(source, s) for s in (node.left, node.right)
+        )
+    found = source.operation(node)
+    if found is None:
+        return False
+    return found.name in _EVEN or (found.name == "pow" and bool(found.args) and source.number(found.args[0]) in (2, 4))
+
+
+def _mentions_bound(source: Source, node: ast.expr, *, depth: int) -> bool:
+    """Whether a maximum is what is taken away: `x.max(-1, keepdim=True)[0]`, or a name made from one."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Call) and source.call_name(one) in _BOUNDS:
+            return True
+        if isinstance(one, ast.Name) and depth < 3:
+            made = source.value(one)
+            if made is not one and _mentions_bound(source, made, depth=depth + 1):
+                return True
+            if "max" in one.id.lower():  # given from elsewhere, or unpacked: `x_max, _ = x.max(-1)`
+                return True
+    return False
+
+
+def asks_for_finite(source: Source, node: ast.AST, *, depth: int = 0) -> bool:
+    """Whether an expression asks isfinite, isnan or isinf, by itself or by what its names were made from."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.Call) and source.call_name(one) in ASKS_FOR_FINITE:
+            return True
+        if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load) and depth < 4:
+            made = source.value(one)
+            if made is not one and asks_for_finite(source, made, depth=depth + 1):
                 return True
     return False

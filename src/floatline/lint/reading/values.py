@@ -11,7 +11,7 @@ import bisect
 import math
 from collections.abc import Sequence
 
-from floatline.lint.reading.source_tree import Operation, SourceTree
+from floatline.lint.reading.source_tree import Operation, SourceTree, keyword, last_name, parameters, read_once
 
 _DTYPES = {
     **dict.fromkeys(("float32", "float64", "float", "double"), "wide"),
@@ -168,21 +168,14 @@ def _dominates(source: SourceTree, statement: ast.stmt, around: set[int]) -> boo
 
 def _parameters(function: ast.AST) -> set[str]:
     arguments = getattr(function, "args", None)
-    if not isinstance(arguments, ast.arguments):
-        return set()
-    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return {one.arg for one in (*every, *(a for a in (arguments.vararg, arguments.kwarg) if a))}
+    rest = (arguments.vararg, arguments.kwarg) if isinstance(arguments, ast.arguments) else ()
+    return {*parameters(function), *(one.arg for one in rest if one is not None)}
 
 
+@read_once
 def assignments(source: SourceTree, function: ast.AST) -> dict[str, list[tuple[ast.stmt, ast.expr | None]]]:
     """Every assignment to a name in a function, in the file's order: the statement, and its value if that is one."""
-    cache: dict[int, dict[str, list[tuple[ast.stmt, ast.expr | None]]]] = source.__dict__.setdefault("_assigned", {})
-    if id(function) not in cache:
-        cache[id(function)] = _read_assignments(function)
-    return cache[id(function)]
-
-
-def _read_assignments(function: ast.AST) -> dict[str, list[tuple[ast.stmt, ast.expr | None]]]:
+    del source
     found: dict[str, list[tuple[ast.stmt, ast.expr | None]]] = {}
     body: list[ast.AST] = [] if isinstance(function, ast.Lambda) else getattr(function, "body", [])
     waiting = body[::-1]
@@ -236,7 +229,7 @@ def read_dtype(source: SourceTree, node: ast.expr, *, depth: int = 0) -> str:
     if depth > _DEEP:
         return ""
     # Read once: a loop's names are made from each other, and every way around them would be walked.
-    known: dict[ast.AST, str] = source.__dict__.setdefault("_shown_dtypes", {})
+    known = source.answers.setdefault(read_dtype, {})
     if node not in known:
         known[node] = ""
         known[node] = _show_dtype(source, node, depth)
@@ -267,9 +260,8 @@ def _show_dtype(source: SourceTree, node: ast.expr, depth: int) -> str:
 
 def _told_dtype(source: SourceTree, node: ast.Call, depth: int) -> str | None:
     """The dtype that a call names; None where it names none."""
-    for word in node.keywords:
-        if word.arg == "dtype":
-            return name_of_dtype(source, word.value, depth=depth)
+    if (dtype := keyword(node, "dtype")) is not None:
+        return name_of_dtype(source, dtype, depth=depth)
     path = source.path(node.func)
     if path.startswith("torch.") and path.removeprefix("torch.") in _MAKERS:
         return "wide"  # torch's default dtype
@@ -302,8 +294,7 @@ def _names_device(node: ast.Call) -> bool:
     arg = node.args[0]
     if isinstance(arg, ast.Constant):
         return isinstance(arg.value, str)
-    last = arg.attr if isinstance(arg, ast.Attribute) else arg.id if isinstance(arg, ast.Name) else ""
-    return "device" in last.lower()
+    return "device" in last_name(arg).lower()
 
 
 def name_of_dtype(source: SourceTree, node: ast.expr, *, depth: int = 0) -> str:
@@ -341,7 +332,7 @@ def is_tensor(source: SourceTree, node: ast.expr, *, depth: int = 0) -> bool:
     """Whether the file shows that a value is a tensor."""
     if depth > _DEEP:
         return False
-    known: dict[ast.AST, bool] = source.__dict__.setdefault("_shown_tensors", {})
+    known = source.answers.setdefault(is_tensor, {})
     if node not in known:
         known[node] = False  # a value that is made from itself shows nothing
         known[node] = _show_tensor(source, node, depth)
@@ -382,6 +373,5 @@ def _is_annotated(source: SourceTree, node: ast.Name) -> bool:
     for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
         if one.arg != node.id or one.annotation is None:
             continue
-        named = ast.unparse(one.annotation)
-        return "Tensor" in named
+        return "Tensor" in ast.unparse(one.annotation)
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -85,6 +86,11 @@ class Code:
     text: str
     language: str = ""
     caption: str = ""
+
+
+def seven_digits(value: float | None) -> float | None:
+    """A number for the page's script: 7 significant digits; None where it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(f"{value:.7g}")
 
 
 Block = Words | Table | Drawing | Curves | Code

@@ -54,7 +54,7 @@ def find_run_folders(places: Sequence[str]) -> list[Path]:
     found: list[Path] = []
     for place in map(Path, places):
         if not place.is_dir():
-            raise LedgerError(f"'{place}' is no folder. Give a run folder, such as runs/NAME.")
+            raise LedgerError(f"'{place}' is not a folder. Give a run folder, such as runs/NAME.")
         below = sorted(path for path in place.iterdir() if path.is_dir())
         own = [path for path in ([place] if list_parts(place) else below) if list_parts(path)]
         if not own:

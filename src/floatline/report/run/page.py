@@ -1,15 +1,258 @@
-"""Runs as one page that opens anywhere: no network, light and dark, any width."""
+"""Runs as one page: how they stand, their curves, skips by reason, layers against the format's limits, events."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from floatline.errors import LedgerError
-from floatline.report.document.html import page_of
-from floatline.report.document.package_files import put_in_place
-from floatline.report.run.facts import RunFacts
-from floatline.report.run.run_document import document_of
+from floatline.ledger.account import Account
+from floatline.ledger.lines import REASONS
+from floatline.ledger.progress import Spread
+from floatline.report.document.document import Chapter, Curves, Document, Part, Table, Tile, Tone, Words, seven_digits
+from floatline.report.document.html import page_of, put_in_place
+from floatline.report.run.details import details_of
+from floatline.report.run.facts import OVER, RunFacts, State
+from floatline.report.run.texts import (
+    TONES,
+    loss_of,
+    norm_of,
+    place_of,
+    scale_of,
+    show_number,
+    show_pace,
+    show_percent,
+    show_scale,
+    show_seconds,
+    skips_of,
+    time_of,
+)
+from floatline.report.validation.texts import sentence
+
+_MARKED = ("rollback", "escalation", "stop", "lr-cut", "regime-change")
+_MOST_MARKS = 40
+_WIDE = 30.0  # losses whose highest is so many times the lowest are drawn over their logarithm
+
+
+def curves_of(runs: Sequence[RunFacts]) -> dict[str, Any] | None:
+    """Numbers and names for the charts; None where no run has a step.
+
+    Numerics:
+        A point is the mean of the finite values of its steps, null where there are none; low and high are the lowest
+        and the highest of them. Values keep 7 significant digits.
+    """
+    drawn = [run for run in runs if run.stretches]
+    if not drawn:
+        return None
+    lows = [stretch.loss.low for run in drawn for stretch in run.stretches if stretch.loss.num]
+    highs = [stretch.loss.mean for run in drawn for stretch in run.stretches if stretch.loss.num]
+    return {
+        "runs": [_run(run) for run in drawn],
+        "logLoss": bool(lows) and min(lows) > 0 and max(highs) / min(lows) > _WIDE,
+        "perPoint": max(run.steps_per_stretch for run in drawn),
+    }
+
+
+def _run(run: RunFacts) -> dict[str, Any]:
+    stretches = run.stretches
+    marks = [[event.attempt, event.event] for event in run.events if event.event in _MARKED]
+    return {
+        "name": run.name,
+        "steps": [stretch.last for stretch in stretches],
+        "loss": _means([stretch.loss for stretch in stretches]),
+        "lossLow": [seven_digits(stretch.loss.low) for stretch in stretches],
+        "lossHigh": [seven_digits(stretch.loss.high) for stretch in stretches],
+        "norm": _positive(_means([stretch.norm for stretch in stretches])),
+        "scale": _positive([seven_digits(stretch.scale.last) for stretch in stretches]),
+        "lr": _known([seven_digits(stretch.lr.last) for stretch in stretches]),
+        "lost": _known([seven_digits(stretch.lost.last) for stretch in stretches]),
+        # By place: how many were skipped there, and in words.
+        "skips": [
+            [place, sum(stretch.skipped.values()), ", ".join(f"{n:,} {why}" for why, n in stretch.skipped.items())]
+            for place, stretch in enumerate(stretches)
+            if stretch.skipped
+        ],
+        "nonfinite": [
+            [place, stretch.loss.num_nan + stretch.loss.num_inf]
+            for place, stretch in enumerate(stretches)
+            if stretch.loss.num_nan + stretch.loss.num_inf
+        ],
+        "marks": marks[-_MOST_MARKS:],
+    }
+
+
+def _means(spreads: Sequence[Spread]) -> list[float | None]:
+    return [seven_digits(spread.mean) if spread.num else None for spread in spreads]
+
+
+def _positive(values: list[float | None]) -> list[float | None] | None:
+    """For an axis of powers, which has no place for zero; None where nothing is left."""
+    return _known([None if value is None or value <= 0 else value for value in values])
+
+
+def _known(values: list[float | None]) -> list[float | None] | None:
+    return values if any(value is not None for value in values) else None
+
+
+_MEANINGS: dict[State, str] = {
+    "running": "The run goes on; this is how it stood when the page was written.",
+    "silent": "The ledger is not closed, and nothing was added to it for long: the run hangs, or its machine is away.",
+    "finished": "The ledger was closed in order.",
+    "interrupted": "The ledger was closed in order before the run had all of its steps.",
+    "stopped": "The guard ended the run; its last event says why.",
+    "died": "The ledger was not closed, and the process that wrote it is gone.",
+}
+_REASONS = {
+    "overflow": "a gradient was not finite, the loss was",
+    "forward-nonfinite": "the loss was not finite",
+    "outlier": "loss or norm was far out of line",
+    "requested": "the caller asked for it",
+}
+
+
+def document_of(runs: Sequence[RunFacts]) -> tuple[Document, dict[str, Tone]]:
+    """The page's content, and the tone of each word that it is headed by."""
+    tones: dict[str, Tone] = {state.upper(): tone for state, tone in TONES.items()}
+    if len(runs) == 1:
+        return _single(runs[0]), tones
+    found = {TONES[run.state] for run in runs}
+    order: tuple[Tone, ...] = ("bad", "warn", "good")
+    head = f"{len(runs)} RUNS"
+    tones[head] = next(tone for tone in order if tone in found)
+    return _several(runs, head), tones
+
+
+def _single(run: RunFacts) -> Document:
+    return Document(
+        title=run.name,
+        subtitle=_origin(run),
+        verdict=run.state.upper(),
+        meaning=_MEANINGS[run.state],
+        reason=sentence(f"{place_of(run)}, {time_of(run)}"),
+        tiles=_tiles(run),
+        flags=_flags(run),
+        before=(_curves([run]), _skips([run])),
+        chapters=(),
+        after=tuple(details_of(run)),
+        footer=_footer([run]),
+    )
+
+
+def _several(runs: Sequence[RunFacts], head: str) -> Document:
+    states = [run.state for run in runs]
+    counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
+    return Document(
+        title=", ".join(run.name for run in runs),
+        subtitle="Runs side by side, as their ledgers tell them",
+        verdict=head,
+        meaning="The curves are laid over each other by step; what belongs to one run follows under its name.",
+        reason=f"{counts}.",
+        tiles=(),
+        flags=tuple(f"{run.name}: {flag}" for run in runs for flag in _flags(run)),
+        before=(Part("How they stand", (_standing(runs),)), _curves(runs), _skips(runs)),
+        chapters=tuple(
+            Chapter(run.name, run.state.upper(), f"{place_of(run)}, {time_of(run)}", tuple(details_of(run)))
+            for run in runs
+        ),
+        after=(),
+        footer=_footer(runs),
+    )
+
+
+def _origin(run: RunFacts) -> str:
+    words = [
+        run.plan and f"plan {run.plan}",
+        run.run_id and f"run {run.run_id}",
+        run.started and f"begun {_moment(run.started)}",
+    ]
+    return ", ".join(filter(None, words))
+
+
+def _moment(text: str) -> str:
+    """A time as people write it; as it is where it is none."""
+    try:
+        return datetime.fromisoformat(text).astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return text
+
+
+def _tiles(run: RunFacts) -> tuple[Tile, ...]:
+    account = run.account
+    return (
+        Tile("Loss", show_number(account.last_loss), loss_of(run)),
+        Tile("Skipped", f"{account.num_skipped:,}", skips_of(run)),
+        Tile("Loss scale", show_scale(account.scale), scale_of(run)),
+        Tile("Gradient norm", show_number(run.grad_norm), norm_of(run)),
+    )
+
+
+def _flags(run: RunFacts) -> tuple[str, ...]:
+    flags = [str(event) for event in run.events if event.event == "diagnosis"][-1:]
+    if run.num_missed:
+        flags.append(f"{run.num_missed:,} steps are in parts of the ledger that were deleted: in the totals only.")
+    if run.num_resumes:
+        flags.append(f"Gone on with {run.num_resumes:,} time{'s' * (run.num_resumes != 1)}.")
+    if run.state in ("stopped", "died") and run.events:
+        flags.append(f"{run.events[-1]}")
+    return tuple(flags)
+
+
+def _standing(runs: Sequence[RunFacts]) -> Table:
+    rows = tuple(
+        (
+            run.name,
+            run.state.upper(),
+            f"{run.account.attempted:,}" + (f" of {run.steps:,}" if run.steps is not None else ""),
+            show_number(run.account.last_loss),
+            f"{run.account.num_skipped:,}",
+            show_scale(run.account.scale),
+            show_pace(run),
+            show_seconds(run.seconds if run.state in OVER else run.eta),
+        )
+        for run in runs
+    )
+    head = ("run", "state", "steps", "loss", "skipped", "scale", "pace", "took, or ETA")
+    tones: tuple[Tone, ...] = tuple(TONES[run.state] for run in runs)
+    return Table("The runs", head, rows, named=(0,), numeric=(2, 3, 4, 5, 6, 7), tones=tones, cards=True)
+
+
+def _curves(runs: Sequence[RunFacts]) -> Part:
+    data = curves_of(runs)
+    if data is None:
+        return Part("Curves", (Words("No step was recorded yet.", "missing"),))
+    summary = "; ".join(
+        f"{run.name}: loss {show_number(run.account.first_loss)} at the start, {show_number(run.account.last_loss)} at "
+        f"step {run.account.attempted:,}, scale {show_scale(run.account.scale)}, {skips_of(run)} skipped"
+        for run in runs
+    )
+    how = "The pointer or the arrow keys read the curves; drag to look closer, double-click to go back."
+    return Part("Curves", (Curves(data, f"{summary}."), Words(how, "note")))
+
+
+def _skips(runs: Sequence[RunFacts]) -> Part:
+    seen = [reason for reason in REASONS if any(run.account.skipped[reason] for run in runs)]
+    if not seen:
+        return Part("Skipped steps", (Words("No step was skipped."),))
+    rows = tuple((reason, *(_share(run.account, reason) for run in runs), _REASONS.get(reason, "")) for reason in seen)
+    names = ("steps",) if len(runs) == 1 else tuple(run.name for run in runs)
+    numeric = tuple(range(1, 1 + len(runs)))
+    table = Table(
+        "Skipped steps by reason", ("reason", *names, "because"), rows, named=(0,), numeric=numeric, cards=True
+    )
+    return Part("Skipped steps", (table,))
+
+
+def _share(account: Account, reason: str) -> str:
+    count = account.skipped[reason]
+    return f"{count:,} ({show_percent(count / account.attempted)})" if count else "0"
+
+
+def _footer(runs: Sequence[RunFacts]) -> str:
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    versions = ", ".join(dict.fromkeys(run.version for run in runs if run.version))
+    return f"Written {now} from {', '.join(str(run.folder) for run in runs)}; recorded by floatline {versions}."
 
 
 def write_run_page(runs: Sequence[RunFacts], path: Path) -> None:

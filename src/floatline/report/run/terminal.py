@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from rich.text import Text
 
+from floatline.base.texts import printable
 from floatline.formats import Format
-from floatline.ledger.progress import Spread, Stretch
+from floatline.ledger.progress import Spread
 from floatline.report.chart import draw_axis, draw_labels, marks_of
 from floatline.report.run.facts import LayerFacts, RunFacts
 from floatline.report.run.texts import (
@@ -19,7 +21,6 @@ from floatline.report.run.texts import (
     loss_of,
     norm_of,
     place_of,
-    printable,
     scale_of,
     show_number,
     show_pace,
@@ -72,9 +73,9 @@ def _one(run: RunFacts, width: int, height: int | None) -> list[Text]:
     found = [event for event in run.events if event.event == "diagnosis"]
     if found:  # what is known about the cause comes first
         lines += _labelled("cause", f"{found[-1].message} (step {found[-1].attempt:,})", width, "bold red")
-    lines += _row("loss", show_number(run.account.last_loss), _values(run, _loss), loss_of(run), width)
-    lines += _row("norm", show_number(run.grad_norm), _values(run, _norm), norm_of(run), width)
-    lines += _row("scale", show_scale(run.account.scale), _powers(_values(run, _scale)), scale_of(run), width)
+    lines += _row("loss", show_number(run.account.last_loss), _values(run, "loss"), loss_of(run), width)
+    lines += _row("norm", show_number(run.grad_norm), _values(run, "norm"), norm_of(run), width)
+    lines += _row("scale", show_scale(run.account.scale), _powers(_values(run, "scale")), scale_of(run), width)
     lines += _labelled("skipped", skips_of(run), width, "yellow" if run.account.num_skipped else "")
     if run.lost_share is not None:
         lines += _labelled("lost", f"{show_percent(run.lost_share)} of gradient elements rounded to zero", width)
@@ -89,7 +90,7 @@ def _one(run: RunFacts, width: int, height: int | None) -> list[Text]:
 
 def _brief(run: RunFacts, width: int) -> list[Text]:
     lines = _head(run, width)
-    lines += _row("loss", show_number(run.account.last_loss), _values(run, _loss), loss_of(run), width)
+    lines += _row("loss", show_number(run.account.last_loss), _values(run, "loss"), loss_of(run), width)
     words = f"{skips_of(run)} · scale {show_scale(run.account.scale)} · norm {show_number(run.grad_norm)}"
     lines += _labelled("skipped", words, width, "yellow" if run.account.num_skipped else "")
     if run.layers:
@@ -131,21 +132,9 @@ def _row(label: str, value: str, values: list[float | None], note: str, width: i
     return [line.append(f"  {note}", style="dim")]
 
 
-def _values(run: RunFacts, pick: Callable[[Stretch], Spread]) -> list[float | None]:
-    spreads = [pick(stretch) for stretch in run.stretches]
+def _values(run: RunFacts, which: Literal["loss", "norm", "scale"]) -> list[float | None]:
+    spreads: list[Spread] = [getattr(stretch, which) for stretch in run.stretches]
     return [spread.mean if spread.num else None for spread in spreads]
-
-
-def _loss(stretch: Stretch) -> Spread:
-    return stretch.loss
-
-
-def _norm(stretch: Stretch) -> Spread:
-    return stretch.norm
-
-
-def _scale(stretch: Stretch) -> Spread:
-    return stretch.scale
 
 
 def _powers(values: list[float | None]) -> list[float | None]:

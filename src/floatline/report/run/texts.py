@@ -157,11 +157,6 @@ def tone_of(layer: LayerFacts) -> Tone:
     return "warn" if layer.num_nonfinite or (layer.headroom is not None and layer.headroom < NEAR) else "good"
 
 
-def printable(text: str) -> str:
-    """One line, safe for a terminal whatever it holds."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
 def spark(values: Sequence[float | None], width: int, *, steps: str) -> str:
     """The values as a line of characters, averaged where there are more than columns; a gap where none is finite.
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from floatline.report.document.document import Block, Curves, Drawing, Part, Table, Tone, Words
-from floatline.report.validation.curves import curves_of
-from floatline.report.validation.drawings import Bar, intervals_svg
-from floatline.report.validation.interval_line import draw_line
+from floatline.report.document.document import Block, Curves, Drawing, Part, Table, Tone, Words, seven_digits
+from floatline.report.validation.drawings import Bar, draw_line, intervals_svg
 from floatline.report.validation.texts import TONES, show_count, show_ends, show_excess, show_value
+from floatline.validation.verdict.curves import curve_excesses
+from floatline.validation.verdict.pairs import ArmRun, pair_up
 
 if TYPE_CHECKING:
     from floatline.validation.verdict.comparison import Comparison, Gate
     from floatline.validation.verdict.pairs import ArmRun
+
 
 _MOST_OPEN_SEEDS = 5
 
@@ -201,3 +202,99 @@ def _passed(gate: Gate) -> str:
     if gate.passed is None:
         return "not checked"
     return "passed" if gate.passed else "not passed"
+
+
+MOST_POINTS = 300
+"""Points of one curve in the page; more cannot be told apart, and make it heavy."""
+
+Values = list[float | None]
+
+
+def curves_of(comparison: Comparison, runs: Sequence[ArmRun]) -> dict[str, Any] | None:
+    """Numbers and names for the chart; None where no run of both arms has a curve.
+
+    Numerics:
+        The mean of an arm stands where every run of it has a finite value. The excess is that of
+        `validate.curves.curve_excesses`. Values keep 7 significant digits.
+    """
+    used = set(comparison.seeds)
+    ours, theirs = (
+        [run for run in runs if run.arm == arm and run.seed in used and run.curve]
+        for arm in (comparison.reference, comparison.candidate)
+    )
+    if not ours or not theirs:
+        return None
+    steps = sorted({step for run in (*ours, *theirs) for step, _ in run.curve})
+    kept = _thin(steps, comparison.band.steps if comparison.band else ())
+    seeds = sorted({run.seed for run in (*ours, *theirs)})
+    return {
+        "steps": kept,
+        "thinned": len(kept) < len(steps),
+        "num_steps": len(steps),
+        "of": "training loss" if ours[0].curve_of == "loss" else comparison.terms.metric,
+        "seeds": seeds,
+        "arms": [_arm(arm, kept, seeds) for arm in (ours, theirs)],
+        "excess": _excess(comparison, runs, kept, seeds),
+    }
+
+
+def _arm(runs: list[ArmRun], steps: list[int], seeds: list[int]) -> dict[str, Any]:
+    rows = {run.seed: _row(dict(run.curve), steps) for run in runs}
+    return {
+        "name": runs[0].arm,
+        "mean": _mean([rows[seed] for seed in rows]),
+        "seeds": [rows.get(seed) for seed in seeds],
+    }
+
+
+def _excess(
+    comparison: Comparison, runs: Sequence[ArmRun], steps: list[int], seeds: list[int]
+) -> dict[str, Any] | None:
+    """Excess of each seed and its mean, the band at its checkpoints, and what they are held against."""
+    if not comparison.paired:
+        return None
+    pairs = [
+        pair
+        for pair in pair_up(runs, candidate=comparison.candidate, reference=comparison.reference)
+        if pair.seed in comparison.seeds
+    ]
+    found = curve_excesses(pairs, terms=comparison.terms)
+    if isinstance(found, str):
+        return None
+    at, excesses = found
+    rows = {
+        pair.seed: _row(dict(zip(at, row.tolist(), strict=True)), steps)
+        for pair, row in zip(pairs, excesses, strict=True)
+    }
+    band = comparison.band
+    return {
+        "mean": _mean(list(rows.values())),
+        "seeds": [rows.get(seed) for seed in seeds],
+        "low": _row(dict(zip(band.steps, band.low, strict=True)), steps) if band else None,
+        "high": _row(dict(zip(band.steps, band.high, strict=True)), steps) if band else None,
+        "limit": seven_digits(2 * comparison.terms.margins[1]),
+        "unit": comparison.terms.unit,
+    }
+
+
+def _row(values: dict[int, float], steps: list[int]) -> Values:
+    return [seven_digits(values[step]) if step in values else None for step in steps]
+
+
+def _mean(rows: list[Values]) -> Values:
+    columns = zip(*rows, strict=True)
+    return [
+        None
+        if any(value is None for value in column)
+        else seven_digits(math.fsum(v for v in column if v is not None) / len(column))
+        for column in columns
+    ]
+
+
+def _thin(steps: list[int], checkpoints: Sequence[int]) -> list[int]:
+    """At most `MOST_POINTS`, evenly, the ends and the checkpoints always among them."""
+    if len(steps) <= MOST_POINTS:
+        return steps
+    stride = (len(steps) - 1) / (MOST_POINTS - 1)
+    chosen = {steps[round(place * stride)] for place in range(MOST_POINTS)}
+    return sorted(chosen | set(checkpoints))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from floatline.report.validation.interval_line import draw_line
+from floatline.base.texts import printable
+from floatline.report.validation.drawings import draw_line
 from floatline.report.validation.texts import (
     meaning_of,
     memory_of,
@@ -96,10 +98,14 @@ def _print_costs(validation: Validation, comparison: Comparison, console: Consol
 
 
 def _print(console: Console, label: str, words: str, *, most: int = 2) -> None:
-    """A sentence, broken between words; the page has what does not fit."""
+    """Sentences, broken between words: as many whole ones as fit. The page has the others."""
     width = max(min(console.width, _WIDTH) - 11, 20)
-    lines = textwrap.wrap(_printable(words), width, max_lines=most, placeholder=" …", break_on_hyphens=False)
-    for number, line in enumerate(lines):
+    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False)
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", printable(words))
+    while len(sentences) > 1 and len(wrapper.wrap(" ".join(sentences))) > most:
+        sentences.pop()
+    wrapper.max_lines, wrapper.placeholder = most, " …"  # one sentence that is longer than that
+    for number, line in enumerate(wrapper.wrap(" ".join(sentences))):
         _print_line(console, "" if number else label, _line(line))
 
 
@@ -110,9 +116,4 @@ def _print_line(console: Console, label: str, text: Text) -> None:
 def _line(*parts: str | tuple[str, str]) -> Text:
     """One line, each part with its style; never read as markup."""
     styled = [part if isinstance(part, tuple) else (part, "") for part in parts]
-    return Text.assemble(*((_printable(words), style) for words, style in styled))
-
-
-def _printable(words: str) -> str:
-    """Without line breaks and what would move the cursor of a terminal."""
-    return "".join(c if c.isprintable() else " " for c in words)
+    return Text.assemble(*((printable(words), style) for words, style in styled))

@@ -14,8 +14,7 @@ from floatline.plans import Clip, KeptModule, Plan
 from floatline.plans.presets import resolve_plan
 from floatline.systems.audio_lora.batches import AudioCollator, as_pair, draw_batches, make_examples
 from floatline.systems.audio_lora.config import VARIANTS, Config
-from floatline.systems.audio_lora.evaluation import accuracy
-from floatline.systems.audio_lora.model import Answerer, add_adapters, answer_loss, build_base
+from floatline.systems.audio_lora.model import Answerer, accuracy, add_adapters, answer_loss, build_base
 from floatline.systems.audio_lora.speech import HELD_OUT_VOICES, TRAIN_VOICES, WORDS, draw_utterances
 from floatline.workload import Workload
 

@@ -14,14 +14,16 @@ from floatline.workload.config import merge, parse_pairs
 def main() -> None:
     """Read the command line, train, and print what came out."""
     parser = argparse.ArgumentParser(prog="python -m floatline.systems.audio_lora", description=__doc__)
-    parser.add_argument("--config", default="fp32_adapters", help="named settings: " + ", ".join(VARIANTS))
-    parser.add_argument("--epochs", type=float, default=1.0, help="passes over the examples")
-    parser.add_argument("--max-steps", type=int, default=-1, help="ends it sooner")
-    parser.add_argument("--batch-size", type=int, help="utterances of a batch")
-    parser.add_argument("--gradient-accumulation", type=int, help="batches for each update")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", default="floatline-runs/audio_lora_hf", help="folder for adapters, base and ledger")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="any other setting of the workload")
+    parser.add_argument("--config", default="fp32_adapters", help=f"Settings by their name: {', '.join(VARIANTS)}.")
+    parser.add_argument("--epochs", type=float, default=1.0, help="Passes over the examples.")
+    parser.add_argument("--max-steps", type=int, default=-1, help="Ends the run after so many steps; -1 does not.")
+    parser.add_argument("--batch-size", type=int, help="Utterances in a batch.")
+    parser.add_argument("--gradient-accumulation", type=int, help="Batches for each update.")
+    parser.add_argument("--seed", type=int, default=0, help="Seed for the adapters, the noise and the order.")
+    parser.add_argument(
+        "--output", default="floatline-runs/audio_lora_hf", help="Folder for adapters, base and ledger."
+    )
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="Any other setting of the workload.")
     given = parser.parse_args()
     try:
         config = _read(given)

@@ -1,4 +1,4 @@
-"""Utterances as what a Qwen2-Audio model reads: examples, and the collator that pads and masks them."""
+"""Utterances as a Qwen2-Audio model reads them: log-mel features, examples, and the collator that pads and masks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers.audio_utils import mel_filter_bank  # pyright: ignore[reportUnknownVariableType]
 
-from floatline.systems.audio_lora.features import HOP, add_noise, log_mel
 from floatline.systems.audio_lora.speech import SAMPLE_RATE, Utterance, resample, speak
 from floatline.systems.audio_lora.tokens import Tokens
 
@@ -95,7 +95,7 @@ def num_audio_tokens(frames: int) -> int:
 def draw_batches(
     examples: Sequence[dict[str, Any]], collate: AudioCollator, *, size: int, count: int, seed: int
 ) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """Batches in an order of the seed: pass after pass over the examples, each shuffled anew."""
+    """Batches in an order of the seed: pass after pass over the examples, each shuffled again."""
     chance, order = random.Random(f"order {seed}"), list[int]()  # noqa: S311
     while len(order) < size * count:
         order += chance.sample(range(len(examples)), len(examples))
@@ -108,3 +108,41 @@ def as_pair(batch: dict[str, Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor,
     """What goes into the model, and the labels."""
     names = ("input_ids", "attention_mask", "input_features", "feature_attention_mask")
     return tuple(batch[name] for name in names), (batch["labels"],)
+
+
+WINDOW, HOP = 400, 160
+"""Samples of a frame, and from one to the next: 25 and 10 ms."""
+
+
+def add_noise(samples: Tensor, decibels: float, generator: torch.Generator) -> Tensor:
+    """White noise, so many decibels below the mean power of the samples."""
+    power = samples.square().mean() * 10 ** (-decibels / 10)
+    return samples + torch.randn(len(samples), generator=generator) * power.sqrt()
+
+
+def log_mel(samples: Tensor, *, bins: int) -> Tensor:
+    """Log-mel features, [bins, frames]: one frame for each 10 ms.
+
+    Numerics:
+        FP32. The logarithm of the power, no less than 1e-10 and no less than 80 decibels below the largest, scaled to
+        about -1 to 1. The same as `transformers.WhisperFeatureExtractor`, to 1e-4. Checked by
+        tests/systems/test_audio_lora.py.
+    """
+    spectrum = torch.stft(samples, WINDOW, HOP, window=torch.hann_window(WINDOW), return_complex=True)
+    power = spectrum[:, :-1].abs().square()
+    levels = (_filters(bins) @ power).clamp(min=1e-10).log10()
+    return (torch.maximum(levels, levels.max() - 8.0) + 4.0) / 4.0
+
+
+@lru_cache(maxsize=2)
+def _filters(bins: int) -> Tensor:
+    bank: Any = mel_filter_bank(
+        num_frequency_bins=WINDOW // 2 + 1,
+        num_mel_filters=bins,
+        min_frequency=0.0,
+        max_frequency=SAMPLE_RATE / 2,
+        sampling_rate=SAMPLE_RATE,
+        norm="slaney",
+        mel_scale="slaney",
+    )
+    return torch.from_numpy(bank.T.copy()).float()  # pyright: ignore[reportUnknownMemberType]

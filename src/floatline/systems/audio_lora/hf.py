@@ -14,8 +14,7 @@ from floatline.integrations.transformers import prepare_trainer
 from floatline.systems.audio_lora import make_data
 from floatline.systems.audio_lora.batches import AudioCollator
 from floatline.systems.audio_lora.config import Config
-from floatline.systems.audio_lora.evaluation import is_exact
-from floatline.systems.audio_lora.model import add_adapters, build_base
+from floatline.systems.audio_lora.model import add_adapters, build_base, is_exact
 
 
 def make_trainer(

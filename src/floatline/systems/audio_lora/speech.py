@@ -91,7 +91,7 @@ def speak(utterances: tuple[Utterance, ...]) -> tuple[Tensor, ...]:
     )
     if ran.returncode != 0:
         said = (ran.stderr.decode(errors="replace").strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
-        raise TargetError(f"No speech was made: {said}. Install espeakng-loader anew.")
+        raise TargetError(f"No speech was made: {said}. Install espeakng-loader again.")
     line, _, samples = ran.stdout.partition(b"\n")
     header = json.loads(line)
     heard = torch.frombuffer(bytearray(samples), dtype=torch.int16).float() / 32768

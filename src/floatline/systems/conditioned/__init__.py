@@ -76,7 +76,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     "broken": {"conditioning": "relu", "mask": "constant"},
     # What they changed, the mask not among it: raises as before.
     "folk-fix": {"conditioning": "gelu-clamp", "mask": "constant"},
-    # The one line that mends it, their unbounded ReLU left alone.
+    # The one line that fixes it, their unbounded ReLU left alone.
     "fixed": {"conditioning": "relu", "mask": "lowest"},
     # What does overflow: no error, and no step that can be applied.
     "overflow": {"feed_forward_scale": 32768.0},

@@ -14,10 +14,9 @@ from floatline.errors import TargetError
 from floatline.plans import Clip, Plan
 from floatline.plans.presets import resolve_plan
 from floatline.systems.dbnet.boxes import Matches, find_by_brightness, find_words, match_words
-from floatline.systems.dbnet.icdar import load_icdar
 from floatline.systems.dbnet.losses import LOSSES
 from floatline.systems.dbnet.model import ArithmeticName, Binarization, DBNet, StepName
-from floatline.systems.dbnet.scenes import Scene, draw_scenes
+from floatline.systems.dbnet.scenes import Scene, draw_scenes, load_icdar
 from floatline.systems.dbnet.targets import make_maps
 from floatline.workload import Workload, WorkloadConfig
 

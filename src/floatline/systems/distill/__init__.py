@@ -14,9 +14,7 @@ from floatline.plans.presets import resolve_plan
 from floatline.systems.distill.alignment import align_positions, coarsen, share_vocabulary, token_bytes
 from floatline.systems.distill.budget import fit_budget, split_windows
 from floatline.systems.distill.config import VARIANTS, Config
-from floatline.systems.distill.evaluation import perplexity
-from floatline.systems.distill.loss import DistillationLoss
-from floatline.systems.distill.model import Distiller
+from floatline.systems.distill.model import DistillationLoss, Distiller, perplexity
 from floatline.systems.distill.networks import build_student, build_teacher, num_layers, num_positions, outputs_of
 from floatline.systems.distill.text import cut_windows, find_starts, load_tokenizer, read_text, split_text, tile_tokens
 from floatline.workload import Workload

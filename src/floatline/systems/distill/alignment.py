@@ -89,7 +89,7 @@ def coarsen(logits: Tensor, order: Tensor, num_shared: int) -> Tensor:
     Numerics:
         Computed in FP32. No mass is dropped or spread: what lies on other tokens is their exact sum, so the result sums
         to 1. The divergence of two coarsened distributions is at most that of the whole ones. Where every token is
-        shared, the last log-probability is the smallest FP32 number in the place of -inf, whose product with 0 is NaN.
+        shared, the last log-probability is the smallest FP32 number instead of -inf, whose product with 0 is NaN.
 
     Args:
         logits: [..., tokens].

@@ -1,15 +1,20 @@
-"""Distiller: student, frozen teacher, the router that weights the teacher's exits, and the projection of states."""
+"""Distiller: student, frozen teacher, the router of its exits and the projection of states; its loss and perplexity."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from floatline.systems.distill.alignment import SharedVocabulary, coarsen
+from floatline.systems.distill.config import Config
 from floatline.systems.distill.networks import read_exits, width_of
+from floatline.systems.distill.text import load_tokenizer, read_text, split_text, tile_tokens
 
 
 class LossTerms(NamedTuple):
@@ -160,3 +165,67 @@ def diverge(own: Tensor, taught: Tensor, *, rest: bool) -> Tensor:
 def _mean(values: Tensor, aligned: Tensor) -> Tensor:
     """The mean over aligned positions; 0 where there is none. NaN at a position that does not count does not count."""
     return torch.where(aligned, values, 0.0).sum() / aligned.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class DistillationLoss:
+    """Weighted sum of the terms.
+
+    Where the distillation terms are not finite, the batch is trained on the text alone; that is chosen on the device,
+    and the next batch chooses again. The loss is then what was trained on, the cross-entropy's part; it is never made
+    finite: a cross-entropy that is not stays so. `Distiller.kd_failures` counts such batches.
+
+    Args:
+        ce_weight: Of the cross-entropy.
+        kd_weight: Of the distillation.
+        router_weight: Of the router's own loss, which reaches no other weights.
+        feature_weight: Of the states.
+        clamp: Folk remedy: the cross-entropy and the sum are clamped to it, as people write it; None does not.
+    """
+
+    ce_weight: float
+    kd_weight: float
+    router_weight: float
+    feature_weight: float
+    clamp: float | None = None
+
+    def __call__(self, terms: LossTerms, labels: Tensor) -> Tensor:
+        """The loss of one batch."""
+        ce = F.cross_entropy(terms.logits.float().flatten(0, 1), labels.flatten())
+        if self.clamp is not None:
+            ce = torch.clamp(ce, 0, self.clamp)
+        taught = self.kd_weight * terms.kd + self.router_weight * terms.router + self.feature_weight * terms.feature
+        loss = self.ce_weight * ce + torch.where(terms.sound, taught, 0.0)
+        return loss if self.clamp is None else torch.clamp(loss, 0, self.clamp)
+
+
+@torch.no_grad()
+def perplexity(model: nn.Module, held: Tensor) -> float:
+    """The student's perplexity for each of its tokens on held-out text.
+
+    Numerics:
+        exp of the mean cross-entropy, summed in float64.
+
+    Args:
+        model: The distiller.
+        held: Rows of tokens; each predicts its second to its last.
+    """
+    device = next(model.parameters()).device
+    student = model.get_submodule("student")
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for first in range(0, len(held), 32):
+        rows = held[first : first + 32].to(device)
+        logits = student(rows[:, :-1]).logits
+        total += F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten(), reduction="sum")
+    return math.exp(total.item() / held[:, 1:].numel())
+
+
+def unigram_perplexity(config: Config) -> float:
+    """The baseline: each token by its frequency in the training text, plus one."""
+    tokenizer = load_tokenizer(config.student_path, "student")
+    train_text, held_out = split_text(read_text(config.text_path))
+    counts = Counter(tokenizer.encode(train_text, add_special_tokens=False).ids)
+    total = counts.total() + tokenizer.get_vocab_size()
+    rows = tile_tokens(held_out, length=config.length, student=tokenizer)
+    held = cast("list[int]", rows[:, 1:].flatten().tolist())
+    return math.exp(-sum(math.log((counts[i] + 1) / total) for i in held) / len(held))

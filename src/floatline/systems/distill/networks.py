@@ -20,7 +20,7 @@ _NORMS = ("transformer.ln_f", "model.norm", "gpt_neox.final_layer_norm", "model.
 
 
 def build_student(config: Config, *, vocabulary: int) -> nn.Module:
-    """The model that is trained: from `student_path`, or made anew."""
+    """The model that is trained: from `student_path`, or made here."""
     if config.student_path is not None:
         return _load(config.student_path, "student", vocabulary)
     sizes = (config.student_width, config.student_layers, config.student_heads)

@@ -11,8 +11,7 @@ from torch import nn
 from floatline.errors import TargetError
 from floatline.plans import Clip, Plan, Scaling
 from floatline.plans.presets import resolve_plan
-from floatline.systems.mmgcn.batches import make_batches
-from floatline.systems.mmgcn.interactions import Interactions
+from floatline.systems.mmgcn.interactions import Interactions, make_batches
 from floatline.systems.mmgcn.losses import LOSSES
 from floatline.systems.mmgcn.model import MMGCN
 from floatline.systems.mmgcn.planted import plant

@@ -68,12 +68,12 @@ def load_interactions(path: str, feature_files: Mapping[str, str], *, holdout: f
 def _read_table(path: Path) -> tuple[Tensor, Tensor | None]:
     """Pairs of shape (2, E), and the labels of a split where there are some."""
     if path.suffix not in _SEPARATORS:
-        raise TargetError(f"'{path}' is no table that is known. Use {', '.join(_SEPARATORS)}.")
+        raise TargetError(f"'{path}' is not a table of a known kind. Use {', '.join(_SEPARATORS)}.")
     try:
         with path.open(encoding="utf-8", newline="") as file:
             return _read_rows(csv.reader(file, delimiter=_SEPARATORS[path.suffix]), path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise TargetError(f"'{path}' cannot be read: {reason}. Check the path and the file.") from None
 
 
@@ -110,7 +110,9 @@ def _read_numbers(row: Sequence[str], columns: Sequence[int], path: Path, line: 
         text = row[column].strip() if column < len(row) else ""
         # Beyond 9 digits nothing counts users or items, and products of them leave 64 bits.
         if not text.isdecimal() or len(text) > 9:
-            raise TargetError(f"'{path}', line {line}: '{text[:40]}' is no number from 0 up. Number users and items.")
+            raise TargetError(
+                f"'{path}', line {line}: '{text[:40]}' is not a whole number from 0 up. Number users and items."
+            )
         numbers.append(int(text))
     return numbers
 

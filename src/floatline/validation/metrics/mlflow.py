@@ -49,7 +49,7 @@ def read_metric_file(path: Path) -> Recorded:
             point = _point(words)
             if point is None:
                 raise ComparisonError(
-                    f"'{path}' line {number} is not 'timestamp value step'. Mend it, or name another file."
+                    f"'{path}' line {number} is not 'timestamp value step'. Fix it, or name another file."
                 )
             recorded.add(name, *point)
     return recorded
@@ -70,7 +70,7 @@ def read_database(path: Path) -> list[Recorded]:
         MLflow writes the largest float64 for an infinity, and a flag for NaN; both are turned back.
 
     Raises:
-        ComparisonError: The file is no database of MLflow's.
+        ComparisonError: The file is not a database of MLflow.
     """
     runs: dict[str, Recorded] = {}
     try:
@@ -103,7 +103,7 @@ def read_database(path: Path) -> list[Recorded]:
     except ComparisonError:
         raise  # too many values, which is a ValueError as well
     except (sqlite3.Error, TypeError, ValueError, ArithmeticError, MemoryError) as error:
-        raise ComparisonError(f"'{path}' is no database of MLflow's: {error}. Name another file.") from None
+        raise ComparisonError(f"'{path}' is not a database of MLflow: {error}. Name another file.") from None
     return [run for run in runs.values() if run.values]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -105,6 +106,14 @@ def as_step(value: Any) -> int | None:
     if number is None or not math.isfinite(number) or number != int(number):
         return None
     return int(number)
+
+
+def parse_json(text: str) -> Any:
+    """What a JSON text says; None where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _plain(name: str) -> str:

@@ -34,7 +34,7 @@ def read_event_file(path: Path) -> Recorded:
         try:
             found = list(_scalars(data))
         except (ValueError, struct.error) as error:
-            raise ComparisonError(f"'{path}' is no event file at byte {place:,}: {error}. Name another.") from None
+            raise ComparisonError(f"'{path}' is not an event file at byte {place:,}: {error}. Name another.") from None
         # In Python a checksum costs more than all else: it is worth it only where a value is taken.
         if found and _masked_crc(data) != checksum:
             raise ComparisonError(f"'{path}' is damaged at byte {place:,}: its checksum is wrong. Copy it again.")
@@ -54,7 +54,7 @@ def _records(path: Path) -> Iterator[tuple[int, bytes, int]]:
                 return
             length, checksum = struct.unpack("<QI", head)
             if _masked_crc(head[:8]) != checksum:
-                raise ComparisonError(f"'{path}' is no event file, or damaged, at byte {place:,}. Name another.")
+                raise ComparisonError(f"'{path}' is not an event file, or is damaged, at byte {place:,}. Name another.")
             if length > size - place:
                 return
             if length > LARGEST_RECORD:

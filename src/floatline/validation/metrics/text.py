@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 from floatline.errors import ComparisonError
-from floatline.validation.metrics.recorded import STEP_NAMES, Recorded, as_number, as_step
+from floatline.validation.metrics.recorded import STEP_NAMES, Recorded, as_number, as_step, parse_json
 
 LONGEST_LINE = 4 << 20  # characters
 LARGEST_JSON = 64 << 20  # bytes of a file that has to be read at once
@@ -24,18 +23,18 @@ def read_json_lines(path: Path, *, strict: bool = True) -> Recorded:
         strict: False passes over lines that are no JSON object, as in a log or the output of a program.
 
     Raises:
-        ComparisonError: With `strict`, a line that is no JSON object, except for a last one that is cut off.
+        ComparisonError: With `strict`, a line that is not a JSON object, except for a last one that is cut off.
     """
     recorded = Recorded(path, "JSON lines")
     with _open(path) as file:
         for number, line in enumerate(_lines(file), 1):
             if not line.strip() or (not strict and not line.lstrip().startswith("{")):
                 continue
-            row = _parse(line)
+            row = parse_json(line)
             if isinstance(row, dict):
                 _add_row(recorded, cast("dict[str, Any]", row))
             elif strict and line.endswith("\n"):
-                raise ComparisonError(f"'{path}' line {number} is no JSON object. Mend it, or name another file.")
+                raise ComparisonError(f"'{path}' line {number} is not a JSON object. Fix it, or name another file.")
     return recorded
 
 
@@ -45,11 +44,11 @@ def read_json(path: Path) -> Recorded:
     if path.stat().st_size > LARGEST_JSON:
         raise ComparisonError(f"'{path}' is larger than {LARGEST_JSON >> 20} MiB. Write JSON lines, which may be.")
     with _open(path) as file:
-        data = _parse(file.read())
+        data = parse_json(file.read())
     rows = cast("list[Any]", data) if isinstance(data, list) else [data]
     for row in rows:
         if not isinstance(row, dict):
-            raise ComparisonError(f"'{path}' is no JSON object, and no list of them. Name another file.")
+            raise ComparisonError(f"'{path}' is neither a JSON object nor a list of them. Name another file.")
         _add_row(recorded, cast("dict[str, Any]", row))
     return recorded
 
@@ -63,7 +62,7 @@ def read_csv(path: Path) -> Recorded:
             for row in rows:
                 _add_row(recorded, {str(name): _cell(cell) for name, cell in row.items() if cell not in (None, "")})
         except csv.Error as error:
-            raise ComparisonError(f"'{path}' is no CSV table: {error}. Mend it, or name another file.") from None
+            raise ComparisonError(f"'{path}' is not a CSV table: {error}. Fix it, or name another file.") from None
     return recorded
 
 
@@ -91,13 +90,6 @@ def _flatten(row: dict[str, Any], prefix: str = "", depth: int = 0) -> Iterator[
             yield from _flatten(cast("dict[str, Any]", value), f"{prefix}{name}/", depth + 1)
         else:
             yield f"{prefix}{name}", value
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _lines(file: TextIO) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any, BinaryIO
 
 from floatline.errors import ComparisonError
 from floatline.validation.metrics.protobuf import as_bytes, as_float, as_signed, as_text, read_fields
-from floatline.validation.metrics.recorded import STEP_NAMES, Recorded, as_number, as_step
+from floatline.validation.metrics.recorded import STEP_NAMES, Recorded, as_number, as_step, parse_json
 
 LARGEST_RECORD = 16 << 20
 BLOCK = 32768  # LevelDB's log format: blocks of this size, records cut at their ends
@@ -29,19 +28,19 @@ def read_wandb_file(path: Path) -> Recorded:
     """Everything that was logged, with its steps; a record that is cut off at the end is left out.
 
     Raises:
-        ComparisonError: The file is no W&B run, a checksum is wrong, or a record cannot be read.
+        ComparisonError: The file is not a W&B run, a checksum is wrong, or a record cannot be read.
     """
     recorded = Recorded(path, "W&B")
     with path.open("rb") as file:
         if file.read(7)[:4] != FILE_HEAD:
-            raise ComparisonError(f"'{path}' is no W&B run: it does not begin with ':W&B'. Name another file.")
+            raise ComparisonError(f"'{path}' is not a W&B run: it does not begin with ':W&B'. Name another file.")
         try:
             for record in _records(file, path):
                 _take(recorded, record)
         except ComparisonError:
             raise  # a wrong checksum, which is a ValueError as well
         except (ValueError, struct.error) as error:
-            raise ComparisonError(f"'{path}' holds a record that is none of W&B's: {error}. Name another.") from None
+            raise ComparisonError(f"'{path}' holds a record that is not W&B's: {error}. Name another.") from None
     return recorded
 
 
@@ -123,12 +122,5 @@ def _items(message: bytes, field: int) -> Iterator[tuple[str, Any]]:
             elif inner == ITEM_NUMBER:
                 entry = as_float(value)
             elif inner == ITEM_JSON:
-                entry = _parse(as_text(value))
+                entry = parse_json(as_text(value))
         yield ".".join(nested) or key, entry
-
-
-def _parse(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -13,7 +13,7 @@ from floatline.base.files import find_root, read_bounded
 from floatline.errors import ApprovalError, ComparisonError, suggest
 from floatline.plans.presets import resolve_plan
 from floatline.validation.result import Validation
-from floatline.validation.signoff.approval_file import Record, append_issue, append_record, read_records
+from floatline.validation.signoff.records import Record, append_issue, append_record, read_records
 from floatline.validation.study.code_files import command_code, target_code
 from floatline.validation.study.study import refuse_equal_seeds
 from floatline.validation.verdict.comparison import Comparison
@@ -196,7 +196,7 @@ def _read_fields(data: bytes, path: Path) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ApprovalError(
-            f"'{path}' is no report of a validation: {str(error)[:200]}. Give the study's own."
+            f"'{path}' is not the report of a validation: {str(error)[:200]}. Give the study's own."
         ) from None
 
 
@@ -210,7 +210,7 @@ def _read_report(fields: Any, path: Path) -> Validation:
         validation = Validation.from_json(fields)
     except (ComparisonError, ValueError, RecursionError) as error:
         raise ApprovalError(
-            f"'{path}' is no report of a validation: {str(error)[:200]} Give the study's own."
+            f"'{path}' is not the report of a validation: {str(error)[:200]} Give the study's own."
         ) from None
     if not validation.comparisons:
         raise ApprovalError(f"'{path}' compares nothing. Give the report of a study that came to its end.")

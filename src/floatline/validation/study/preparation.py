@@ -20,7 +20,7 @@ from floatline.validation.study.arms import Arm, Curve, FunctionArm, PlanArm
 from floatline.validation.study.code_files import target_code
 from floatline.validation.study.limits import NUM_CHECKPOINTS, Limits
 from floatline.validation.verdict.pairs import BROKEN, NUDGED, REFERENCE, ArmRun
-from floatline.validation.verdict.terms import MARGINS, Terms, words_of_looks
+from floatline.validation.verdict.terms import Terms, words_of
 from floatline.workload import Target, Workload, load_target
 
 # The first sets things up; of the others the median counts.
@@ -210,15 +210,9 @@ def reproduce(subject: Subject, terms: Terms, curve: Curve | None = None) -> str
         words += ["--plan", _word_of(candidate) if isinstance(candidate, Plan) else ""]
     for name, value in vars(subject.limits).items():
         words += [] if value is None else [f"--{name}", str(value)]
-    if terms.margins != MARGINS:
-        words += ["--margin", *(f"{margin:g}" for margin in terms.margins)]
-    words += ["--scale", terms.scale] if terms.scale != "log" else []
     words += ["--higher-is-better"] if terms.higher_is_better else []
-    words += ["--language-model"] if terms.language_model else []
-    words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
     words += ["--curve", curve] if curve is not None else []
-    words += words_of_looks(terms.looks)
-    return shlex.join([*words, "--seed", str(subject.seed)])
+    return shlex.join([*words, *words_of(terms), "--seed", str(subject.seed)])
 
 
 def _word_of(plan: Plan) -> str:

@@ -124,7 +124,9 @@ def file_name(name: str) -> str:
 def _mapping(study: dict[str, Any], name: str, folder: Path) -> dict[str, Any]:
     part = study.get(name, {})
     if not isinstance(part, dict):
-        raise ComparisonError(f"{folder / _STUDY} is damaged: '{name}' is no object. Begin another study (--folder).")
+        raise ComparisonError(
+            f"{folder / _STUDY} is damaged: '{name}' is not an object. Begin another study (--folder)."
+        )
     return cast("dict[str, Any]", part)
 
 
@@ -133,7 +135,7 @@ def _check_same(before: dict[str, Any], asked: dict[str, Any], folder: Path) -> 
         if name == "code" and before.get(name) != asked.get(name):
             raise ComparisonError(
                 f"The code was changed since the study in {folder} was begun. Start another one (--folder): old and "
-                "new runs are no pairs."
+                "new runs make no pairs."
             )
         if before.get(name) != asked.get(name):
             raise ComparisonError(

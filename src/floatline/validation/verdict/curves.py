@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from floatline.errors import ComparisonError
 from floatline.validation.verdict.comparison import Band, Drift
 from floatline.validation.verdict.pairs import Pair, excess
-from floatline.validation.verdict.student import quantile
+from floatline.validation.verdict.statistics import quantile
 from floatline.validation.verdict.terms import Terms
 
 Array = NDArray[np.float64]

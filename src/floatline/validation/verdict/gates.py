@@ -21,7 +21,7 @@ def check_completed(pairs: Sequence[Pair]) -> Gate:
     if not raised:
         return Gate("completed", True, "every run came to its end")
     run = raised[0]
-    return Gate("completed", False, f"{_name(run)} raised {run.error}", "Run that arm alone, mend it, and start again.")
+    return Gate("completed", False, f"{_name(run)} raised {run.error}", "Run that arm alone, fix it, and start again.")
 
 
 def check_steps(pairs: Sequence[Pair]) -> Gate:
@@ -55,7 +55,7 @@ def check_reference_finite(pairs: Sequence[Pair], terms: Terms) -> Gate:
     lost = [pair.reference for pair in pairs if pair.reference.lost]
     if not lost:
         return Gate("reference-finite", True, "the reference ended finite in every seed")
-    advice = "Mend the FP32 training first: floatline diagnose finds what it suffers from."
+    advice = "Fix the FP32 training first: floatline diagnose finds what it suffers from."
     return Gate("reference-finite", False, f"{_name(lost[0])} ended with {terms.metric} {lost[0].metric:g}", advice)
 
 
@@ -120,7 +120,7 @@ def check_learned(pairs: Sequence[Pair], terms: Terms) -> Gate:
     text = f"the reference went from {_shown(start, terms)} to {_shown(end, terms)}"
     if gain > 0 and gain >= LEAST_GAIN * abs(start):
         return Gate("reference-learned", True, text)
-    return Gate("reference-learned", False, f"{text}, a gain below 10 %", "Train longer, or mend the FP32 training.")
+    return Gate("reference-learned", False, f"{text}, a gain below 10 %", "Train longer, or fix the FP32 training.")
 
 
 def check_late_enough(pairs: Sequence[Pair], terms: Terms) -> Gate:
@@ -183,7 +183,7 @@ def check_num_seeds(pairs: Sequence[Pair], terms: Terms) -> Gate:
 
 
 def setup_gates(pairs: Sequence[Pair], terms: Terms) -> tuple[Gate, ...]:
-    """What is wrong with the arms themselves: no more seeds can mend it, and not even a divergence counts."""
+    """What is wrong with the arms themselves: no more seeds can fix it, and not even a divergence counts."""
     return (
         check_completed(pairs),
         check_steps(pairs),

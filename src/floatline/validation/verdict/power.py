@@ -1,21 +1,24 @@
-"""How many seeds a comparison needs, what to expect of it, and how long it takes."""
+"""Looks: what the pairs seen so far say, how many seeds that takes, and how long."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from floatline.validation.verdict.comparison import PowerPlan
-from floatline.validation.verdict.statistics import critical_factors
-from floatline.validation.verdict.student import power_of_test
+from floatline.errors import ComparisonError
+from floatline.validation.verdict.comparison import Look, NoiseFloor, PowerPlan, Verdict
+from floatline.validation.verdict.pairs import Pair
+from floatline.validation.verdict.statistics import critical_factors, power_of_test, quantile
 from floatline.validation.verdict.terms import Terms
 
 USUAL_SPREADS = (0.0025, 0.005, 0.01, 0.02)
 FUTILITY_FROM = 5
 _MOST_SEEDS = 1000
+_POWER = 0.9
 _NUM_STUDIES = 4000
 
 
@@ -35,8 +38,8 @@ class Studies:
     num_seeds: NDArray[np.int64]
 
 
-def seeds_needed(sd: float, margin: float, *, power: float = 0.9, alpha: float = 0.05) -> int | None:
-    """Pairs with which a one-sided paired t test of fixed size shows "no worse than the margin" with this power.
+def seeds_needed(sd: float, margin: float, *, alpha: float = 0.05) -> int | None:
+    """Pairs with which a one-sided paired t test of fixed size shows "no worse than the margin" with 90 % power.
 
     Numerics:
         The candidate is taken to be as good as FP32. From 3 pairs on, by the noncentral t distribution.
@@ -49,11 +52,11 @@ def seeds_needed(sd: float, margin: float, *, power: float = 0.9, alpha: float =
         return 3
     # The power only rises with the number, so halving finds it.
     low, high = 2, _MOST_SEEDS
-    if power_of_test(margin / sd, high, alpha=alpha) < power:
+    if power_of_test(margin / sd, high, alpha=alpha) < _POWER:
         return None
     while high - low > 1:
         middle = (low + high) // 2
-        if power_of_test(margin / sd, middle, alpha=alpha) < power:
+        if power_of_test(margin / sd, middle, alpha=alpha) < _POWER:
             low = middle
         else:
             high = middle
@@ -149,3 +152,58 @@ def show_seconds(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def judge_interval(low: float, high: float, *, terms: Terms, last: bool) -> Verdict:
+    """What an interval says against the two margins; INCONCLUSIVE before the last look means: go on."""
+    first, second = terms.margins
+    if high <= first:
+        return "PASS"
+    if low >= second:
+        return "FAIL"
+    if high <= second and (low > first or last):
+        return "MARGINAL"
+    return "INCONCLUSIVE"
+
+
+def judge_look(excesses: Sequence[float], *, terms: Terms) -> Look:
+    """The interval of one look, and what it says.
+
+    Numerics:
+        mean -+ k * sd, with sd over n - 1. All excesses finite.
+
+    Raises:
+        ComparisonError: The number of excesses is not one of the looks.
+    """
+    num = len(excesses)
+    if num not in terms.looks:
+        raise ComparisonError(
+            f"{num} seeds are not one of the looks {terms.looks}. Take the first {terms.looks[0]} or so."
+        )
+    factor = critical_factors(terms.looks, terms.alpha)[terms.looks.index(num)]
+    mean, sd = float(np.mean(excesses)), float(np.std(excesses, ddof=1))
+    low, high = mean - factor * sd, mean + factor * sd
+    return Look(num, mean, sd, factor, low, high, judge_interval(low, high, terms=terms, last=num == terms.looks[-1]))
+
+
+def is_futile(look: Look, *, terms: Terms) -> bool:
+    """From 5 seeds on: the spread is so wide that the last look could not decide either, k_last * sd > 2 * delta1."""
+    widest = critical_factors(terms.looks, terms.alpha)[-1]
+    return look.num_seeds >= FUTILITY_FROM and widest * look.sd > 2 * terms.margins[0]
+
+
+def measure_noise(pairs: Sequence[Pair], *, terms: Terms) -> NoiseFloor | None:
+    """How much FP32 differs from itself, from pairs of FP32 and nudged FP32; None with fewer than 2.
+
+    Numerics:
+        The half-width is that of a one-sided t interval at alpha, of these seeds alone; it is a gate and no test,
+        so that looking again costs nothing. A nudged arm that diverged gives +inf.
+    """
+    if len(pairs) < 2:
+        return None
+    excesses = [pair.excess(terms) for pair in pairs]
+    num = len(excesses)
+    if not all(math.isfinite(value) for value in excesses):
+        return NoiseFloor(num, math.inf, math.inf)
+    factor = quantile(1.0 - terms.alpha, float(num - 1)) / math.sqrt(num)
+    return NoiseFloor(num, float(np.mean(excesses)), factor * float(np.std(excesses, ddof=1)))

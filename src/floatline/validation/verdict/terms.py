@@ -61,7 +61,7 @@ class Terms:
         if not 0 < self.alpha < 0.5:
             raise ComparisonError(f"alpha {self.alpha:g} is not between 0 and 0.5. Use 0.05.")
         if self.horizon is not None and self.horizon < 1:
-            raise ComparisonError(f"A horizon of {self.horizon} steps is no training. Use 1 or more, or leave it out.")
+            raise ComparisonError(f"A horizon of {self.horizon} steps trains nothing. Use 1 or more, or leave it out.")
 
     @property
     def unit(self) -> str:
@@ -104,7 +104,11 @@ def looks_between(least: int, most: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys((least, *(look for look in LOOKS if least < look < most), most)))
 
 
-def words_of_looks(looks: tuple[int, ...]) -> list[str]:
-    """The options that ask for these looks."""
-    words = ["--min-seeds", str(looks[0])] if looks[0] != LOOKS[0] else []
-    return words + (["--max-seeds", str(looks[-1])] if looks[-1] != LOOKS[-1] else [])
+def words_of(terms: Terms) -> list[str]:
+    """The options of `floatline validate` that ask for these terms, but for the metric and its direction."""
+    words = ["--margin", *(f"{margin:g}" for margin in terms.margins)] if terms.margins != MARGINS else []
+    words += ["--scale", terms.scale] if terms.scale != "log" else []
+    words += ["--language-model"] if terms.language_model else []
+    words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
+    words += ["--min-seeds", str(terms.looks[0])] if terms.looks[0] != LOOKS[0] else []
+    return words + (["--max-seeds", str(terms.looks[-1])] if terms.looks[-1] != LOOKS[-1] else [])

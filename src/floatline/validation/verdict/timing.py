@@ -11,6 +11,8 @@ from typing import Any, Literal
 from floatline.base.plain_records import from_plain, to_plain
 from floatline.errors import ComparisonError
 
+_CONFIDENCE = 0.95  # wanted of an interval
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -38,7 +40,7 @@ class Timing:
     @property
     def verdict(self) -> Literal["faster", "slower", "no difference shown"]:
         """'faster' or 'slower' only where the whole interval is on one side of 1, with 95 % confidence."""
-        if self.confidence < 0.95 or self.low <= 1.0 <= self.high:
+        if self.confidence < _CONFIDENCE or self.low <= 1.0 <= self.high:
             return "no difference shown"
         return "faster" if self.high < 1.0 else "slower"
 
@@ -59,19 +61,18 @@ def draw_order(num_pairs: int, *, seed: int = 0) -> tuple[tuple[str, str], ...]:
     return tuple(orders)
 
 
-def compare_times(reference: Sequence[float], candidate: Sequence[float], *, confidence: float = 0.95) -> Timing:
+def compare_times(reference: Sequence[float], candidate: Sequence[float]) -> Timing:
     """Median of the paired ratios, with the interval that order statistics give.
 
     Numerics:
         The median of ln(candidate / reference). The interval is between the j-th smallest and the j-th largest
-        pair, j as large as 1 - 2 * P(Binomial(n, 1/2) < j) >= confidence allows; nothing is assumed about the
+        pair, j as large as 1 - 2 * P(Binomial(n, 1/2) < j) >= 0.95 allows; nothing is assumed about the
         distribution of times. With fewer than 6 pairs 95 % cannot be reached: the interval is then from the
         smallest to the largest, and `confidence` says what it is worth.
 
     Args:
         reference: Seconds of the reference, pair by pair, without warm-up and compilation.
         candidate: Seconds of the candidate in the same pairs.
-        confidence: Wanted chance that the interval holds the true median.
 
     Raises:
         ComparisonError: No pairs, a different number in the two arms, or a time that is not above zero.
@@ -86,7 +87,7 @@ def compare_times(reference: Sequence[float], candidate: Sequence[float], *, con
         raise ComparisonError(f"A step took {wrong[0]} s. Measure with time.perf_counter around a synchronised step.")
     ratios = sorted(math.log(b / a) for a, b in zip(reference, candidate, strict=True))
     num = len(ratios)
-    place = _rank(num, confidence)
+    place = _rank(num)
     middle = 0.5 * (ratios[(num - 1) // 2] + ratios[num // 2])
     return Timing(
         ratio=math.exp(middle),
@@ -97,10 +98,10 @@ def compare_times(reference: Sequence[float], candidate: Sequence[float], *, con
     )
 
 
-def _rank(num: int, confidence: float) -> int:
-    """The largest j whose interval still has this confidence, and at least 1."""
+def _rank(num: int) -> int:
+    """The largest j whose interval still has the wanted confidence, and at least 1."""
     place = 1
-    while place + 1 <= num // 2 and _coverage(num, place + 1) >= confidence:
+    while place + 1 <= num // 2 and _coverage(num, place + 1) >= _CONFIDENCE:
         place += 1
     return place
 

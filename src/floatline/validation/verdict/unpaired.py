@@ -19,10 +19,10 @@ from floatline.validation.verdict.gates import (
     check_steps,
     check_weights,
 )
-from floatline.validation.verdict.looks import judge_interval
 from floatline.validation.verdict.notes import flags_of, notes_of
 from floatline.validation.verdict.pairs import REFERENCE, ArmRun, Pair, badness, nothing_left
-from floatline.validation.verdict.student import quantile
+from floatline.validation.verdict.power import judge_interval
+from floatline.validation.verdict.statistics import quantile
 from floatline.validation.verdict.terms import LOOKS, Terms
 
 

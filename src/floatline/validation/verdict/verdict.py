@@ -16,9 +16,9 @@ from floatline.validation.verdict.gates import (
     evidence_gates,
     setup_gates,
 )
-from floatline.validation.verdict.looks import is_futile, judge_look, measure_noise
 from floatline.validation.verdict.notes import flags_of, notes_of
 from floatline.validation.verdict.pairs import BROKEN, NUDGED, REFERENCE, ArmRun, Pair, pair_up
+from floatline.validation.verdict.power import is_futile, judge_look, measure_noise
 from floatline.validation.verdict.terms import Terms
 
 

@@ -1,1 +1,20 @@
 """FL3xx: configurations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from floatline.lint.configs import Setting, SettingsDocument, read_dtype
+
+# With any of these in the file, what is trained may not be the FP16 weights: adapters, master weights, frozen parts.
+OTHER_WEIGHTS = ("peft", "lora", "adapter", "deepspeed", "fsdp", "4bit", "8bit", "quant", "requires_grad", "freeze")
+
+
+def half_checkpoints(document: SettingsDocument) -> Iterator[Setting]:
+    """The dtypes of models that a Python file loads in FP16 and trains, where nothing in it names FP32."""
+    if document.mentions("float32", ".float()"):
+        return
+    for model in document.of_kind("checkpoint"):
+        dtype = model.first("torch_dtype", "dtype")
+        if dtype is not None and read_dtype(dtype) == "fp16":
+            yield dtype

@@ -51,7 +51,7 @@ class Fp16WithoutClipping(ConfigRule):
             ' "optimizer": {"type": "AdamW", "params": {}}}',
             file="ds.json",
         ),
-        Bad(
+        (
             "from lightning.pytorch import Trainer as T\n"
             "trainer = T(precision='16-mixed', max_epochs=3)\ntrainer.fit(model)"
         ),

@@ -37,13 +37,13 @@ class HalfAdaptersWithScaler(ConfigRule):
         "for p in model.parameters():\n    if p.requires_grad:\n        p.data = p.data.float()",
     )
     bad = (
-        Bad(
+        (
             "import torch\nfrom peft import get_peft_model as wrap\n"
             "from transformers import AutoModel, TrainingArguments\n"
             "base = AutoModel.from_pretrained('m', dtype=torch.float16)\n"
             "model = wrap(base, lora, autocast_adapter_dtype=False)\nargs = TrainingArguments('out', fp16=True)"
         ),
-        Bad(
+        (
             "import peft\nimport torch\nfrom accelerate import Accelerator\nfrom transformers import AutoModel\n"
             "accelerator = Accelerator(mixed_precision='fp16')\n"
             "base = AutoModel.from_pretrained('m', torch_dtype=torch.float16)\n"

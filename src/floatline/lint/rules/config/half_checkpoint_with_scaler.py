@@ -5,9 +5,7 @@ from __future__ import annotations
 from floatline.causes.scaler import FP16_PARAMS_WITH_SCALER
 from floatline.lint.configs import ConfigRule, RunConfig, read_dtype
 from floatline.lint.rule import Bad
-
-# With any of these in the file, what is trained may not be the FP16 weights: adapters, master weights, frozen parts.
-_OTHER_WEIGHTS = ("peft", "lora", "adapter", "deepspeed", "fsdp", "4bit", "8bit", "quant", "requires_grad", "freeze")
+from floatline.lint.rules.config import OTHER_WEIGHTS, half_checkpoints
 
 
 class HalfCheckpointWithScaler(ConfigRule):
@@ -46,13 +44,13 @@ class HalfCheckpointWithScaler(ConfigRule):
             "per_device_train_batch_size: 8\nlearning_rate: 1e-4\nfp16: true\ntorch_dtype: float16\n",
             file="run.yaml",
         ),
-        Bad(
+        (
             "import torch as t\nfrom transformers import AutoModelForCausalLM as Model\n"
             "from transformers import Trainer, TrainingArguments as Args\n"
             'model = Model.from_pretrained("m", torch_dtype=t.float16)\n'
             'Trainer(model=model, args=Args("out", fp16=True)).train()'
         ),
-        Bad(
+        (
             "import torch\nfrom accelerate import Accelerator\nfrom transformers import AutoModel\n"
             'accelerator = Accelerator(mixed_precision="fp16")\n'
             'model = AutoModel.from_pretrained("m", dtype=torch.float16)\n'
@@ -66,21 +64,17 @@ class HalfCheckpointWithScaler(ConfigRule):
         if config.kind not in ("transformers", "accelerate", "lightning") or mode != "fp16-mixed" or said is None:
             return
         document = config.document
-        if document.mentions(*_OTHER_WEIGHTS):
+        if document.mentions(*OTHER_WEIGHTS):
             return
         if not document.is_python:
             dtype = config.first("torch_dtype", "dtype", "model_dtype")
             if read_dtype(dtype) == "fp16":
                 self.report_setting(said, seen=f"{said} trains a model that is loaded in FP16 ({dtype}): {_THEN}")
             return
-        if document.mentions("float32", ".float()"):
-            return
-        for model in document.of_kind("checkpoint"):
-            dtype = model.first("torch_dtype", "dtype")
-            if dtype is not None and read_dtype(dtype) == "fp16":
-                self.report_setting(
-                    dtype, seen=f"the model is loaded in FP16 and trained with {said} (line {said.line}): {_THEN}"
-                )
+        for dtype in half_checkpoints(document):
+            self.report_setting(
+                dtype, seen=f"the model is loaded in FP16 and trained with {said} (line {said.line}): {_THEN}"
+            )
 
 
 _THEN = 'GradScaler raises "Attempting to unscale FP16 gradients"'

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from floatline.causes.underflow import OPTIMIZER_STATE_UNDERFLOW
 from floatline.lint.configs import ConfigRule, RunConfig, Setting
+from floatline.lint.reading.reaching import DEFAULT_EPS, ZERO_IN_FP16
 from floatline.lint.rule import Bad
-
-_ZERO = 2.0**-25  # FP16 rounds this and everything below to 0
-_DEFAULTS = {
-    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), 1e-8),
-    "Adagrad": 1e-10,
-}
 
 
 class HalfOptimizerEps(ConfigRule):
@@ -74,12 +69,14 @@ class HalfOptimizerEps(ConfigRule):
         at = (inner,) if inner else ()
         eps, fused = config.get(*at, "eps"), config.get(*at, "fused")
         name = config.name.rpartition(".")[2]
-        number = _DEFAULTS.get(name) if eps is None and not config.is_open else eps.number if eps is not None else None
+        number = (
+            DEFAULT_EPS.get(name) if eps is None and not config.is_open else eps.number if eps is not None else None
+        )
         # The fused kernels add eps in FP32.
         if (
             number is None
-            or name not in _DEFAULTS
-            or number > _ZERO
+            or name not in DEFAULT_EPS
+            or number > ZERO_IN_FP16
             or (fused is not None and fused.value is not False)
         ):
             return

@@ -5,20 +5,8 @@ from __future__ import annotations
 from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
 from floatline.lint.configs import ConfigRule, RunConfig, read_dtype
 from floatline.lint.rule import Bad
+from floatline.lint.rules.config import OTHER_WEIGHTS, half_checkpoints
 
-_OTHER_WEIGHTS = (
-    "peft",
-    "lora",
-    "adapter",
-    "deepspeed",
-    "fsdp",
-    "4bit",
-    "8bit",
-    "quant",
-    "requires_grad",
-    "freeze",
-    "master",
-)
 _TRAINS = ("max_epochs", "max_steps", "min_epochs", "accumulate_grad_batches", "gradient_clip_val")
 
 
@@ -50,8 +38,8 @@ class HalfWeightsTrained(ConfigRule):
     )
     bad = (
         Bad("trainer:\n  max_epochs: 3\n  precision: 16-true\n  gradient_clip_val: 1.0\n", file="run.yaml"),
-        Bad("import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-true')\ntrainer.fit(model)"),
-        Bad(
+        "import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-true')\ntrainer.fit(model)",
+        (
             "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
             "model = AutoModel.from_pretrained('m', dtype=torch.float16)\n"
             "Trainer(model=model, args=TrainingArguments('out')).train()"
@@ -73,7 +61,11 @@ class HalfWeightsTrained(ConfigRule):
 
     def _check_checkpoint(self, config: RunConfig) -> None:
         document, fp16 = config.document, config.get("fp16")
-        if document.mentions(*_OTHER_WEIGHTS) or (fp16 is not None and fp16.value is not False) or config.is_open:
+        if (
+            document.mentions(*OTHER_WEIGHTS, "master")
+            or (fp16 is not None and fp16.value is not False)
+            or config.is_open
+        ):
             return
         if not document.is_python:
             dtype = config.first("torch_dtype", "dtype", "model_dtype")
@@ -81,12 +73,8 @@ class HalfWeightsTrained(ConfigRule):
             if dtype is not None and read_dtype(dtype) == "fp16" and trains is not None:
                 self.report_setting(dtype, advice="load in float32, and fp16: true for the compute")
             return
-        if document.mentions("float32", ".float()"):
-            return
-        for model in document.of_kind("checkpoint"):
-            dtype = model.first("torch_dtype", "dtype")
-            if dtype is not None and read_dtype(dtype) == "fp16":
-                self.report_setting(dtype, advice="load in float32, and TrainingArguments(fp16=True) for the compute")
+        for dtype in half_checkpoints(document):
+            self.report_setting(dtype, advice="load in float32, and TrainingArguments(fp16=True) for the compute")
 
 
 def _trains(config: RunConfig) -> bool:

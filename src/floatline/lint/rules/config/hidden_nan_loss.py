@@ -33,7 +33,7 @@ class HiddenNanLoss(ConfigRule):
     bad = (
         Bad("per_device_train_batch_size: 8\nlearning_rate: 1e-4\nlogging_nan_inf_filter: true\n", file="run.yaml"),
         Bad('[train]\noutput_dir = "out"\nfp16 = true\nlogging_nan_inf_filter = true\n', file="run.toml"),
-        Bad("from transformers import TrainingArguments as A\nA('out', fp16=True, logging_nan_inf_filter=True)"),
+        "from transformers import TrainingArguments as A\nA('out', fp16=True, logging_nan_inf_filter=True)",
     )
 
     def visit_config(self, config: RunConfig) -> None:

@@ -15,7 +15,7 @@ _SLOW = 5_000  # steps until a small scale has grown to the usual one
 
 
 class InitialScaleFarOff(ConfigRule):
-    """Flags loss scales that start above 2^24, or below 2^4 with growth too slow to mend it.
+    """Flags loss scales that start above 2^24, or below 2^4 with growth too slow to make up for it.
 
     ## Why is this bad?
     At 2^32, which old examples of DeepSpeed show, every gradient above 65504 / 2^32 = 1.5e-05 is inf. Each halving
@@ -43,9 +43,9 @@ class InitialScaleFarOff(ConfigRule):
     )
     bad = (
         Bad('{"zero_optimization": {},\n "fp16": {"enabled": true, "initial_scale_power": 32}}', file="ds.json"),
-        Bad("import torch as t\nscaler = t.amp.GradScaler('cuda', init_scale=1.0)"),
-        Bad("from torch.cuda.amp import GradScaler\nscaler = GradScaler(2.0**30)"),
-        Bad(
+        "import torch as t\nscaler = t.amp.GradScaler('cuda', init_scale=1.0)",
+        "from torch.cuda.amp import GradScaler\nscaler = GradScaler(2.0**30)",
+        (
             "from accelerate import Accelerator, GradScalerKwargs as K\n"
             "accelerator = Accelerator(mixed_precision='fp16', kwargs_handlers=[K(init_scale=1)])"
         ),

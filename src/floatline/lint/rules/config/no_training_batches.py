@@ -34,7 +34,7 @@ class NoTrainingBatches(ConfigRule):
     )
     bad = (
         Bad("trainer:\n  max_epochs: 3\n  precision: 16-mixed\n  limit_train_batches: 0\n", file="run.yaml"),
-        Bad("import pytorch_lightning as pl\npl.Trainer(max_epochs=1, limit_train_batches=0.0).fit(model)"),
+        "import pytorch_lightning as pl\npl.Trainer(max_epochs=1, limit_train_batches=0.0).fit(model)",
         Bad('{"trainer": {"max_steps": 0, "precision": "16-mixed", "gradient_clip_val": 1.0}}', file="run.json"),
     )
 

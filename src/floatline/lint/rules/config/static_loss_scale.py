@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from floatline.causes.overflow import GRADIENT_OVERFLOW
 from floatline.lint.configs import ConfigRule, RunConfig, Setting
+from floatline.lint.reading.reaching import ZERO_IN_FP16
 from floatline.lint.rule import Bad
 
-_ZERO = 2.0**-25  # FP16 rounds this and everything below to 0
 _LARGEST = 65504.0
 
 
@@ -35,9 +35,9 @@ class StaticLossScale(ConfigRule):
     )
     bad = (
         Bad('{"zero_optimization": {},\n "fp16": {"enabled": true, "loss_scale": 128}}', file="ds.json"),
-        Bad("from apex import amp as a  # torch\nmodel, optimizer = a.initialize(model, optimizer, loss_scale=128.0)"),
+        "from apex import amp as a  # torch\nmodel, optimizer = a.initialize(model, optimizer, loss_scale=128.0)",
         Bad("zero_optimization: {stage: 2}\nfp16:\n  enabled: auto\n  loss_scale: 1024\n", file="ds.yaml"),
-        Bad("import deepspeed\nsettings = {'zero_optimization': {}, 'fp16': {'enabled': True, 'loss_scale': 2.0**10}}"),
+        "import deepspeed\nsettings = {'zero_optimization': {}, 'fp16': {'enabled': True, 'loss_scale': 2.0**10}}",
     )
 
     def visit_config(self, config: RunConfig) -> None:
@@ -56,7 +56,7 @@ class StaticLossScale(ConfigRule):
         self.report_setting(
             scale,
             seen=f"{scale} is fixed: gradients above {_LARGEST / number:.2g} are inf and those below "
-            f"{_ZERO / number:.1e} zero, for the whole run",
+            f"{ZERO_IN_FP16 / number:.1e} zero, for the whole run",
             advice=advice,
         )
 

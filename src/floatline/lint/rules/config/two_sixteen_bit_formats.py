@@ -40,8 +40,8 @@ class TwoSixteenBitFormats(ConfigRule):
             ' "bf16": {"enabled": true}}',
             file="ds_config.json",
         ),
-        Bad("from transformers import TrainingArguments as Args\nargs = Args('out', fp16=True, bf16=True)"),
-        Bad(
+        "from transformers import TrainingArguments as Args\nargs = Args('out', fp16=True, bf16=True)",
+        (
             'from transformers import TrainingArguments\nsettings = {"zero_optimization": {"stage": 2}, '
             '"bf16": {"enabled": True}}\nargs = TrainingArguments("out", fp16=True, deepspeed=settings)'
         ),

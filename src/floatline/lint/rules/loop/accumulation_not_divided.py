@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import GRADIENT_OVERFLOW
-from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rules.loop import LoopRule
 
 _DIVIDES = frozenset(("div", "div_", "mul_", "mul", "no_sync", "accumulate"))
 
 
-class AccumulationNotDivided(Rule):
+class AccumulationNotDivided(LoopRule):
     """Flags `if (i + 1) % n == 0: optimizer.step()` where the loss is nowhere divided by n.
 
     ## Why is this bad?
@@ -26,7 +26,6 @@ class AccumulationNotDivided(Rule):
     cause = GRADIENT_OVERFLOW
     message = "the gradients of several micro-batches are added here, and the loss is never divided by their number"
     advice = "(loss / n).backward(), with the n that the step waits for"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -68,8 +67,7 @@ def train(n):
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 for i, (x, y) in enumerate(batches):
     loss = loss_fn(model(x), y)
@@ -79,10 +77,8 @@ for i, (x, y) in enumerate(batches):
         optimizer.zero_grad()
     total += loss.detach()
     mean = total / (i + 1)
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import GradScaler as Scaler
 scaler = Scaler()
 for i, (x, y) in enumerate(batches):
@@ -91,10 +87,8 @@ for i, (x, y) in enumerate(batches):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 def train(model, optimizer, args):
     for i, batch in enumerate(loader):
@@ -104,20 +98,17 @@ def train(model, optimizer, args):
             continue
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """A backward pass in every turn, a step in some, and no number of turns in the loss."""
-        del node
-        for unit in find_units(self.source):
-            if not unit.is_loop:
-                continue
-            backward = [event for event in unit.events if event.kind == "backward"]
-            count = _num_micro_batches(unit)
-            if len(backward) == 1 and count is not None and self._is_bare(unit, backward[0].node, count):
-                self.report(backward[0].node)
+        if not unit.is_loop:
+            return
+        backward = [event for event in unit.events if event.kind == "backward"]
+        count = _num_micro_batches(unit)
+        if len(backward) == 1 and count is not None and self._is_bare(unit, backward[0].node, count):
+            self.report(backward[0].node)
 
     def _is_bare(self, unit: Unit, node: ast.expr, count: ast.expr) -> bool:
         """Whether nothing divides by the number or hands it on, and the loss is no product or quotient."""

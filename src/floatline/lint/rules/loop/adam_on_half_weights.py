@@ -7,18 +7,8 @@ import ast
 from floatline.causes.underflow import OPTIMIZER_STATE_UNDERFLOW
 from floatline.lint.reading.half_models import find_half_models
 from floatline.lint.reading.loop import find_units
+from floatline.lint.reading.reaching import DEFAULT_EPS, ZERO_IN_FP16
 from floatline.lint.rule import Bad, Rule
-
-_DEFAULT_EPS = {
-    "Adam": 1e-8,
-    "AdamW": 1e-8,
-    "NAdam": 1e-8,
-    "RAdam": 1e-8,
-    "Adamax": 1e-8,
-    "RMSprop": 1e-8,
-    "Adagrad": 1e-10,
-}
-_SMALLEST = 2.0**-25  # at or below, FP16 rounds to zero
 
 
 class AdamOnHalfWeights(Rule):
@@ -145,8 +135,7 @@ def train(model):
         optimizer.zero_grad()
 """,
         ),
-        Bad(
-            """
+        """
 import torch
 model = make().half().cuda()
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
@@ -154,8 +143,7 @@ for x, y in batches:
     loss_fn(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
@@ -168,7 +156,7 @@ for x, y in batches:
             return
         for model in find_half_models(self.source):
             name = self.source.call_name(model.call)
-            if model.optimizer not in alone or name not in _DEFAULT_EPS or self._eps(model.call, name) > _SMALLEST:
+            if model.optimizer not in alone or name not in DEFAULT_EPS or self._eps(model.call, name) > ZERO_IN_FP16:
                 continue
             since = f"{model.name} is FP16 since line {model.cast.lineno}"
             seen = f"{since}: {name}'s eps is 0 there, and a zero gradient gives 0 / 0"
@@ -180,6 +168,6 @@ for x, y in batches:
         if "fused" in words or None in words or len(call.args) > 3:
             return float("inf")
         if "eps" not in words:
-            return _DEFAULT_EPS[name]
+            return DEFAULT_EPS[name]
         number = self.source.number(words["eps"])
         return float("inf") if number is None else number

@@ -7,14 +7,16 @@ import re
 
 from floatline.causes.underflow import GRADIENT_UNDERFLOW
 from floatline.lint.reading.autocast_regions import dtype_of, is_on
-from floatline.lint.reading.loop import Unit, find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.reading.loop_events import dotted
+from floatline.lint.reading.source_tree import keyword
+from floatline.lint.rules.loop import LoopRule
 
 # Whatever scales may do so out of sight.
 _SCALES = re.compile(r"scale|Accelerator|deepspeed|[Ff]abric|apex|manual_backward|[Ll]ightning", re.IGNORECASE)
 
 
-class AutocastWithoutScaler(Rule):
+class AutocastWithoutScaler(LoopRule):
     """Flags `loss.backward()` in a loop with FP16 autocast, in a file where nothing scales the loss.
 
     ## Why is this bad?
@@ -27,7 +29,6 @@ class AutocastWithoutScaler(Rule):
     cause = GRADIENT_UNDERFLOW
     message = "gradients are FP16 here and the loss is not scaled: 2.98e-08 and less is zero"
     advice = 'scaler = torch.amp.GradScaler("cuda"); scaler.scale(loss).backward(); or dtype=torch.bfloat16'
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -68,8 +69,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 for x, y in batches:
     with torch.autocast("cuda", dtype=torch.float16):
@@ -77,10 +77,8 @@ for x, y in batches:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import autocast as cast
 def train(model, optimizer):
     for x, y in batches:
@@ -89,10 +87,8 @@ def train(model, optimizer):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 for x, y in batches:
     with torch.amp.autocast("cuda"):
@@ -101,36 +97,29 @@ for x, y in batches:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """Plain backward passes of what an FP16 region made."""
-        del node
         if "autocast" not in self.source.text:
             return
         text = self.source.text.replace("scaled_dot_product", "")
         if _SCALES.search(text):
             return
-        for unit in find_units(self.source):
-            for event in unit.events:
-                if event.kind == "backward" and self._is_made_in_half(unit, event.node):
-                    self.report(event.node)
-                    break
+        for event in unit.events:
+            if event.kind == "backward" and self._is_made_in_half(unit, event.node):
+                self.report(event.node)
+                break
 
     def _is_made_in_half(self, unit: Unit, backward: ast.expr) -> bool:
         """Whether the name that backward is called on is assigned inside an FP16 region of the step."""
-        value = (
-            backward.func.value if isinstance(backward, ast.Call) and isinstance(backward.func, ast.Attribute) else None
-        )
-        if not isinstance(value, ast.Name):
-            return False
+        loss = dotted(backward.func).removesuffix(".backward") if isinstance(backward, ast.Call) else ""
         for block in ast.walk(unit.node):
             if not isinstance(block, ast.With) or not any(self._is_half(item.context_expr) for item in block.items):
                 continue
             for one in ast.walk(block):
-                if isinstance(one, ast.Name) and one.id == value.id and isinstance(one.ctx, ast.Store):
+                if isinstance(one, ast.Name) and one.id == loss and isinstance(one.ctx, ast.Store):
                     return True
         return False
 
@@ -138,11 +127,10 @@ for x, y in batches:
         """FP16, said so or by CUDA's default; a region that may be off does not count."""
         if not isinstance(call, ast.Call) or not is_on(self.source, call):
             return False
-        given = {word.arg: word.value for word in call.keywords}
-        enabled = given.get("enabled")
+        enabled = keyword(call, "enabled")
         if enabled is not None and not (isinstance(enabled, ast.Constant) and enabled.value is True):
             return False
         dtype = dtype_of(self.source, call)
-        device = call.args[0] if call.args else given.get("device_type")
+        device = call.args[0] if call.args else keyword(call, "device_type")
         is_cuda = isinstance(device, ast.Constant) and device.value == "cuda"
         return dtype == "float16" or (dtype == "default" and is_cuda)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import find_region
-from floatline.lint.reading.loop import find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.rules.loop import LoopRule
 
 
-class BackwardInsideAutocast(Rule):
+class BackwardInsideAutocast(LoopRule):
     """Flags `loss.backward()` inside `with torch.autocast(…)`.
 
     ## Why is this bad?
@@ -26,7 +24,6 @@ class BackwardInsideAutocast(Rule):
         "inside autocast the backward pass is cast once more: gradients of what ran in FP32 are computed in 16 bits"
     )
     advice = "end the region after the loss; call backward outside it"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -56,8 +53,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 for x, y in batches:
     with torch.autocast("cuda", dtype=torch.float16):
@@ -65,10 +61,8 @@ for x, y in batches:
         loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch import autocast as cast
 def train(model, optimizer, scaler):
     for x, y in batches:
@@ -77,10 +71,8 @@ def train(model, optimizer, scaler):
                 scaler.scale(loss_fn(model(x), y)).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 class Trainer:
     @torch.cuda.amp.autocast()
@@ -89,14 +81,11 @@ class Trainer:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """Backward passes of training steps inside a region."""
-        del node
-        for unit in find_units(self.source):
-            for event in unit.events:
-                if event.kind == "backward" and find_region(self.source, event.node) is not None:
-                    self.report(event.node)
+        for event in unit.events:
+            if event.kind == "backward" and find_region(self.source, event.node) is not None:
+                self.report(event.node)

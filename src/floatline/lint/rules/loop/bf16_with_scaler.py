@@ -6,7 +6,8 @@ import ast
 
 from floatline.lint.reading.autocast_regions import dtype_of, is_on
 from floatline.lint.reading.loop import find_units, read_training
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.source_tree import keyword
+from floatline.lint.rule import Rule
 
 
 class BF16WithScaler(Rule):
@@ -60,8 +61,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -70,10 +70,8 @@ for x, y in batches:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch import autocast as cast, bfloat16
 from torch.cuda.amp import GradScaler as Scaler
 scaler = Scaler()
@@ -83,10 +81,8 @@ for x, y in batches:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 dtype = torch.bfloat16
 scaler = torch.amp.GradScaler("cuda", enabled=True)
@@ -96,8 +92,7 @@ for x, y in batches:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
@@ -114,7 +109,7 @@ for x, y in batches:
         if dtypes != {"bfloat16"}:
             return
         for name, made in scalers.items():
-            given = [word.value for word in made.call.keywords if word.arg == "enabled"]
-            is_on_always = all(isinstance(value, ast.Constant) and value.value is True for value in given)
+            enabled = keyword(made.call, "enabled")
+            is_on_always = enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True)
             if name in used and is_on_always and not made.known.keys() - {"True"}:
                 self.report(made.call)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.scaler import CLIP_BEFORE_UNSCALE
-from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import LoopCall
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Bad
+from floatline.lint.rules.loop import LoopRule
 
 
-class ClipBeforeUnscale(Rule):
+class ClipBeforeUnscale(LoopRule):
     """Flags `clip_grad_norm_` between `scaler.scale(loss).backward()` and `scaler.step(optimizer)` without `unscale_`.
 
     ## Why is this bad?
@@ -30,7 +29,6 @@ class ClipBeforeUnscale(Rule):
     )
     advice = "scaler.unscale_(optimizer) before clipping, once per optimizer step"
     fix_safety = "unsafe"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -135,8 +133,7 @@ class Trainer:
                 self.scaler.update()
 """,
         ),
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -145,24 +142,21 @@ for x, y in batches:
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """The way through a step on which gradients are clipped between a scaled backward pass and the unscaling."""
-        del node
-        for unit in find_units(self.source):
-            if not unit.has("clip") and not unit.has("norm"):
-                continue
-            for event in _too_early(unit):
-                if event.kind == "clip":
-                    self.report(event.node, fix="unscale-before-clip" if not unit.has("unscale") else None)
-                else:
-                    self.report(
-                        event.node,
-                        seen="this norm is multiplied by the scale, 65536 at the start and other numbers later",
-                    )
+        if not unit.has("clip") and not unit.has("norm"):
+            return
+        for event in _too_early(unit):
+            if event.kind == "clip":
+                self.report(event.node, fix="unscale-before-clip" if not unit.has("unscale") else None)
+            else:
+                self.report(
+                    event.node,
+                    seen="this norm is multiplied by the scale, 65536 at the start and other numbers later",
+                )
 
 
 def _too_early(unit: Unit) -> list[LoopCall]:

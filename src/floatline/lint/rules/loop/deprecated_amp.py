@@ -48,7 +48,7 @@ class DeprecatedAmp(Rule):
             "import torch\nwith torch.cpu.amp.autocast(dtype=torch.bfloat16):\n    y = model(x)",
             fixed='import torch\nwith torch.amp.autocast("cpu", dtype=torch.bfloat16):\n    y = model(x)',
         ),
-        Bad("from torch.cuda.amp import autocast\nwith autocast():\n    y = model(x)"),
+        "from torch.cuda.amp import autocast\nwith autocast():\n    y = model(x)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.overflow import GRADIENT_OVERFLOW
-from floatline.lint.reading.loop import find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.rules.loop import LoopRule
 
 _SIGNS = ("zero_grad", ".grad = None", "grad.zero_", "set_to_none", "grad.fill_", "_foreach_zero_")
 
 
-class GradientsNeverZeroed(Rule):
+class GradientsNeverZeroed(LoopRule):
     """Flags a loop with a backward pass and a step in every turn, in a file that never empties the gradients.
 
     ## Why is this bad?
@@ -25,7 +23,6 @@ class GradientsNeverZeroed(Rule):
     cause = GRADIENT_OVERFLOW
     message = "nothing in this file sets the gradients to zero: every backward pass adds to those of all steps before"
     advice = "optimizer.zero_grad() in every turn, after the step"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -52,17 +49,14 @@ optimizer.step()
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 for x, y in batches:
     loss_fn(model(x), y).backward()
     optimizer.step()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.optim import AdamW as Optimizer
 def train(model):
     optimizer = Optimizer(model.parameters())
@@ -70,10 +64,8 @@ def train(model):
         for x, y in batches:
             loss_fn(model(x), y).backward()
             optimizer.step()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -81,21 +73,16 @@ for x, y in batches:
     scaler.scale(loss_fn(model(x), y)).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """Loops that train, in a file without a word of zeroing."""
-        del node
-        if any(sign in self.source.text for sign in _SIGNS):
+        if not unit.is_loop or any(sign in self.source.text for sign in _SIGNS):
             return
-        for unit in find_units(self.source):
-            if not unit.is_loop:
+        for event in unit.events:
+            made = unit.training.optimizers.get(event.target) if event.kind == "step" else None
+            if made is None or any(above is unit.node for above in self.source.ancestors(made.call)):
                 continue
-            for event in unit.events:
-                made = unit.training.optimizers.get(event.target) if event.kind == "step" else None
-                if made is None or any(above is unit.node for above in self.source.ancestors(made.call)):
-                    continue
-                self.report(event.node)
-                break
+            self.report(event.node)
+            break

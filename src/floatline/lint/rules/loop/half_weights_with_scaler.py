@@ -155,8 +155,7 @@ def train(model, batches):
         scaler.update()
 """,
         ),
-        Bad(
-            """
+        """
 import torch
 from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("base", torch_dtype=torch.float16).cuda()
@@ -166,8 +165,7 @@ for batch in batches:
     scaler.scale(model(**batch).loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
@@ -192,7 +190,7 @@ for batch in batches:
         if model.is_frozen_in_part and any(is_on(self.source, one) for one in ast.walk(tree)):
             self.report(model.call, seen=seen, fix="trainable-in-fp32")
             return
-        can_mend = scaler is not None and self.source.call_name(model.call) in ("AdamW", "Adam", "SGD")
-        self.report(model.call, seen=seen, fix="floatline-optimizer" if can_mend else None)
-        if can_mend and scaler is not None:
+        can_fix = scaler is not None and self.source.call_name(model.call) in ("AdamW", "Adam", "SGD")
+        self.report(model.call, seen=seen, fix="floatline-optimizer" if can_fix else None)
+        if can_fix and scaler is not None:
             self.report(scaler, seen=f"this scaler refuses the FP16 gradients of {model.name}", fix="floatline-scaler")

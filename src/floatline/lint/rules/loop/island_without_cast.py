@@ -8,7 +8,7 @@ from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import is_disabled
 from floatline.lint.reading.loop_events import dotted
 from floatline.lint.reading.values import reaching_values
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 # Layers that hold FP32 weights, and give 16 bits under autocast.
 _LAYERS = frozenset(
@@ -100,8 +100,7 @@ class Net(torch.nn.Module):
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 class Net(torch.nn.Module):
     def __init__(self):
@@ -111,10 +110,8 @@ class Net(torch.nn.Module):
         h = self.body(x)
         with torch.autocast("cuda", enabled=False):
             return self.head(h)
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch import nn
 from torch.cuda.amp import autocast as cast
 class Net(nn.Module):
@@ -127,10 +124,8 @@ class Net(nn.Module):
         with cast(enabled=False):
             y = self.head(h)
         return y
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 class Net(torch.nn.Module):
     def __init__(self, careful):
@@ -141,8 +136,7 @@ class Net(torch.nn.Module):
         h = torch.relu(self.body(x)).flatten(1)
         with torch.amp.autocast("cuda", enabled=False):
             return self.head(h.float() if self.careful else h)
-"""
-        ),
+""",
     )
 
     def visit_With(self, node: ast.With) -> None:  # noqa: N802

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 
 from floatline.causes.scaler import SCALER_MISUSE
 from floatline.lint.reading.branches import Way
-from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import LoopCall, dotted
-from floatline.lint.reading.shifting import asks_for_finite
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.tensors import asks_for_finite
+from floatline.lint.rule import Bad
+from floatline.lint.rules.loop import LoopRule
 
 
-class MissingUpdate(Rule):
+class MissingUpdate(LoopRule):
     """Flags `scaler.step(optimizer)` that no `scaler.update()` follows, and a `continue` that jumps over it.
 
     ## Why is this bad?
@@ -31,7 +32,6 @@ class MissingUpdate(Rule):
     message = "no scaler.update() follows this step: the second step raises, and the scale never moves"
     advice = "scaler.update() after scaler.step(optimizer), once, also where the step was skipped"
     fix_safety = "unsafe"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -91,8 +91,7 @@ for x, y in batches:
     optimizer.zero_grad()
 """,
         ),
-        Bad(
-            """
+        """
 import torch as t
 from torch.nn.utils import clip_grad_norm_
 scaler = t.cuda.amp.GradScaler()
@@ -104,10 +103,8 @@ for x, y in batches:
         continue
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -118,25 +115,22 @@ for x, y in batches:
         continue
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """Steps without an update in the whole file, then turns of a loop that end without one."""
-        del node
-        for unit in find_units(self.source):
-            for event in unit.events:
-                if event.kind == "step" and event.owner and not self._is_updated(event.owner):
-                    self.report(event.node, fix="update-after-step")
-            if unit.is_loop and unit.has("update"):
-                for jump, begun in _jumps_over(unit):
-                    then = "the next unscale_ or step raises" if begun else "the scale cannot fall after an overflow"
-                    self.report(
-                        jump,
-                        seen=f"this turn ends after a scaled backward pass without scaler.update(): {then}",
-                        advice="leave the check to scaler.step(optimizer), or call scaler.update() before continue",
-                    )
+        for event in unit.events:
+            if event.kind == "step" and event.owner and not self._is_updated(event.owner):
+                self.report(event.node, fix="update-after-step")
+        if unit.is_loop and unit.has("update"):
+            for jump, begun in _jumps_over(unit):
+                then = "the next unscale_ or step raises" if begun else "the scale cannot fall after an overflow"
+                self.report(
+                    jump,
+                    seen=f"this turn ends after a scaled backward pass without scaler.update(): {then}",
+                    advice="leave the check to scaler.step(optimizer), or call scaler.update() before continue",
+                )
 
     def _is_updated(self, scaler: str) -> bool:
         """Whether the file updates it anywhere, or hands it to something that may."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.elsewhere import PARAMS_NOT_TRAINED
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _IMPORTS = "import torch\nfrom torch import nn\n"
 
@@ -34,12 +34,12 @@ class ModuleReplacedAfterOptimizer(Rule):
         _IMPORTS + "opt = torch.optim.SGD(model.body.parameters(), 0.1)\nmodel.head = nn.Linear(8, 4)",
     )
     bad = (
-        Bad(_IMPORTS + "opt = torch.optim.SGD(model.parameters(), 0.1)\nmodel.head = nn.Linear(8, 4)"),
-        Bad(
+        _IMPORTS + "opt = torch.optim.SGD(model.parameters(), 0.1)\nmodel.head = nn.Linear(8, 4)",
+        (
             "from torch import nn as layers\nfrom torch.optim import AdamW as Best\ndef f(m):\n"
             "    opt = Best(m.head.parameters(), 0.1)\n    m.head = layers.Linear(8, 4)\n    return opt"
         ),
-        Bad(
+        (
             _IMPORTS + "opt = torch.optim.Adam(net.parameters())\n"
             "net.body.out = nn.Sequential(nn.ReLU(), nn.Linear(8, 4))"
         ),

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.elsewhere import DISTRIBUTED_DESYNC
-from floatline.lint.reading.loop import Unit, find_units
-from floatline.lint.reading.shifting import asks_for_finite
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.reading.tensors import asks_for_finite
+from floatline.lint.rules.loop import LoopRule
 
 _SIGNS = (
     "torch.distributed",
@@ -17,7 +15,7 @@ _SIGNS = (
 )
 
 
-class RankSkipsBatch(Rule):
+class RankSkipsBatch(LoopRule):
     """Flags `continue` on a loss that is not finite, before the backward pass of a distributed run.
 
     ## Why is this bad?
@@ -32,7 +30,6 @@ class RankSkipsBatch(Rule):
         "a rank that takes this `continue` alone leaves out an all-reduce: the ranks are one step apart, and then hang"
     )
     advice = "all-reduce the flag and skip on every rank; or run backward on all, and let scaler.step skip"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -81,8 +78,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 import torch.distributed as dist
 for x, y in batches:
@@ -92,10 +88,8 @@ for x, y in batches:
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import math
 from torch.nn.parallel import DistributedDataParallel as DDP
 model = DDP(model)
@@ -109,10 +103,8 @@ def train(scaler, optimizer):
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 from accelerate import Accelerator
 accelerator = Accelerator()
@@ -123,20 +115,13 @@ for batch in loader:
     accelerator.backward(loss)
     optimizer.step()
     optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """A way that ends before any backward pass, on the word of one rank."""
-        del node
-        if not any(path.startswith(_SIGNS) for path in self.source.aliases.values()):
+        if not unit.is_loop or not any(path.startswith(_SIGNS) for path in self.source.aliases.values()):
             return
-        for unit in find_units(self.source):
-            if unit.is_loop:
-                self._look(unit)
-
-    def _look(self, unit: Unit) -> None:
         for way in unit.ways:
             if way.ending != "continue" or way.at is None:
                 continue

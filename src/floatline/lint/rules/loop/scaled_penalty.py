@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.scaler import SCALED_GRAD_IN_PENALTY
-from floatline.lint.reading.loop import find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.rules.loop import LoopRule
 
 
-class ScaledPenalty(Rule):
+class ScaledPenalty(LoopRule):
     """Flags `torch.autograd.grad(scaler.scale(y), x)` whose result is not divided by the scale.
 
     ## Why is this bad?
@@ -22,7 +22,6 @@ class ScaledPenalty(Rule):
     cause = SCALED_GRAD_IN_PENALTY
     message = "these gradients are multiplied by the scale, 65536 at the start, and the penalty takes them as they are"
     advice = "grads = [g / scaler.get_scale() for g in grads] before the penalty is formed"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -55,8 +54,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -64,10 +62,8 @@ for x, y in batches:
     scaler.scale(loss_fn(grads)).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.autograd import grad as gradient
 def train(critic, optimizer, scaler):
     for x in batches:
@@ -77,10 +73,8 @@ def train(critic, optimizer, scaler):
         scaler.scale(penalty).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -90,24 +84,21 @@ for x, y in batches:
     scaler.scale(loss_fn(slope)).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """A way from the gradient to the backward pass on which no scale is divided out."""
-        del node
-        for unit in find_units(self.source):
-            if not unit.has("grad"):
-                continue
-            for way in unit.ways:
-                waiting: list[ast.expr] = []
-                for event in way.events:
-                    if event.kind == "grad":
-                        waiting.append(event.node)
-                    elif event.kind == "rescale":
-                        waiting.clear()
-                    elif event.kind == "backward":
-                        for one in waiting:
-                            self.report(one)
-                        waiting.clear()
+        if not unit.has("grad"):
+            return
+        for way in unit.ways:
+            waiting: list[ast.expr] = []
+            for event in way.events:
+                if event.kind == "grad":
+                    waiting.append(event.node)
+                elif event.kind == "rescale":
+                    waiting.clear()
+                elif event.kind == "backward":
+                    for one in waiting:
+                        self.report(one)
+                    waiting.clear()

@@ -7,7 +7,7 @@ import ast
 from floatline.causes.scaler import SCALER_STATE_LOST
 from floatline.lint.reading.loop import find_units
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 
 class ScalerNotSaved(Rule):
@@ -64,8 +64,7 @@ torch.save(state, file)
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -73,10 +72,8 @@ for x, y in batches:
     scaler.step(optimizer)
     scaler.update()
 torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch import save
 from torch.amp import GradScaler as Scaler
 class Trainer:
@@ -90,10 +87,8 @@ class Trainer:
     def save(self, file):
         state = dict(model=self.model.state_dict(), optimizer=self.optimizer.state_dict())
         save(state, file)
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 def train(model, opt, scaler):
     for x, y in batches:
@@ -102,8 +97,7 @@ def train(model, opt, scaler):
         scaler.update()
     checkpoint = {"epoch": 1, "weights": model.state_dict(), "opt": opt.state_dict()}
     torch.save(checkpoint, "last.pt")
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802

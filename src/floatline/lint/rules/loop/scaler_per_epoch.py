@@ -1,4 +1,4 @@
-"""FL207: a scaler that is made anew in a loop around the training."""
+"""FL207: a scaler that is made again in a loop around the training."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ import ast
 
 from floatline.causes.scaler import SCALER_STATE_LOST
 from floatline.lint.reading.loop import read_training
-from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad, Rule
-
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+from floatline.lint.reading.loop_events import LOOPS, dotted
+from floatline.lint.rule import Rule
 
 
 class ScalerPerEpoch(Rule):
     """Flags `GradScaler(…)` inside the loop whose optimizer was made before it.
 
     ## Why is this bad?
-    A new scaler starts at 65536 and counts its 2000 steps to the next doubling anew. A model that needs 64 pays 10
+    A new scaler starts at 65536 and counts its 2000 steps to the next doubling again. A model that needs 64 pays 10
     skipped steps in every epoch, and a scaler that lives for one step never moves at all.
     """
 
@@ -64,8 +62,7 @@ for trial in range(3):
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 for epoch in range(3):
     scaler = torch.amp.GradScaler("cuda")
@@ -73,10 +70,8 @@ for epoch in range(3):
         scaler.scale(loss_fn(model(x), y)).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import GradScaler as Scaler
 def train(model, optimizer):
     for x, y in batches:
@@ -84,10 +79,8 @@ def train(model, optimizer):
         scaler.scale(loss_fn(model(x), y)).backward()
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 optimizer = torch.optim.AdamW(model.parameters())
 while not done:
@@ -97,15 +90,14 @@ while not done:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
         """Scalers made in a loop that steps an optimizer from before it."""
         del node
         for name, made in read_training(self.source).scalers.items():
-            loop = next((above for above in self.source.ancestors(made.call) if isinstance(above, _LOOPS)), None)
+            loop = next((above for above in self.source.ancestors(made.call) if isinstance(above, LOOPS)), None)
             if loop is None or self.source.function(loop) is not made.function:
                 continue
             stepped = [

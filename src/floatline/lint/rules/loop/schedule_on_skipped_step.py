@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.scaler import SCHEDULER_VS_SKIPPED_STEP
-from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rules.loop import LoopRule
 
 _SHOWS_SKIP = frozenset(("get_scale", "_found_inf_per_device", "applied", "found_inf_per_device"))
 
 
-class ScheduleOnSkippedStep(Rule):
+class ScheduleOnSkippedStep(LoopRule):
     """Flags `scheduler.step()` in every turn of a loop with `scaler.step(optimizer)`, where nothing asks for the scale.
 
     ## Why is this bad?
@@ -28,7 +28,6 @@ class ScheduleOnSkippedStep(Rule):
         "the schedule moves on although scaler.step may have skipped this step, as it does while the scale settles"
     )
     advice = "before = scaler.get_scale(); …; scaler.update(); if scaler.get_scale() >= before: scheduler.step()"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -74,8 +73,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=100)
@@ -84,10 +82,8 @@ for x, y in batches:
     scaler.step(optimizer)
     scaler.update()
     scheduler.step()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LambdaLR as Schedule
 class Trainer:
@@ -101,10 +97,8 @@ class Trainer:
                 self.scaler.step(self.optimizer)
                 self.scaler.update()
                 self.schedule.step()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 from transformers import get_cosine_schedule_with_warmup
 scheduler = get_cosine_schedule_with_warmup(optimizer, 100, 1000)
@@ -114,23 +108,20 @@ def train(scaler):
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """A scheduler's step after a scaler's, where the loop never looks at whether it was made."""
-        del node
-        for unit in find_units(self.source):
-            if not unit.is_loop or not unit.has("schedule") or _looks_at_skip(unit):
-                continue
-            for way in unit.ways:
-                stepped = False
-                for event in way.events:
-                    if event.kind == "step":
-                        stepped = bool(event.owner)
-                    elif event.kind == "schedule" and stepped:
-                        self.report(event.node)
+        if not unit.is_loop or not unit.has("schedule") or _looks_at_skip(unit):
+            return
+        for way in unit.ways:
+            stepped = False
+            for event in way.events:
+                if event.kind == "step":
+                    stepped = bool(event.owner)
+                elif event.kind == "schedule" and stepped:
+                    self.report(event.node)
 
 
 def _looks_at_skip(unit: Unit) -> bool:

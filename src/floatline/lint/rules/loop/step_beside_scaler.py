@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.scaler import SCALER_MISUSE
-from floatline.lint.reading.loop import Unit, find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.rule import Bad
+from floatline.lint.rules.loop import LoopRule
 
 
-class StepBesideScaler(Rule):
+class StepBesideScaler(LoopRule):
     """Flags `optimizer.step()` after `scaler.scale(loss).backward()`.
 
     ## Why is this bad?
@@ -27,7 +26,6 @@ class StepBesideScaler(Rule):
     message = "the gradients are multiplied by the scale, 65536 at the start, and this step takes them as they are"
     advice = "scaler.step(optimizer); scaler.update()"
     fix_safety = "unsafe"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -140,23 +138,21 @@ for x, y in batches:
         ),
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """The way through a step on which an optimizer meets scaled gradients."""
-        del node
-        for unit in find_units(self.source):
-            direct = {e.target for e in unit.events if e.kind == "step" and not e.owner}
-            if not direct:
-                continue
-            handled = {e.target for e in unit.events if e.kind == "step" and e.owner}
-            for way in unit.ways:
-                scaler = ""
-                for event in way.events:
-                    if event.kind == "backward":
-                        scaler = event.owner
-                    elif event.kind == "rescale" or (event.kind == "step" and event.owner):
-                        scaler = ""
-                    elif event.kind == "step" and scaler and not _is_off(unit, scaler, event.target in handled):
-                        self.report(event.node, fix="step-through-scaler")
+        direct = {e.target for e in unit.events if e.kind == "step" and not e.owner}
+        if not direct:
+            return
+        handled = {e.target for e in unit.events if e.kind == "step" and e.owner}
+        for way in unit.ways:
+            scaler = ""
+            for event in way.events:
+                if event.kind == "backward":
+                    scaler = event.owner
+                elif event.kind == "rescale" or (event.kind == "step" and event.owner):
+                    scaler = ""
+                elif event.kind == "step" and scaler and not _is_off(unit, scaler, event.target in handled):
+                    self.report(event.node, fix="step-through-scaler")
 
 
 def _is_off(unit: Unit, scaler: str, is_handled: bool) -> bool:

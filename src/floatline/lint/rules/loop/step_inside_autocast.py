@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import find_region
-from floatline.lint.reading.loop import find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.reading.loop_events import LOOPS
+from floatline.lint.reading.source_tree import keyword
+from floatline.lint.rules.loop import LoopRule
 
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 
-
-class StepInsideAutocast(Rule):
+class StepInsideAutocast(LoopRule):
     """Flags a loop of training steps inside one `with torch.autocast(…)`.
 
     ## Why is this bad?
@@ -25,7 +23,6 @@ class StepInsideAutocast(Rule):
     cause = AUTOCAST_REGION_MISUSE
     message = "one autocast region spans many steps: every forward pass in it uses the first 16-bit copy of the weights"
     advice = "enter torch.autocast in every turn of the loop, around the forward pass and the loss alone"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -60,18 +57,15 @@ with torch.autocast("cuda", dtype=torch.bfloat16, cache_enabled=False):
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 with torch.autocast("cuda", dtype=torch.float16):
     for x, y in batches:
         loss_fn(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import autocast as cast, GradScaler
 scaler = GradScaler()
 def train(model, optimizer):
@@ -81,10 +75,8 @@ def train(model, optimizer):
                 scaler.scale(loss_fn(model(x), y)).backward()
                 scaler.step(optimizer)
                 scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 @torch.autocast("cuda", dtype=torch.bfloat16)
 def train(model, optimizer):
@@ -92,17 +84,14 @@ def train(model, optimizer):
         loss_fn(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """Steps with a loop between them and the region around them."""
-        del node
-        for unit in find_units(self.source):
-            for event in unit.events:
-                found = find_region(self.source, event.node) if event.kind == "step" else None
-                if found is None or not any(isinstance(one, _LOOPS) for one in found[1]):
-                    continue
-                if not any(word.arg == "cache_enabled" for word in found[0].keywords):
-                    self.report(found[0])
+        for event in unit.events:
+            found = find_region(self.source, event.node) if event.kind == "step" else None
+            if found is None or not any(isinstance(one, LOOPS) for one in found[1]):
+                continue
+            if keyword(found[0], "cache_enabled") is None:
+                self.report(found[0])

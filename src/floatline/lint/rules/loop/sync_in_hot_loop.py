@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from floatline.lint.reading.loop import Unit, find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.reading.tensors import ASKS_FOR_FINITE
+from floatline.lint.rules.loop import LoopRule
 
-_ASKS = frozenset(("isfinite", "isnan", "isinf"))
 _BRANCHES = (ast.If, ast.IfExp, ast.Try, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler)
 
 
-class SyncInHotLoop(Rule):
+class SyncInHotLoop(LoopRule):
     """Flags `loss.item()`, `float(loss)` and `if torch.isnan(loss)` in every step of a loop on the GPU.
 
     ## Why is this bad?
@@ -28,7 +28,6 @@ class SyncInHotLoop(Rule):
     advice = (
         "keep the tensor (total += loss.detach()) and read it every 50 steps; floatline.Guard checks without waiting"
     )
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -87,8 +86,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 model.cuda()
 for x, y in batches:
@@ -97,10 +95,8 @@ for x, y in batches:
     optimizer.step()
     optimizer.zero_grad()
     total += loss.item()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch as t
 model.to("cuda")
 scaler = t.amp.GradScaler("cuda")
@@ -111,10 +107,8 @@ for x, y in batches:
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 device = torch.device("cuda")
 def train(model, optimizer):
@@ -125,20 +119,17 @@ def train(model, optimizer):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """The first such read of a loop; the others wait for nothing more."""
-        del node
         if "cuda" not in self.source.text:  # on the CPU there is nothing to wait for
             return
-        for unit in find_units(self.source):
-            if unit.is_loop and self._is_on_gpu(unit):
-                first = next(self._reads(unit), None)
-                if first is not None:
-                    self.report(first)
+        if unit.is_loop and self._is_on_gpu(unit):
+            first = next(self._reads(unit), None)
+            if first is not None:
+                self.report(first)
 
     def _is_on_gpu(self, unit: Unit) -> bool:
         """Whether the function speaks of a device at all."""
@@ -161,7 +152,7 @@ def train(model, optimizer):
             return _root(function.value) in losses or self.source.is_tensor(function.value)
         if isinstance(function, ast.Name) and function.id == "float" and call.args:
             return _root(call.args[0]) in losses
-        if self.source.call_name(call) in _ASKS and (operation := self.source.operation(call)) is not None:
+        if self.source.call_name(call) in ASKS_FOR_FINITE and (operation := self.source.operation(call)) is not None:
             return _root(operation.operand) in losses and self._is_asked(call)
         return False
 

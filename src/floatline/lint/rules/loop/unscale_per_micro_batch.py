@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-
 from floatline.causes.scaler import SCALER_MISUSE
-from floatline.lint.reading.loop import find_units
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.loop import Unit
+from floatline.lint.rules.loop import LoopRule
 
 
-class UnscalePerMicroBatch(Rule):
+class UnscalePerMicroBatch(LoopRule):
     """Flags `scaler.unscale_(optimizer)` that runs again before the optimizer has stepped.
 
     ## Why is this bad?
@@ -25,7 +23,6 @@ class UnscalePerMicroBatch(Rule):
         "this runs again before the optimizer steps: what was accumulated is divided by the scale twice, or it raises"
     )
     advice = "scaler.unscale_(optimizer) once, after the last micro-batch and before clipping"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -73,8 +70,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for i, (x, y) in enumerate(batches):
@@ -85,10 +81,8 @@ for i, (x, y) in enumerate(batches):
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import GradScaler as Scaler
 scaler = Scaler()
 for group in groups:
@@ -98,10 +92,8 @@ for group in groups:
         scaler.unscale_(optimizer)
         scaler.update()
     scaler.step(optimizer)
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 def train(model, optimizer, scaler):
     for i, (x, y) in enumerate(batches):
@@ -111,26 +103,23 @@ def train(model, optimizer, scaler):
             continue
         scaler.step(optimizer)
         scaler.update()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """Two turns: the same `unscale_` twice without a step of that optimizer between."""
-        del node
-        for unit in find_units(self.source):
-            if not unit.has("unscale"):
-                continue
-            for way in unit.two_turns:
-                unscaled: set[int] = set()
-                is_new = False  # a backward pass since
-                for event in way.events:
-                    if event.kind == "backward":
-                        is_new = True
-                    elif event.kind in ("step", "zero"):
-                        unscaled.clear()
-                    elif event.kind == "unscale" and event.owner:
-                        if id(event.node) in unscaled and is_new:
-                            self.report(event.node)
-                        unscaled.add(id(event.node))
-                        is_new = False
+        if not unit.has("unscale"):
+            return
+        for way in unit.two_turns:
+            unscaled: set[int] = set()
+            is_new = False  # a backward pass since
+            for event in way.events:
+                if event.kind == "backward":
+                    is_new = True
+                elif event.kind in ("step", "zero"):
+                    unscaled.clear()
+                elif event.kind == "unscale" and event.owner:
+                    if id(event.node) in unscaled and is_new:
+                        self.report(event.node)
+                    unscaled.add(id(event.node))
+                    is_new = False

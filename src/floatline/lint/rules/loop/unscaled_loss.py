@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.scaler import SCALER_MISUSE
-from floatline.lint.reading.loop import Unit, find_units
+from floatline.lint.reading.loop import Unit
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rules.loop import LoopRule
 
 
-class UnscaledLoss(Rule):
+class UnscaledLoss(LoopRule):
     """Flags `scaler.step(optimizer)` after `loss.backward()` without `scaler.scale`.
 
     ## Why is this bad?
@@ -24,7 +24,6 @@ class UnscaledLoss(Rule):
     cause = SCALER_MISUSE
     message = "scaler.step divides these gradients by the scale, 65536 at the start, and nothing multiplied them"
     advice = "scaler.scale(loss).backward()"
-    words = (".backward(",)
     good = (
         """
 import torch
@@ -67,8 +66,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 scaler = torch.amp.GradScaler("cuda")
 for x, y in batches:
@@ -76,10 +74,8 @@ for x, y in batches:
     loss.backward()
     scaler.step(optimizer)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 from torch.cuda.amp import GradScaler as Scaler
 scaler = Scaler()
 for x, y in batches:
@@ -88,10 +84,8 @@ for x, y in batches:
     penalty(model).backward()
     scaler.step(second)
     scaler.update()
-"""
-        ),
-        Bad(
-            """
+""",
+        """
 import torch
 class Trainer:
     def __init__(self):
@@ -101,25 +95,22 @@ class Trainer:
         self.scaler.unscale_(self.optimizer)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-"""
-        ),
+""",
     )
 
-    def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
+    def visit_unit(self, unit: Unit) -> None:
         """A way on which a plain backward pass comes before a scaler's step."""
-        del node
-        for unit in find_units(self.source):
-            if not any(event.kind == "backward" and not event.owner for event in unit.events):
-                continue
-            for way in unit.ways:
-                plain: ast.expr | None = None
-                for event in way.events:
-                    if event.kind == "backward":
-                        plain = None if event.owner else event.node
-                    elif event.kind == "step":
-                        if event.owner and plain is not None and self._is_sure(unit, event.owner):
-                            self.report(plain)
-                        plain = None
+        if not any(event.kind == "backward" and not event.owner for event in unit.events):
+            return
+        for way in unit.ways:
+            plain: ast.expr | None = None
+            for event in way.events:
+                if event.kind == "backward":
+                    plain = None if event.owner else event.node
+                elif event.kind == "step":
+                    if event.owner and plain is not None and self._is_sure(unit, event.owner):
+                        self.report(plain)
+                    plain = None
 
     def _is_sure(self, unit: Unit, scaler: str) -> bool:
         """Whether the scaler is on, and the loss cannot have been scaled out of sight."""

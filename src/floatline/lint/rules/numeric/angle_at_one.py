@@ -8,7 +8,7 @@ from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
 from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.reading.source import Operation
 from floatline.lint.reading.tensors import pass_shapes
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _PRODUCTS = frozenset(("cosine_similarity", "matmul", "bmm", "mm", "einsum", "linear", "sum", "dot"))
 _WHY = "FP16 rounds cosines above 0.99976 to 1, where the gradient is infinite"
@@ -39,12 +39,12 @@ class AngleAtOne(Rule):
         "import torch\ny = torch.acos(0.99 * torch.cosine_similarity(x, z))",
     )
     bad = (
-        Bad("import torch\ny = torch.acos(torch.cosine_similarity(x, z))"),
-        Bad(
+        "import torch\ny = torch.acos(torch.cosine_similarity(x, z))",
+        (
             "import torch as t\nimport torch.nn.functional as F\nc = F.linear(F.normalize(x), F.normalize(w))\n"
             "y = t.acos(c.clamp(-1 + 1e-6, 1 - 1e-6))"
         ),
-        Bad("from torch import arccos\nc = (x * z).sum(-1)\ny = arccos(c.clamp(-1, 1))"),
+        "from torch import arccos\nc = (x * z).sum(-1)\ny = arccos(c.clamp(-1, 1))",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

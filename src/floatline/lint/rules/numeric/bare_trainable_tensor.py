@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.elsewhere import PARAMS_NOT_TRAINED
+from floatline.lint.reading.loop_events import dotted
+from floatline.lint.reading.source_tree import keyword
 from floatline.lint.rule import Bad, Rule
 
 _MAKERS = frozenset(f"torch.{name}" for name in ("rand", "randn", "zeros", "ones", "full", "empty", "tensor", "eye"))
@@ -25,7 +27,7 @@ class BareTrainableTensor(Rule):
     name = "bare-trainable-tensor"
     cause = PARAMS_NOT_TRAINED
     message = (
-        "a tensor with requires_grad=True that is no nn.Parameter: parameters() does not list it, so nothing trains it"
+        "a tensor with requires_grad=True that is not an nn.Parameter: parameters() leaves it out, nothing trains it"
     )
     advice = "self.scale = torch.nn.Parameter(...)"
     fix_safety = "unsafe"
@@ -61,7 +63,7 @@ class BareTrainableTensor(Rule):
             "        self.w = t.nn.Parameter(t.tensor([0.5] * d))\n    def forward(self, x):\n"
             "        return x * self.w.to(x.dtype)\ny = Net(16)(x).detach()",
         ),
-        Bad(
+        (
             "from torch import nn, zeros\nclass Base(nn.Module):\n    pass\nclass Net(Base):\n    def __init__(self):\n"
             "        super().__init__()\n        self.bias = zeros(16).requires_grad_()"
         ),
@@ -76,27 +78,23 @@ class BareTrainableTensor(Rule):
             if not isinstance(part, ast.Assign) or len(part.targets) != 1:
                 continue
             target, value = part.targets[0], part.value
-            owned = (
-                isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == "self"
-            )
-            if (
-                owned
-                and isinstance(target, ast.Attribute)
-                and isinstance(value, ast.Call)
-                and self._is_trainable(value)
-            ):
-                is_plain = self.source.path(value.func) in _MAKERS
-                advice = f"self.{target.attr} = torch.nn.Parameter(...)"
-                self.report(part, advice=advice, fix="bare-parameter" if is_plain else None)
+            name = dotted(target)
+            if name.startswith("self.") and name.count(".") == 1 and self._is_trainable(value):
+                is_plain = isinstance(value, ast.Call) and self.source.path(value.func) in _MAKERS
+                self.report(
+                    part, advice=f"{name} = torch.nn.Parameter(...)", fix="bare-parameter" if is_plain else None
+                )
 
-    def _is_trainable(self, value: ast.Call) -> bool:
+    def _is_trainable(self, value: ast.expr) -> bool:
+        if not isinstance(value, ast.Call):
+            return False
         if self.source.path(value.func) in _MAKERS:
-            return any(word.arg == "requires_grad" and _is_true(word.value) for word in value.keywords)
+            return _is_true(keyword(value, "requires_grad"))
         if not isinstance(value.func, ast.Attribute) or value.func.attr != "requires_grad_":
             return False
         asked = not value.args or _is_true(value.args[0])
         return asked and self.source.path(getattr(value.func.value, "func", value)) in _MAKERS
 
 
-def _is_true(node: ast.expr) -> bool:
+def _is_true(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is True

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
+from floatline.lint.reading.autocast_regions import AUTOCASTS, is_disabled, is_on
 from floatline.lint.reading.silence import stays_silent
+from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import read_once
 from floatline.lint.rule import Bad, Rule
 
-_AUTOCASTS = ("torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast")
 _MIXED = {"precision": ("16", "16-mixed", "16-true", 16), "mixed_precision": ("fp16",), "fp16": (True,)}
 
 
@@ -58,14 +60,12 @@ class BceOfProbabilities(Rule):
                 "    y = F.binary_cross_entropy_with_logits(x, target)"
             ),
         ),
-        Bad(
+        (
             "import torch as t\nfrom torch.nn import BCELoss as Loss\nfrom torch.cuda.amp import autocast\n"
             "loss_fn = Loss()\nwith autocast():\n    loss = loss_fn(net(x), target)"
         ),
-        Bad(
-            "import torch\nfrom torch.nn.functional import binary_cross_entropy as bce\np = p.half()\nloss = bce(p, t)"
-        ),
-        Bad(
+        "import torch\nfrom torch.nn.functional import binary_cross_entropy as bce\np = p.half()\nloss = bce(p, t)",
+        (
             "from torch import nn\nfrom lightning import Trainer\ntrainer = Trainer(precision='16-mixed')\n"
             "loss_fn = nn.BCELoss(reduction='none')"
         ),
@@ -96,7 +96,7 @@ class BceOfProbabilities(Rule):
                 and type(one.func) is type(target)
                 and ast.unparse(one.func) == spelled
             ]
-        if any(self._is_harmed(use) for use in uses) or (not uses and self._is_mixed()):
+        if any(self._is_harmed(use) for use in uses) or (not uses and _is_mixed(self.source)):
             self.report(node)
 
     def _is_harmed(self, node: ast.Call) -> bool:
@@ -107,7 +107,7 @@ class BceOfProbabilities(Rule):
             return around
         if operand is None or stays_silent(self.source, node, operand):
             return False
-        return self.source.dtype(operand) == "half" or self._is_mixed()
+        return self.source.dtype(operand) == "half" or _is_mixed(self.source)
 
     def _autocast_around(self, node: ast.AST) -> bool | None:
         """True inside autocast, False where it is switched off, None where there is none around."""
@@ -115,29 +115,20 @@ class BceOfProbabilities(Rule):
             if not isinstance(above, (ast.With, ast.AsyncWith)):
                 continue
             for item in above.items:
-                if self.source.is_call_to(item.context_expr, *_AUTOCASTS):
-                    return not _is_off(item.context_expr)
+                if self.source.is_call_to(item.context_expr, *AUTOCASTS):
+                    return not is_disabled(self.source, item.context_expr)
         return None
 
-    def _is_mixed(self) -> bool:
-        """Whether anything in the file switches 16 bits on."""
-        known: bool | None = self.source.__dict__.get("_is_mixed")
-        if known is None:
-            known = any(self._switches_on(one) for one in ast.walk(self.source.tree) if isinstance(one, ast.Call))
-            self.source.__dict__["_is_mixed"] = known
-        return known
 
-    def _switches_on(self, node: ast.Call) -> bool:
-        if self.source.is_call_to(node, *_AUTOCASTS):
-            return not _is_off(node)
+@read_once
+def _is_mixed(source: Source) -> bool:
+    """Whether anything in the file switches 16 bits on."""
+    for node in ast.walk(source.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if is_on(source, node):
+            return True
         for word in node.keywords:
             if word.arg in _MIXED and isinstance(word.value, ast.Constant) and word.value.value in _MIXED[word.arg]:
                 return True
-        return False
-
-
-def _is_off(node: ast.expr) -> bool:
-    words = node.keywords if isinstance(node, ast.Call) else []
-    return any(
-        word.arg == "enabled" and isinstance(word.value, ast.Constant) and word.value.value is False for word in words
-    )
+    return False

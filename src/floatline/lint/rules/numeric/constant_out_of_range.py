@@ -72,11 +72,11 @@ class ConstantOutOfRange(Rule):
             "import torch\nscores = torch.where(mask, x, -1e30)\ny = scores.softmax(-1)",
             fixed="import torch\nscores = torch.where(mask, x, torch.finfo(x.dtype).min)\ny = scores.softmax(-1)",
         ),
-        Bad("import torch\nbias = torch.full((4, 4), -1e9, dtype=torch.float16)"),
-        Bad("import torch\nbest = torch.full_like(x, -1e6)"),
-        Bad("import torch\ns = q @ k.transpose(-1, -2)\nkeep = keep.to(s.dtype)\ns = s + (1.0 - keep) * -1e9"),
-        Bad("import torch\ndrop = torch.zeros_like(x)\nscores = x - 1e30 * drop"),
-        Bad("import torch.nn.functional as F\nrows = F.pad(x, (0, 1), value=-1e8)"),
+        "import torch\nbias = torch.full((4, 4), -1e9, dtype=torch.float16)",
+        "import torch\nbest = torch.full_like(x, -1e6)",
+        "import torch\ns = q @ k.transpose(-1, -2)\nkeep = keep.to(s.dtype)\ns = s + (1.0 - keep) * -1e9",
+        "import torch\ndrop = torch.zeros_like(x)\nscores = x - 1e30 * drop",
+        "import torch.nn.functional as F\nrows = F.pad(x, (0, 1), value=-1e8)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.dtypes import UNSUPPORTED_HALF_OP
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _NAMES = frozenset(
     """slogdet logdet det inv inverse cholesky cholesky_ex eig eigh eigvals eigvalsh svd svdvals qr solve lstsq
@@ -38,15 +38,15 @@ class DecompositionOfProduct(Rule):
         "        return torch.linalg.slogdet(a)",
     )
     bad = (
-        Bad(
+        (
             "import torch\nfrom torch import nn\nclass M(nn.Module):\n    def forward(self, x):\n"
             "        w = self.low @ self.up\n        return x @ w, torch.linalg.slogdet(w)[1]"
         ),
-        Bad(
+        (
             "import torch as t\nclass M(t.nn.Module):\n    def forward(self, x):\n"
             "        return t.inverse(t.matmul(x, x.T))"
         ),
-        Bad(
+        (
             "from torch import bmm, nn\nfrom torch.linalg import cholesky as root\nclass M(nn.Module):\n"
             "    def forward(self, x):\n        c = bmm(x, x.mT) / 4\n        return root(c)"
         ),

@@ -7,7 +7,7 @@ import ast
 from floatline.causes.overflow import REDUCTION_OVERFLOW
 from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.reading.tensors import is_wide
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _DEPTH = 6
 
@@ -24,7 +24,7 @@ class DiceSums(Rule):
     name = "dice-sums"
     cause = REDUCTION_OVERFLOW
     message = "the sums of a Dice ratio run over all pixels: in FP16 65,520 ones are inf, and inf / inf is NaN"
-    advice = "p, t = p.float(), t.float() first, or means in place of sums: the ratio is the same"
+    advice = "p, t = p.float(), t.float() first, or means instead of sums: the ratio is the same"
     words = (".sum(", "torch.sum(")
     good = (
         "import torch\np, t = p.float(), t.float()\n"
@@ -35,12 +35,12 @@ class DiceSums(Rule):
         "import torch\np = torch.nn.functional.grid_sample(p, points)\ny = 2 * (p * t).sum() / (p.sum() + t.sum())",
     )
     bad = (
-        Bad("import torch\ny = 1 - (2 * (p * target).sum() + 1) / (p.sum() + target.sum() + 1)"),
-        Bad(
+        "import torch\ny = 1 - (2 * (p * target).sum() + 1) / (p.sum() + target.sum() + 1)",
+        (
             "import torch as t\ninter = t.sum(p * target, dim=-1)\ntotal = t.sum(p, dim=-1) + t.sum(target, dim=-1)\n"
             "y = 1 - 2 * inter / total.clamp(min=1e-3)"
         ),
-        Bad(
+        (
             "from torch import nn\nclass Dice(nn.Module):\n    def forward(self, p, t):\n"
             "        above = 2 * (p * t).sum(1)\n"
             "        below = p.sum(-1) + t.sum(-1)\n        return 1 - (above + 1) / (below + 1)"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import EXP_OVERFLOW
-from floatline.lint.reading.shifting import is_bounded, read_exp
 from floatline.lint.reading.silence import stays_silent
+from floatline.lint.reading.tensors import is_bounded, is_same, read_exp
 from floatline.lint.rule import Bad, Rule
 
 
@@ -46,7 +46,7 @@ class ExpRatio(Rule):
             "import torch\ny = 1 / (1 + torch.exp(-x))",
             fixed="import torch\ny = torch.sigmoid(x)",
         ),
-        Bad("from torch import exp\ne = exp(x)\ny = e / (e.sum(dim=-1, keepdim=True) + 1e-8)"),
+        "from torch import exp\ne = exp(x)\ny = e / (e.sum(dim=-1, keepdim=True) + 1e-8)",
         Bad(
             "import torch\ny = 1.0 / (1.0 + (-3 * x).exp())",
             fixed="import torch\ny = torch.sigmoid(3 * x)",
@@ -73,7 +73,7 @@ class ExpRatio(Rule):
                 return
             below, is_guarded = total, True
         above, inner = read_exp(source, node.left), read_exp(source, below.operand)
-        if above is None or inner is None or ast.dump(above) != ast.dump(inner):
+        if above is None or inner is None or not is_same(above, inner):
             return
         if is_bounded(source, above) or stays_silent(source, node, node.left, above):
             return
@@ -84,7 +84,7 @@ class ExpRatio(Rule):
         above = read_exp(source, node.left)
         if above is None and source.number(node.left) != 1:
             return
-        if (above is not None and ast.dump(above) != ast.dump(inner)) or is_bounded(source, inner):
+        if (above is not None and not is_same(above, inner)) or is_bounded(source, inner):
             return
         if source.number(inner) is not None or stays_silent(source, node, inner):
             return

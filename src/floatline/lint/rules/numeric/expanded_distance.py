@@ -7,7 +7,7 @@ import ast
 from floatline.causes.rounding import CANCELLATION
 from floatline.lint.reading.gradients import is_beside_training
 from floatline.lint.reading.tensors import is_wide, pass_shapes, read_square, read_tensor_operation
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _PRODUCTS = frozenset(("matmul", "mm", "bmm", "einsum"))
 
@@ -35,12 +35,12 @@ class ExpandedDistance(Rule):
         "import numpy as np\nimport torch\ny = (a**2).sum(1) - 2 * np.matmul(a, b.T) + (b**2).sum(1)",
     )
     bad = (
-        Bad("import torch\ny = rows.pow(2).sum(1, keepdim=True) + columns.pow(2).sum(1) - 2 * rows @ columns.T"),
-        Bad(
+        "import torch\ny = rows.pow(2).sum(1, keepdim=True) + columns.pow(2).sum(1) - 2 * rows @ columns.T",
+        (
             "import torch as t\na = t.sum(rows**2, dim=1, keepdim=True)\n"
             "y = a - 2 * t.matmul(rows, columns.t()) + t.sum(columns**2, dim=1)"
         ),
-        Bad("from torch import mm\ny = rows.square().sum(-1, keepdim=True) - mm(rows, columns.T) * 2.0"),
+        "from torch import mm\ny = rows.square().sum(-1, keepdim=True) - mm(rows, columns.T) * 2.0",
     )
 
     def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.dtypes import DTYPE_MISMATCH
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _FUNCTIONS = ("torch.autograd.Function", "torch.autograd.function.Function", "torch.autograd.function.InplaceFunction")
 _PRODUCTS = frozenset(
@@ -46,13 +46,13 @@ class FunctionWithoutCustomFwd(Rule):
         "    def backward(ctx, g):\n        x, w = ctx.saved_tensors\n        return g @ w.T, x.T @ g",
     )
     bad = (
-        Bad(
+        (
             "import torch\nclass F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x, w):\n"
             "        ctx.save_for_backward(x, w)\n        return x @ w\n    @staticmethod\n    def backward(ctx, g):\n"
             "        x, w = ctx.saved_tensors\n        return g @ w.T, x.T @ g\nwith torch.autocast('cuda'):\n"
             "    F.apply(x, w)"
         ),
-        Bad(
+        (
             "import torch as t\nfrom torch.autograd import Function as Fn\nclass F(Fn):\n    @staticmethod\n"
             "    def forward(ctx, x, w):\n        ctx.save_for_backward(x, w)\n        return t.matmul(x, w)\n"
             "    @staticmethod\n"
@@ -60,7 +60,7 @@ class FunctionWithoutCustomFwd(Rule):
             "        return t.matmul(g, w.T), t.matmul(x.T, g)\n"
             "scaler = t.amp.GradScaler()"
         ),
-        Bad(
+        (
             "import torch\nimport torch.nn.functional as F\nclass Lin(torch.autograd.Function):\n    @staticmethod\n"
             "    def forward(x, w):\n        return F.linear(x, w)\n    @staticmethod\n"
             "    def setup_context(ctx, inputs, output):\n"

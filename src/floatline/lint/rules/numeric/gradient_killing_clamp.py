@@ -7,7 +7,7 @@ import math
 
 from floatline.causes.elsewhere import CLAMP_KILLS_GRADIENT
 from floatline.lint.reading.gradients import has_gradient
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 from floatline.lint.rules.numeric.nan_to_num import is_differentiated
 
 _LOSSES = frozenset(
@@ -41,13 +41,13 @@ class GradientKillingClamp(Rule):
         "import torch\ny = torch.sigmoid(torch.clamp(x, max=0.0))",
     )
     bad = (
-        Bad("import torch.nn.functional as F\nloss = F.cross_entropy(x, labels)\ny = loss.clamp(0, 6)"),
-        Bad("import torch as t\nloss = t.clamp(criterion(x, labels), max=100.0)\nloss.backward()"),
-        Bad(
+        "import torch.nn.functional as F\nloss = F.cross_entropy(x, labels)\ny = loss.clamp(0, 6)",
+        "import torch as t\nloss = t.clamp(criterion(x, labels), max=100.0)\nloss.backward()",
+        (
             "import torch\nfrom torch import nn\ncriterion = nn.CrossEntropyLoss()\n"
             "y = torch.clamp(criterion(x, labels), 0.0, 10.0)"
         ),
-        Bad("import torch\nlogits = x.clamp(-10, 10)\ny = torch.log_softmax(logits, dim=-1)"),
+        "import torch\nlogits = x.clamp(-10, 10)\ny = torch.log_softmax(logits, dim=-1)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
-from floatline.lint.reading.reaching import reached_numbers
-from floatline.lint.rule import Bad, Rule
-
-_HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
+from floatline.lint.reading.reaching import reached_zero
+from floatline.lint.reading.source_tree import keyword
+from floatline.lint.rule import Rule
 
 
 class GroupNormEps(Rule):
@@ -34,9 +33,9 @@ class GroupNormEps(Rule):
         "import torch\nfrom mine import GroupNorm\nnorm = GroupNorm(4, 16, eps=1e-8)",
     )
     bad = (
-        Bad("from torch import nn\nnorm = nn.GroupNorm(4, 16, eps=1e-8)"),
-        Bad("from torch.nn import GroupNorm as Norm\nEPS = 1e-12\nnorm = Norm(4, 16, EPS)"),
-        Bad("import torch.nn.functional as F\ny = F.group_norm(x, 4, eps=1e-10)"),
+        "from torch import nn\nnorm = nn.GroupNorm(4, 16, eps=1e-8)",
+        "from torch.nn import GroupNorm as Norm\nEPS = 1e-12\nnorm = Norm(4, 16, EPS)",
+        "import torch.nn.functional as F\ny = F.group_norm(x, 4, eps=1e-10)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
@@ -45,11 +44,7 @@ class GroupNormEps(Rule):
         if path not in ("torch.nn.GroupNorm", "torch.nn.functional.group_norm", "torch.group_norm"):
             return
         place = 2 if path == "torch.nn.GroupNorm" else 4
-        eps = next((word.value for word in node.keywords if word.arg == "eps"), None)
-        if eps is None and len(node.args) > place:
-            eps = node.args[place]
-        if eps is None:
-            return
-        small = [one.number for one in reached_numbers(self.source, eps) if 0 < one.number <= _HALF_OF_SMALLEST]
-        if small:
-            self.report(node, seen=f"eps={min(small):g}: {self.message}")
+        eps = keyword(node, "eps") or (node.args[place] if len(node.args) > place else None)
+        small = None if eps is None else reached_zero(self.source, eps)
+        if small is not None:
+            self.report(node, seen=f"eps={small:g}: {self.message}")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ACCUMULATOR_STAGNATION
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.source_tree import keyword
+from floatline.lint.reading.values import assignments
+from floatline.lint.rule import Rule
 
 _WRITES = frozenset(("add_", "lerp_", "sub_", "addcmul_"))
 
@@ -33,14 +35,14 @@ class HalfAccumulator(Rule):
         "import torch\nh = torch.zeros(4, dtype=torch.float16)\nh = h + 1",
     )
     bad = (
-        Bad("import torch\nema = x.clone().half()\nfor batch in batches:\n    ema.lerp_(z, 0.0005)"),
-        Bad(
+        "import torch\nema = x.clone().half()\nfor batch in batches:\n    ema.lerp_(z, 0.0005)",
+        (
             "import torch as t\nfrom torch import nn\nclass Ema(nn.Module):\n    def __init__(self):\n"
             "        super().__init__()\n"
             "        self.register_buffer('mean', t.zeros(4, dtype=t.bfloat16))\n"
             "    def forward(self, x):\n        self.mean.mul_(0.999).add_(x.mean(0), alpha=0.001)\n        return x"
         ),
-        Bad(
+        (
             "import torch\nclass Counter:\n    def __init__(self):\n"
             "        self.seen = torch.zeros(1, dtype=torch.float16)\n"
             "    def count(self):\n        self.seen += 1"
@@ -70,7 +72,7 @@ class HalfAccumulator(Rule):
 
     def _is_small(self, node: ast.Call) -> bool:
         """alpha=0.001, alpha=1 - decay."""
-        alpha = next((word.value for word in node.keywords if word.arg == "alpha"), None)
+        alpha = keyword(node, "alpha")
         if alpha is None:
             return False
         number = self.source.number(alpha)
@@ -92,8 +94,6 @@ class HalfAccumulator(Rule):
 
     def _made_half(self, name: str, around: ast.AST) -> bool:
         """Every plain assignment to the name in the function makes 16 bits."""
-        from floatline.lint.reading.values import assignments
-
         values = [
             value for at, value in assignments(self.source, around).get(name, ()) if not isinstance(at, ast.AugAssign)
         ]

@@ -6,7 +6,8 @@ import ast
 
 from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
 from floatline.lint.reading.source import Source
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.source_tree import keyword
+from floatline.lint.rule import Rule
 
 _QUANTIZED = frozenset(("int8", "uint8", "int32", "qint8"))  # next to such weights the others are only their scales
 
@@ -37,9 +38,9 @@ class HalfParameter(Rule):
         "import torch\nfrom torch import nn\nw = nn.Parameter(x.half())\nw.requires_grad = False",
     )
     bad = (
-        Bad("import torch\nfrom torch import nn\nw = nn.Parameter(torch.zeros(4, dtype=torch.float16))"),
-        Bad("import torch as t\nw = t.nn.Parameter(t.randn(4).to(t.bfloat16))"),
-        Bad("from torch.nn import Parameter as P\nw = P(x.half(), requires_grad=True)"),
+        "import torch\nfrom torch import nn\nw = nn.Parameter(torch.zeros(4, dtype=torch.float16))",
+        "import torch as t\nw = t.nn.Parameter(t.randn(4).to(t.bfloat16))",
+        "from torch.nn import Parameter as P\nw = P(x.half(), requires_grad=True)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
@@ -47,9 +48,8 @@ class HalfParameter(Rule):
         path = self.source.path(node.func)
         if path not in ("torch.nn.Parameter", "torch.nn.parameter.Parameter"):
             return
-        given = {word.arg: word.value for word in node.keywords}
-        data = node.args[0] if node.args else given.get("data")
-        asked = node.args[1] if len(node.args) > 1 else given.get("requires_grad")
+        data = node.args[0] if node.args else keyword(node, "data")
+        asked = node.args[1] if len(node.args) > 1 else keyword(node, "requires_grad")
         if data is None or (asked is not None and not (isinstance(asked, ast.Constant) and asked.value is True)):
             return
         if self.source.dtype(data) != "half" or is_fp8(self.source, data) or self._is_frozen(node):

@@ -6,9 +6,10 @@ import ast
 
 from floatline.causes.rounding import INTEGER_NOT_EXACT
 from floatline.lint.reading.gradients import is_beside_training, is_training_code
+from floatline.lint.reading.source_tree import keyword, last_name
 from floatline.lint.reading.tensors import SHAPES, is_bfloat16, pass_shapes
 from floatline.lint.reading.values import name_of_dtype, reaching_values
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _COUNTERS = ("torch.arange", "torch.randint", "torch.randperm")
 _WHY = "FP16 holds every integer only up to 2048, BF16 up to 256; beyond, neighbours are equal"
@@ -42,14 +43,14 @@ class HalfPositions(Rule):
         "import torch\ny = (torch.arange(n) % 2).half()",
     )
     bad = (
-        Bad("import torch\ny = torch.arange(n, dtype=torch.float16)"),
-        Bad("import torch as t\npositions = t.arange(n)\ny = positions.to(t.bfloat16) * freq"),
-        Bad("from torch import arange\ny = arange(0, n, 2).half()"),
-        Bad(
+        "import torch\ny = torch.arange(n, dtype=torch.float16)",
+        "import torch as t\npositions = t.arange(n)\ny = positions.to(t.bfloat16) * freq",
+        "from torch import arange\ny = arange(0, n, 2).half()",
+        (
             "import torch\nangle = t.to(layer.weight.dtype)[:, None] * freq\n"
             "y = torch.cat([angle.sin(), angle.cos()], 1)"
         ),
-        Bad(
+        (
             "import torch\nfrom torch import nn\nclass Rotary(nn.Module):\n    def forward(self, x):\n"
             "        t = torch.arange(x.shape[1], device=x.device, dtype=x.dtype)\n"
             "        return torch.outer(t, self.inv_freq).cos()"
@@ -59,13 +60,9 @@ class HalfPositions(Rule):
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
         """`arange` with a dtype, and casts of what `arange` made."""
         if self.source.path(node.func) == "torch.arange":
-            for word in node.keywords:
-                if (
-                    word.arg == "dtype"
-                    and (what := self._is_narrow(word.value))
-                    and not self._is_short(node, word.value)
-                ):
-                    self._tell(node, node, what)
+            dtype = keyword(node, "dtype")
+            if dtype is not None and (what := self._is_narrow(dtype)) and not self._is_short(node, dtype):
+                self._tell(node, node, what)
             return
         if not isinstance(node.func, ast.Attribute) or self.source.path(node.func):
             return
@@ -78,9 +75,8 @@ class HalfPositions(Rule):
         made = pass_shapes(self.source, node.func.value)
         if not isinstance(made, ast.Call) or self.source.path(made.func) not in _COUNTERS:
             return
-        if any(
-            word.arg == "dtype" and name_of_dtype(self.source, word.value) in ("wide", "half") for word in made.keywords
-        ):
+        told = keyword(made, "dtype")
+        if told is not None and name_of_dtype(self.source, told) in ("wide", "half"):
             return
         if node.func.attr in ("half", "bfloat16"):
             what, dtype = node.func.attr, None
@@ -200,8 +196,7 @@ def _is_of_weight(node: ast.expr) -> bool:
 
 
 def _is_of_integers(node: ast.expr) -> bool:
-    last = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-    return bool(set(last.lower().split("_")) & set(_INTEGERS))
+    return bool(set(last_name(node).lower().split("_")) & set(_INTEGERS))
 
 
 def _base(node: ast.expr) -> ast.expr:

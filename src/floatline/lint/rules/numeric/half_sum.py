@@ -47,8 +47,8 @@ class HalfSum(Rule):
             "import torch as t\nh = big.to(t.float16)\ny = t.cumsum(h.abs(), dim=-1)",
             fixed="import torch as t\nh = big.to(t.float16)\ny = t.cumsum(h.abs(), dim=-1, dtype=t.float32)",
         ),
-        Bad("from torch import half\nh = big.to(half)\ny = h.pow(2)"),
-        Bad("import torch\nh = torch.ones(100_000, dtype=torch.float16)\ny = h.square()"),
+        "from torch import half\nh = big.to(half)\ny = h.pow(2)",
+        "import torch\nh = torch.ones(100_000, dtype=torch.float16)\ny = h.square()",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

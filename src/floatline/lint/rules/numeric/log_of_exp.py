@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import EXP_OVERFLOW
-from floatline.lint.reading.shifting import is_bounded, read_exp
 from floatline.lint.reading.silence import stays_silent
-from floatline.lint.reading.tensors import is_wide
+from floatline.lint.reading.tensors import is_bounded, is_wide, read_exp
 from floatline.lint.rule import Bad, Rule
 
 
@@ -56,7 +55,7 @@ class LogOfExp(Rule):
             "import torch\ny = torch.log(torch.sum(torch.exp(x), 1, keepdim=True))",
             fixed="import torch\ny = torch.logsumexp(x, 1, keepdim=True)",
         ),
-        Bad("from torch import exp, log1p\ny = log1p(exp(x))"),
+        "from torch import exp, log1p\ny = log1p(exp(x))",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -7,7 +7,7 @@ import ast
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
 from floatline.lint.reading.reaching import may_be_tensor
 from floatline.lint.reading.silence import stays_silent
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _LARGEST_BELOW_ONE = 1 - 2.0**-12  # halfway between FP16's last number below 1 and 1
 # torch draws these below 1, and FP16 has no number between its last and 1.
@@ -40,10 +40,10 @@ class LogOfOneMinus(Rule):
         "import torch\n\n\ndef icdf(p, rate):\n    return -torch.log1p(-p) / rate",
     )
     bad = (
-        Bad("import torch as t\ny = t.log(1 - p)"),
-        Bad("import torch\ny = (1.0 - x.tanh().pow(2)).log()"),
-        Bad("import torch\np = p.clamp(1e-6, 1 - 1e-6)\ny = target * p.log() + (1 - target) * torch.log1p(-p)"),
-        Bad("from torch import log1p\ny = log1p(-p)"),
+        "import torch as t\ny = t.log(1 - p)",
+        "import torch\ny = (1.0 - x.tanh().pow(2)).log()",
+        "import torch\np = p.clamp(1e-6, 1 - 1e-6)\ny = target * p.log() + (1 - target) * torch.log1p(-p)",
+        "from torch import log1p\ny = log1p(-p)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
-from floatline.lint.reading.reaching import reached_numbers
+from floatline.lint.reading.reaching import ZERO_IN_FP16, reached_numbers
 from floatline.lint.reading.silence import stays_silent
 from floatline.lint.reading.source import Operation
 from floatline.lint.rule import Bad, Rule
@@ -51,9 +51,9 @@ class LogOfSigmoid(Rule):
             "import torch\nfrom torch.nn import functional as F\ny = torch.log1p(-z.sigmoid())",
             fixed="import torch\nfrom torch.nn import functional as F\ny = F.logsigmoid(-z)",
         ),
-        Bad("import torch\nEPS = 1e-15\ny = -torch.log(1 - torch.sigmoid(x) + EPS).mean()"),
-        Bad("from torch import log, sigmoid\ny = log(sigmoid(x) + 1e-8)"),
-        Bad(
+        "import torch\nEPS = 1e-15\ny = -torch.log(1 - torch.sigmoid(x) + EPS).mean()",
+        "from torch import log, sigmoid\ny = log(sigmoid(x) + 1e-8)",
+        (
             "import torch\ndef preference_loss(x):\n    return -torch.log(torch.sigmoid(x) + 1e-8)\n"
             "y = preference_loss(x)"
         ),
@@ -95,6 +95,6 @@ class LogOfSigmoid(Rule):
             number = self.source.number(eps)
             if number is None and isinstance(eps, ast.Attribute):
                 number = min((one.number for one in reached_numbers(self.source, eps)), default=None)
-            if number is not None and 0 < number <= 2.0**-25:
+            if number is not None and 0 < number <= ZERO_IN_FP16:
                 return side
         return None

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
-from floatline.lint.reading.reaching import reached_numbers
+from floatline.lint.reading.reaching import ZERO_IN_FP16, reached_numbers
 from floatline.lint.reading.silence import stays_silent
 from floatline.lint.reading.source import Operation
 from floatline.lint.rule import Bad, Rule
 
-_HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
 _LEAST_FOR_GRADIENT = 1 / 65504
 _NO_GRADIENT = ("no_grad", "inference_mode")
 _REACH_ZERO = frozenset(("softmax", "relu", "exp", "abs", "pow", "square", "prod", "sum", "mean", "gather", "norm"))
@@ -27,7 +26,7 @@ class LogOfSmallEps(Rule):
 
     ## Fix safety
     Unsafe: the sum is formed in FP32, so the result is FP32 as well, and what follows may expect 16 bits. The value is
-    mended, the gradient is not where 16 bits have made a 0: 1 / eps is inf when it is cast back, and 0 * inf is NaN.
+    fixed, the gradient is not where 16 bits have made a 0: 1 / eps is inf when it is cast back, and 0 * inf is NaN.
     """
 
     code = "FL104"
@@ -61,7 +60,7 @@ class LogOfSmallEps(Rule):
                 "    return -(p.float() + eps).log()\n\n\ny = information(zeros)"
             ),
         ),
-        Bad("import torch\nw = x.softmax(-1)\nloss = -torch.log(w + 1e-6).mean()"),
+        "import torch\nw = x.softmax(-1)\nloss = -torch.log(w + 1e-6).mean()",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
@@ -82,7 +81,7 @@ class LogOfSmallEps(Rule):
         if stays_silent(self.source, node, outer.operand, guarded):
             return
         spelled = self.source.code(inner)
-        if eps <= _HALF_OF_SMALLEST:
+        if eps <= ZERO_IN_FP16:
             direct = inner is outer.operand
             self.report(
                 inner if direct else node,

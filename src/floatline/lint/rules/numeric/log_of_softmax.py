@@ -39,7 +39,7 @@ class LogOfSoftmax(Rule):
             "import torch as t\ny = t.log(t.softmax(x, dim=-1))",
             fixed="import torch as t\ny = t.nn.functional.log_softmax(x, dim=-1)",
         ),
-        Bad("from torch import log, softmax\ny = log(softmax(x, dim=-1))"),
+        "from torch import log, softmax\ny = log(softmax(x, dim=-1))",
         Bad(
             "import torch\nimport torch.nn.functional as F\np = F.softmax(x, dim=1)\ny = p.log()",
             fixed="import torch\nimport torch.nn.functional as F\np = F.softmax(x, dim=1)\ny = F.log_softmax(x, dim=1)",

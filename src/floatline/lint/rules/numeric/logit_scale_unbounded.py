@@ -7,7 +7,9 @@ import ast
 from floatline.causes.overflow import EXP_OVERFLOW
 from floatline.lint.reading.reaching import is_parameter, owned_values
 from floatline.lint.reading.silence import made_of, stays_silent
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import read_once
+from floatline.lint.rule import Rule
 
 _SCALARS = frozenset(
     ("tensor", "ones", "zeros", "full", "empty", "randn", "rand", "FloatTensor", "Tensor", "as_tensor")
@@ -53,17 +55,17 @@ class LogitScaleUnbounded(Rule):
         ),
     )
     bad = (
-        Bad(
+        (
             "import torch\nfrom torch import nn\n\n\nclass Head(nn.Module):\n    def __init__(self):\n"
             "        super().__init__()\n        self.logit_scale = nn.Parameter(torch.tensor(2.66))\n\n"
             "    def forward(self, a, b):\n        return a @ b.T * self.logit_scale.exp()"
         ),
-        Bad(
+        (
             "import torch as t\nfrom torch.nn import Module, Parameter as Learned\n\n\nclass Head(Module):\n"
             "    def __init__(self):\n        super().__init__()\n        self.log_scale = Learned(t.ones([]))\n\n"
             "    def forward(self, a, b):\n        scale = t.exp(self.log_scale)\n        return scale * a @ b.T"
         ),
-        Bad(
+        (
             "import torch\nfrom torch import nn\n\n\nclass Head(nn.Module):\n    def __init__(self):\n"
             "        super().__init__()\n        self.temperature = nn.Parameter(torch.ones(1) * 0.07)\n\n"
             "    def forward(self, a, b):\n        return (a @ b.T / self.temperature).softmax(-1)"
@@ -118,7 +120,7 @@ class LogitScaleUnbounded(Rule):
         made = [
             value.args[0] for value in owned_values(self.source, node) if isinstance(value, ast.Call) and value.args
         ]
-        return any(self._is_scalar(value) for value in made) and node.attr not in self._bounded()
+        return any(self._is_scalar(value) for value in made) and node.attr not in _bounded(self.source)
 
     def _is_scalar(self, node: ast.expr) -> bool:
         """`torch.tensor(2.66)`, `torch.ones([])`, `torch.ones(1) * 0.07`, `torch.full((), 1.0)`."""
@@ -138,18 +140,6 @@ class LogitScaleUnbounded(Rule):
             return True
         return isinstance(first, ast.Constant) and first.value == 1
 
-    def _bounded(self) -> frozenset[str]:
-        """Attributes that something in the file clamps, or writes to."""
-        known: frozenset[str] | None = self.source.__dict__.get("_bounded")
-        if known is None:
-            found: set[str] = set()
-            for one in ast.walk(self.source.tree):
-                if isinstance(one, ast.Call) and self.source.call_name(one) in _CLAMPS:
-                    found |= {inner.attr for inner in ast.walk(one) if isinstance(inner, ast.Attribute)}
-            known = frozenset(found)
-            self.source.__dict__["_bounded"] = known
-        return known
-
     def _is_clamped_after(self, node: ast.Call) -> bool:
         """`self.scale.exp().clamp(max=100)`, and the same over a name."""
         for above in self.source.ancestors(node):
@@ -166,3 +156,10 @@ class LogitScaleUnbounded(Rule):
                     for one in ast.walk(self.source.function(above))
                 )
         return False
+
+
+@read_once
+def _bounded(source: Source) -> frozenset[str]:
+    """Attributes that something in the file clamps, or writes to."""
+    calls = [call for name in _CLAMPS for call in source.calls.get(name, ())]
+    return frozenset(inner.attr for call in calls for inner in ast.walk(call) if isinstance(inner, ast.Attribute))

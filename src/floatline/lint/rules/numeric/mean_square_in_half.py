@@ -8,7 +8,7 @@ from floatline.causes.overflow import PRODUCT_OVERFLOW
 from floatline.lint.reading.gradients import is_beside_training
 from floatline.lint.reading.source import Operation
 from floatline.lint.reading.tensors import is_wide, pass_shapes, read_square, read_tensor_operation
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 
 class MeanSquareInHalf(Rule):
@@ -39,9 +39,9 @@ class MeanSquareInHalf(Rule):
         "import torch\ny = x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + 1e-6)",
     )
     bad = (
-        Bad("import torch\ny = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)"),
-        Bad("import torch as t\nms = t.mean(x * x, dim=-1, keepdim=True)\ny = x / t.sqrt(ms + 1e-5)"),
-        Bad("from torch import square\ny = x * (square(x).mean(dim=-1, keepdim=True) + eps) ** -0.5"),
+        "import torch\ny = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)",
+        "import torch as t\nms = t.mean(x * x, dim=-1, keepdim=True)\ny = x / t.sqrt(ms + 1e-5)",
+        "from torch import square\ny = x * (square(x).mean(dim=-1, keepdim=True) + eps) ** -0.5",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

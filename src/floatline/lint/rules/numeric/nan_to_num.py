@@ -7,7 +7,7 @@ import ast
 from floatline.causes.overflow import ACTIVATION_OVERFLOW
 from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.reading.tensors import pass_shapes
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 # Rows of these are NaN where a mask leaves nothing, whatever the precision; and a quotient is told by its own rule.
 _BY_DESIGN = frozenset(("softmax", "scaled_dot_product_attention", "log_softmax"))
@@ -36,16 +36,16 @@ class NanToNum(Rule):
         "        return torch.nan_to_num(torch.softmax(x, dim=-1))",
     )
     bad = (
-        Bad(
+        (
             "import torch\nfrom torch import nn\nclass Net(nn.Module):\n    def forward(self, x, w):\n"
             "        return torch.nan_to_num(x * w, nan=0.0, posinf=6e4, neginf=-6e4)"
         ),
-        Bad(
+        (
             "import torch.nn.functional as F\nfrom torch import nan_to_num as fix\n"
             "loss = fix(F.cross_entropy(x, labels))\nloss.backward()"
         ),
-        Bad("import torch\nfor p in model.parameters():\n    p.grad.nan_to_num_()"),
-        Bad("import torch\nfor p in model.parameters():\n    p.grad = torch.nan_to_num(p.grad, 0.0)"),
+        "import torch\nfor p in model.parameters():\n    p.grad.nan_to_num_()",
+        "import torch\nfor p in model.parameters():\n    p.grad = torch.nan_to_num(p.grad, 0.0)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

@@ -5,14 +5,10 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import OPTIMIZER_STATE_UNDERFLOW
-from floatline.lint.reading.reaching import reached_numbers
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.reaching import DEFAULT_EPS, ZERO_IN_FP16, reached_numbers
+from floatline.lint.reading.source_tree import given_dtypes, keyword
+from floatline.lint.rule import Rule
 
-_HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
-_DEFAULTS = {
-    **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), 1e-8),
-    "Adagrad": 1e-10,
-}
 # These keep FP32 copies of the weights by themselves.
 _MASTERS = ("deepspeed", "GradScaler", "FullyShardedDataParallel", "master_weight", "fully_shard")
 
@@ -30,7 +26,7 @@ class OptimizerEps(Rule):
     cause = OPTIMIZER_STATE_UNDERFLOW
     message = "the parameters are FP16, and so are the optimizer's states: its eps rounds to 0, and steps divide by 0"
     advice = "keep the trained parameters in FP32; or, with FP16 parameters, eps=1e-4 or more"
-    calls = frozenset(_DEFAULTS)
+    calls = frozenset(DEFAULT_EPS)
     words = ("half()", "float16", "16-true")
     good = (
         "import torch\nmodel = Net()\nopt = torch.optim.Adam(model.parameters())\nx = x.half()",
@@ -40,17 +36,17 @@ class OptimizerEps(Rule):
         "import torch\nmodel = Net().half().float()\nopt = torch.optim.AdamW(model.parameters())",
     )
     bad = (
-        Bad("import torch\nmodel = Net().cuda().half()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3)"),
-        Bad(
+        "import torch\nmodel = Net().cuda().half()\nopt = torch.optim.Adam(model.parameters(), lr=1e-3)",
+        (
             "from torch.optim import AdamW as Opt\nimport torch as t\nnet = Net()\nnet.to(t.float16)\n"
             "opt = Opt(net.parameters(), eps=1e-8)"
         ),
-        Bad(
+        (
             "import torch\nfrom transformers import AutoModel\n"
             "model = AutoModel.from_pretrained(name, dtype=torch.float16)\n"
             "opt = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-5)"
         ),
-        Bad(
+        (
             "import lightning as L\nimport torch\n\n\ndef make(net):\n    return torch.optim.Adam(net.parameters())\n\n"
             "\ntrainer = L.Trainer(precision='16-true')"
         ),
@@ -59,13 +55,13 @@ class OptimizerEps(Rule):
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
         """An optimizer of torch."""
         kind = self.source.path(node.func).removeprefix("torch.optim.").rpartition(".")[2]
-        if not self.source.path(node.func).startswith("torch.optim.") or kind not in _DEFAULTS or not node.args:
+        if not self.source.path(node.func).startswith("torch.optim.") or kind not in DEFAULT_EPS or not node.args:
             return
         if any(word in self.source.text for word in _MASTERS):
             return
-        given = next((word.value for word in node.keywords if word.arg == "eps"), None)
-        eps = [_DEFAULTS[kind]] if given is None else [one.number for one in reached_numbers(self.source, given)]
-        if not any(0 < number <= _HALF_OF_SMALLEST for number in eps):
+        given = keyword(node, "eps")
+        eps = [DEFAULT_EPS[kind]] if given is None else [one.number for one in reached_numbers(self.source, given)]
+        if not any(0 < number <= ZERO_IN_FP16 for number in eps):
             return
         model = self._model(node.args[0])
         is_half = model is not None and self._is_half(model)
@@ -113,7 +109,7 @@ class OptimizerEps(Rule):
                 return True
             if isinstance(node.func, ast.Attribute) and node.func.attr in ("float", "double", "bfloat16"):
                 return False
-            named = [*node.args, *(word.value for word in node.keywords if word.arg in ("dtype", "torch_dtype"))]
+            named = given_dtypes(node)
             if any(self.source.path(arg) in ("torch.float16", "torch.half") for arg in named):
                 return True
             if any(self.source.path(arg).startswith("torch.") for arg in named):

@@ -55,8 +55,8 @@ class RootAtZero(Rule):
             "import torch as t\ny = t.sqrt(t.sum((x - z) ** 2, dim=1, keepdim=True))",
             fixed="import torch as t\ny = t.linalg.vector_norm(x - z, dim=1, keepdim=True)",
         ),
-        Bad("import torch\nd = x - z\ny = torch.mean(d * d) ** 0.5"),
-        Bad("from torch import nn\nfrom torch.nn import functional as F\ny = F.mse_loss(x, z).sqrt()"),
+        "import torch\nd = x - z\ny = torch.mean(d * d) ** 0.5",
+        "from torch import nn\nfrom torch.nn import functional as F\ny = F.mse_loss(x, z).sqrt()",
         Bad(
             "import torch\nd2 = (x[:, None] - x[None]).float().pow(2).sum(-1)\ny = d2.sqrt()",
             fixed="import torch\nd2 = (x[:, None] - x[None]).float().pow(2).sum(-1)\n"

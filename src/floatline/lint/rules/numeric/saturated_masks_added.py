@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.overflow import SCALAR_OUT_OF_RANGE
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 
 class SaturatedMasksAdded(Rule):
@@ -32,18 +32,15 @@ class SaturatedMasksAdded(Rule):
         "y = m + n",
     )
     bad = (
-        Bad(
+        (
             "import torch\nlow = torch.finfo(x.dtype).min\ncausal = torch.zeros_like(x).masked_fill(a, low)\n"
             "padding = torch.zeros_like(x).masked_fill(b, low)\ny = x + (causal + padding)"
         ),
-        Bad(
+        (
             "from torch import finfo, full_like, where\nm = where(a, 0.0, finfo(x.dtype).min)\n"
             "n = full_like(x, finfo(x.dtype).min)\ny = m + n"
         ),
-        Bad(
-            "import torch as t\nlow = t.finfo(z.dtype).min\nm = z.masked_fill(a, low)\nn = z.masked_fill(b, low)\n"
-            "m += n"
-        ),
+        ("import torch as t\nlow = t.finfo(z.dtype).min\nm = z.masked_fill(a, low)\nn = z.masked_fill(b, low)\nm += n"),
     )
 
     def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802

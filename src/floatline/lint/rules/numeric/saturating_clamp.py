@@ -6,7 +6,7 @@ import ast
 
 from floatline.causes.overflow import ACTIVATION_OVERFLOW
 from floatline.lint.reading.gradients import has_gradient
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 
 class SaturatingClamp(Rule):
@@ -34,9 +34,9 @@ class SaturatingClamp(Rule):
         "import torch\ny = x.clamp(-65504, 65504).to(torch.float16)",
     )
     bad = (
-        Bad("import torch\ny = x.clamp(-65504, 65504)"),
-        Bad("import torch as t\nlimit = t.finfo(t.float16).max\ny = t.clamp(x, min=-limit, max=limit)"),
-        Bad("from torch import clamp, finfo\nlimit = finfo(x.dtype).max - 1000\ny = clamp(x, min=-limit, max=limit)"),
+        "import torch\ny = x.clamp(-65504, 65504)",
+        "import torch as t\nlimit = t.finfo(t.float16).max\ny = t.clamp(x, min=-limit, max=limit)",
+        "from torch import clamp, finfo\nlimit = finfo(x.dtype).max - 1000\ny = clamp(x, min=-limit, max=limit)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

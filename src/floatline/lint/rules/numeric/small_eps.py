@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.underflow import EPS_UNDERFLOW
-from floatline.lint.reading.nonzero import is_drawn, is_learned_scale, is_of_other_file
-from floatline.lint.reading.reaching import may_be_tensor, reached_numbers
-from floatline.lint.reading.silence import depends_on_test, stays_silent
-from floatline.lint.reading.source import Operation
+from floatline.lint.reading.reaching import may_be_tensor, owned_values, reached_zero
+from floatline.lint.reading.silence import depends_on_test, made_of, stays_silent
+from floatline.lint.reading.source import Operation, Source
+from floatline.lint.reading.tensors import SHAPES
 from floatline.lint.rule import Bad, Rule
 
-_HALF_OF_SMALLEST = 2.0**-25  # FP16 rounds what is not above this to 0
 _ROOTS = frozenset(("rsqrt", "sqrt", "reciprocal"))
 _CLAMPS = frozenset(("clamp", "clamp_min"))
 _DEFAULTS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
 _PLACES = {"normalize": 2, "cosine_similarity": 2}
+_DEPTH = 8
+_DRAWS = frozenset(("normal", "normal_", "randn", "randn_like"))
+_PARAMETERS = ("torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.ParameterDict", "torch.nn.ParameterList")
+_START_AT_ZERO = frozenset(("zeros", "zeros_like", "empty", "empty_like", "new_zeros", "new_empty", "Tensor"))
 
 
 class SmallEps(Rule):
@@ -89,18 +92,18 @@ class SmallEps(Rule):
                 "import torch\ny = (zeros / zeros.norm(dim=-1, keepdim=True).float().clamp_min(1e-12)).to(zeros.dtype)"
             ),
         ),
-        Bad("import torch.nn.functional as F\nv = F.relu(v).half()\nu = F.cosine_similarity(v, w.half())"),
-        Bad(
+        "import torch.nn.functional as F\nv = F.relu(v).half()\nu = F.cosine_similarity(v, w.half())",
+        (
             "import torch\nfrom torch import nn\n\n\nclass Unit(nn.Module):\n    def __init__(self, eps=1e-8):\n"
             "        super().__init__()\n        self.eps = eps\n\n    def forward(self, x):\n"
             "        size = x.norm(dim=-1, keepdim=True) + self.eps\n        return x / size"
         ),
-        Bad(
+        (
             "import torch\nfrom torch import nn\n\n\nclass Scaled(nn.Module):\n    def __init__(self, d):\n"
             "        super().__init__()\n        self.width = nn.Parameter(torch.zeros(d))\n\n"
             "    def forward(self, x):\n        width = self.width + 1e-8\n        return x / width"
         ),
-        Bad(
+        (
             "import torch\nfrom torch import nn\n\n\nclass Unit(nn.Module):\n    def forward(self, x):\n"
             "        size = x.norm(dim=-1, keepdim=True) + 1e-8\n        return x / size\n\n\n"
             "class Vocoder(nn.Module):\n"
@@ -136,13 +139,16 @@ class SmallEps(Rule):
 
     def _check_sum(self, node: ast.expr, guard: ast.BinOp, written: ast.expr) -> None:
         for value, eps in ((guard.left, guard.right), (guard.right, guard.left)):
-            if not isinstance(eps, (ast.Constant, ast.Name, ast.Attribute)) or (small := self._small(eps)) is None:
+            if (
+                not isinstance(eps, (ast.Constant, ast.Name, ast.Attribute))
+                or (small := reached_zero(self.source, eps)) is None
+            ):
                 continue
             if not may_be_tensor(self.source, value) or stays_silent(self.source, node, value):
                 return
-            if depends_on_test(self.source, node, value) or is_learned_scale(self.source, value):
+            if depends_on_test(self.source, node, value) or _is_learned_scale(self.source, value):
                 return
-            if is_of_other_file(self.source, value):
+            if _is_of_other_file(self.source, value):
                 return
             what = f"{small:.3g} added to {self._spell(value)} rounds to 0 in FP16"
             if guard is not written:
@@ -155,7 +161,7 @@ class SmallEps(Rule):
 
     def _check_clamp(self, found: Operation) -> None:
         eps = found.argument(0, "min")
-        small = None if eps is None else self._small(eps)
+        small = None if eps is None else reached_zero(self.source, eps)
         if small is None or stays_silent(self.source, found.node, found.operand) or self._is_in_log(found.node):
             return
         seen = f"a clamp to {small:.3g} is a clamp to 0 in FP16"
@@ -179,22 +185,16 @@ class SmallEps(Rule):
                 return
             small: float | None = _DEFAULTS[found.name]
         else:
-            small = self._small(given)
+            small = reached_zero(self.source, given)
         if small is None or stays_silent(self.source, found.node, found.operand):
             return
-        if is_drawn(self.source, found.operand):
+        if _is_drawn(self.source, found.operand):
             return
         told = "" if given is not None else "the default "
         self.report(
             found.node,
             seen=f"{told}eps={small:g} of {found.name} is 0 in FP16: a row of zeros becomes NaN",
             fix=None if given is None else "small-eps",
-        )
-
-    def _small(self, node: ast.expr) -> float | None:
-        return min(
-            (one.number for one in reached_numbers(self.source, node) if 0 < one.number <= _HALF_OF_SMALLEST),
-            default=None,
         )
 
     def _is_in_log(self, node: ast.AST) -> bool:
@@ -206,3 +206,69 @@ class SmallEps(Rule):
     def _spell(self, node: ast.expr) -> str:
         text = self.source.code(node)
         return text if len(text) <= 40 else "this"
+
+
+def _is_drawn(source: Source, node: ast.expr) -> bool:
+    """Whether a value is drawn from a normal distribution: a row of it is not zero."""
+    made = source.value(node)
+    return isinstance(made, ast.Call) and source.call_name(made) in _DRAWS
+
+
+def _is_learned_scale(source: Source, node: ast.expr) -> bool:
+    """Whether a value is a learned parameter itself, or its exp.
+
+    Training does not land on 0 exactly, unless it starts there; and where exp rounds to 0, its inverse is inf long
+    before. The square or the norm of a parameter is another matter.
+    """
+    is_exp = False
+    for _ in range(_DEPTH):
+        node = source.value(node)
+        if isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr in ("data", "T")):
+            node = node.value
+        elif isinstance(node, ast.Call):
+            is_exp |= source.call_name(node) == "exp"
+            inner = _inner(source, node)
+            if inner is None:
+                return False
+            node = inner
+    made = [one for one in owned_values(source, node) if source.is_call_to(one, *_PARAMETERS)]
+    return bool(made) and (is_exp or not any(_starts_at_zero(source, one) for one in made))
+
+
+def _inner(source: Source, node: ast.Call) -> ast.expr | None:
+    """x of x.view(1, -1), x.exp(), torch.exp(x) and of `self._shaped(x)`; None where more happens to it."""
+    if source.path(node.func):
+        return node.args[0] if source.path(node.func) == "torch.exp" and node.args else None
+    if not isinstance(node.func, ast.Attribute):
+        return None
+    if node.func.attr in SHAPES or node.func.attr in ("exp", "detach"):
+        return node.func.value
+    is_own = isinstance(node.func.value, ast.Name) and node.func.value.id == "self"
+    return node.args[0] if is_own and len(node.args) == 1 and not node.keywords else None
+
+
+def _starts_at_zero(source: Source, made: ast.expr) -> bool:
+    return any(isinstance(one, ast.Call) and source.call_name(one) in _START_AT_ZERO for one in ast.walk(made))
+
+
+def _is_of_other_file(source: Source, node: ast.expr) -> bool:
+    """Whether a value comes out of a method of an object whose class is another file's: its dtype is not shown here."""
+    for one in made_of(source, node):
+        if not isinstance(one, ast.Call) or not isinstance(one.func, ast.Attribute):
+            continue
+        owner = one.func.value
+        while isinstance(owner, ast.Subscript):
+            owner = owner.value
+        if isinstance(owner, ast.Name) and _is_foreign(source, source.value(owner)):
+            return True
+    return False
+
+
+def _is_foreign(source: Source, made: ast.expr) -> bool:
+    """`Frame(…)` and `Frame.from_points(…)` of an imported class that is not torch's."""
+    if not isinstance(made, ast.Call):
+        return False
+    maker = made.func.value if isinstance(made.func, ast.Attribute) else made.func
+    if not isinstance(maker, ast.Name) or not maker.id[:1].isupper() or maker.id in source.classes:
+        return False
+    return not source.path(maker).startswith("torch.")

@@ -7,7 +7,7 @@ import ast
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
 from floatline.lint.reading.gradients import is_beside_training
 from floatline.lint.reading.tensors import is_wide, pass_shapes, read_tensor_operation
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 
 class StdWithoutEps(Rule):
@@ -33,10 +33,10 @@ class StdWithoutEps(Rule):
         "import torch\ny = (image - mean) / std",
     )
     bad = (
-        Bad("import torch\ny = (x - x.mean(dim=-1, keepdim=True)) / x.std(dim=-1, keepdim=True)"),
-        Bad("import torch as t\ns = t.std(x, dim=0)\ny = x / s"),
-        Bad("from torch import var\ny = x / var(x, dim=-1, keepdim=True).sqrt()"),
-        Bad("import torch\ny = torch.div(x, x.std(dim=0, keepdim=True))"),
+        "import torch\ny = (x - x.mean(dim=-1, keepdim=True)) / x.std(dim=-1, keepdim=True)",
+        "import torch as t\ns = t.std(x, dim=0)\ny = x / s",
+        "from torch import var\ny = x / var(x, dim=-1, keepdim=True).sqrt()",
+        "import torch\ny = torch.div(x, x.std(dim=0, keepdim=True))",
     )
     calls = frozenset(("div", "div_"))
 

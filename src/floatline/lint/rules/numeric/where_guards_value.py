@@ -8,7 +8,7 @@ from floatline.causes.elsewhere import SINGULAR_GRADIENT
 from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.reading.source import Operation
 from floatline.lint.reading.tensors import is_same
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 _SINGULAR = frozenset(
     ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin", "exp", "expm1", "div", "pow")
@@ -40,10 +40,10 @@ class WhereGuardsValue(Rule):
         "import torch\ny = torch.where(x > 0, x / 2.0, 0.0)",
     )
     bad = (
-        Bad("import torch\ny = torch.where(x > 0, torch.log(x), 0.0)"),
-        Bad("from torch import where\ny = where(z != 0, x / z, 0.0)"),
-        Bad("import torch as t\ny = t.where(x.abs() < 5, x.exp(), x)"),
-        Bad("import torch\nroot = x.sqrt()\nkeep = x > 0\ny = torch.where(keep, root, torch.zeros_like(x))"),
+        "import torch\ny = torch.where(x > 0, torch.log(x), 0.0)",
+        "from torch import where\ny = where(z != 0, x / z, 0.0)",
+        "import torch as t\ny = t.where(x.abs() < 5, x.exp(), x)",
+        "import torch\nroot = x.sqrt()\nkeep = x > 0\ny = torch.where(keep, root, torch.zeros_like(x))",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802

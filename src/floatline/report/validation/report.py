@@ -1,10 +1,15 @@
-"""A validation as a document: which facts, in which order, in which words. Nothing is judged here."""
+"""The report of a validation: which facts in which order, and report.html, report.md and report.json made of them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from floatline.report.document.document import Block, Chapter, Code, Document, Part, Table, Tile, Words
+from floatline.report.document.document import Block, Chapter, Code, Curves, Document, Drawing, Part, Table, Tile, Words
+from floatline.report.document.html import page_of, put_in_place
+from floatline.report.document.markdown import markdown_of
 from floatline.report.validation.costs import cost_part
 from floatline.report.validation.evidence import curve_part, gate_part, interval_part
 from floatline.report.validation.layers import layer_part
@@ -21,11 +26,12 @@ from floatline.report.validation.texts import (
     speed_of,
     speed_texts,
 )
-from floatline.validation.verdict.ranking import describe_several
+from floatline.validation.verdict.comparison import describe_several
 
 if TYPE_CHECKING:
     from floatline.validation.result import Validation
     from floatline.validation.verdict.comparison import Comparison
+
 
 _SCALES = {
     "log": "relative, ln(candidate / reference)",
@@ -140,14 +146,15 @@ def _plans_part(validation: Validation) -> Part:
     judged = [comparison.candidate for comparison in validation.comparisons]
     plans = {arm: validation.plans[arm] for arm in judged if arm in validation.plans}
     plans |= {arm: plan for arm, plan in validation.plans.items() if arm not in plans}
-    blocks = tuple(Code(_yaml(plan), "yaml", arm) for arm, plan in plans.items())
+    blocks = tuple(plan_code(plan, arm) for arm, plan in plans.items())
     return Part("The plan", blocks or (Words("The plan was not recorded.", "missing"),))
 
 
-def _yaml(data: dict[str, Any]) -> str:
+def plan_code(plan: dict[str, Any], caption: str) -> Code:
+    """A plan as YAML."""
     import yaml
 
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True).rstrip()
+    return Code(yaml.safe_dump(plan, sort_keys=False, allow_unicode=True).rstrip(), "yaml", caption)
 
 
 def _environment_part(validation: Validation) -> Part:
@@ -173,3 +180,38 @@ def _footer(validation: Validation) -> str:
     took = f" The study took {show_seconds(validation.seconds)}." if validation.seconds else ""
     num = len(validation.runs)
     return f"Made by floatline {__version__} from {num:,} {'run' if num == 1 else 'runs'}.{took}"
+
+
+def write_report(validation: Validation, folder: Path) -> Path:
+    """Write report.json, report.md and report.html into a folder, each in one step.
+
+    Args:
+        validation: What was found out.
+        folder: Made where it is not there.
+
+    Returns:
+        The path of report.html.
+    """
+    document = document_of(validation)
+    put_in_place(folder / "report.json", json_of(validation, document))
+    put_in_place(folder / "report.md", markdown_of(document))
+    page = folder / "report.html"
+    put_in_place(page, page_of(document, tones=TONES))
+    return page
+
+
+def json_of(validation: Validation, document: Document) -> str:
+    """The contract's fields, under 'shown' every text of the page, under 'validation' every number in full."""
+    data = {**validation.contract("report.html"), "shown": _shown(document), "validation": validation.as_json()}
+    return json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _shown(value: Any) -> Any:
+    """The document's texts, without pictures."""
+    if isinstance(value, Drawing | Curves):
+        return {"summary": value.summary}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {entry.name: _shown(getattr(value, entry.name)) for entry in fields(value)}
+    if isinstance(value, tuple):
+        return [_shown(entry) for entry in cast("tuple[Any, ...]", value)]
+    return value

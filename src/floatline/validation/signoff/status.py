@@ -13,7 +13,7 @@ from floatline.plans import Plan
 from floatline.plans.presets import PLANS
 from floatline.validation.running.environment import describe_environment
 from floatline.validation.signoff.approval import find_current, hash_plan, name_target
-from floatline.validation.signoff.approval_file import Record, on_one_line, read_records
+from floatline.validation.signoff.records import Record, on_one_line, read_records
 from floatline.validation.study.code_files import changed_file
 
 # The commit changes with the sign-off itself, and the code has checksums of its own.
@@ -108,10 +108,7 @@ def approved_plan(target: str) -> Plan:
         raise ApprovalError(
             f"'{target}' is not as it was approved: {standing.changed[0]}. Validate and approve it again."
         )
-    try:
-        return Plan(**standing.record.plan)
-    except (PlanError, TypeError) as error:
-        raise ApprovalError(f"What is approved for '{target}' is no plan: {error} Validate it as a target.") from None
+    return _read_plan(standing.record, target, "Validate it as a target.")
 
 
 @dataclass(frozen=True)
@@ -142,18 +139,22 @@ def current_plan(target: str) -> CurrentPlan | None:
         return None
     if hash_plan(record.plan) != record.plan_sha256:
         raise ApprovalError(f"The plan that is approved for '{target}' was edited. Restore the file, or give --plan.")
-    try:
-        plan = Plan(**record.plan)
-    except (PlanError, TypeError) as error:
-        raise ApprovalError(f"What is approved for '{target}' is no plan: {error} Give --plan.") from None
+    plan = _read_plan(record, target, "Give --plan.")
     if record.action == "rollback":
         return CurrentPlan(plan, on_one_line(f"plan {plan.name}: rolled back {record.when} by {record.by}"))
     text = f"plan {plan.name}: approved {record.when} by {record.by}"
-    changed = [*standing.changed]
+    changed = list(standing.changed)
     if changed:
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         text += f"; CHANGED since: {changed[0]}{more} (--approved-only would stop)"
     return CurrentPlan(plan, on_one_line(text))
+
+
+def _read_plan(record: Record, target: str, advice: str) -> Plan:
+    try:
+        return Plan(**record.plan)
+    except (PlanError, TypeError) as error:
+        raise ApprovalError(f"What is approved for '{target}' is not a plan: {error} {advice}") from None
 
 
 @dataclass
@@ -198,7 +199,7 @@ def _check_plan(record: Record) -> list[str]:
     try:
         approved = Plan(**record.plan)
     except PlanError as error:
-        return [f"the approved plan is none of this floatline's: {error}"]
+        return [f"this floatline cannot read the approved plan: {error}"]
     # What a plan says of its reasons changes no training.
     if approved.model_copy(update={"reasons": own.reasons}) != own:
         return [f"plan '{own.name}' of this floatline is not the one that was approved"]

@@ -10,7 +10,7 @@ from tests.preloaded import COMMAND, run_preloaded
 
 from floatline.errors import ComparisonError
 from floatline.ledger.ledger import Ledger
-from floatline.validation.finished.finished import compare
+from floatline.validation.finished import compare
 from floatline.validation.verdict.pairs import ArmRun, settle_direction
 
 

@@ -1,1 +1,0 @@
-"""Runs that are done, found on the disk and compared."""
