@@ -198,7 +198,8 @@ def _explain_end(seen: dict[str, Any], code: int) -> str:
     steps = seen["num_steps"]
     after = f"after {steps:,} step{'s' if steps > 1 else ''}" if steps else "before its first step"
     words = seen["exception"].strip().splitlines() or [seen["last_line"]]
-    said = f"{words[0]}: " if words[0] else ""
+    first = words[0].rstrip(" .:")
+    said = f"{first}: " if first else ""
     return f"{said}the script {_say_end(code)} {after}"
 
 
