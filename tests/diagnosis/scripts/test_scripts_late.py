@@ -11,8 +11,9 @@ from tests.diagnosis.scripts.test_scripts import line_of, observe, observe_scrip
 from floatline.probe.scripts.late_steps import LateSteps
 from floatline.probe.scripts.steps import StepCapture
 from floatline.probe.watch import late_numbers
-from floatline.probe.watch.events import LoopEvent, Watch
+from floatline.probe.watch.events import LoopEvent
 from floatline.probe.watch.late_numbers import LateHealth, LateNumbers, ScaledLoss
+from floatline.probe.watch.loop import Watch
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +175,9 @@ def test_every_step_is_asked_about_and_the_one_that_failed_is_known():
         value = torch.tensor(math.nan if number == 40 else 1.0)
         losses = [loss] if number == 50 else []
         health = LateHealth([value, *(one.value for one in losses)], losses)
-        steps.ask(LoopEvent("step", "", 0, "", number, {}), health)
+        event = LoopEvent()
+        event.step = number
+        steps.ask(event, health)
     assert failed == []
     numbers.read()
     assert failed == [40]
@@ -235,5 +238,7 @@ def test_inputs_that_are_held_take_a_bounded_memory(size, held):
     capture, net, batch = StepCapture(seen), torch.nn.Linear(1, 1), torch.zeros(size)
     for number in range(40):
         seen.detailed = number < 24
-        capture.begin_forward(net, (batch,), {}, LoopEvent("forward", "", 0, "", number, {}))
+        event = LoopEvent()
+        event.step = number
+        capture.begin_forward(net, (batch,), {}, event)
     assert len(capture._held.calls) == held

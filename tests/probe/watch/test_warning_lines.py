@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from floatline.probe.watch.calls import _OF_HOOKS, patch_warnings
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Patches
 from floatline.probe.watch.watch import watch
 

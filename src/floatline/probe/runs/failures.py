@@ -8,7 +8,7 @@ from types import TracebackType
 from torch._ops import OpOverload
 
 from floatline.precision.user_frames import find_raiser, find_raising_line
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.loop import Watch
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from floatline.probe.runs.failures import Failure
 from floatline.probe.watch.compiled import unwrap
-from floatline.probe.watch.events import LoopEvent, MadeOptimizer, Watch
+from floatline.probe.watch.events import (
+    BackwardEvent,
+    LoopEvent,
+    ScalerStepEvent,
+    ScaleUpdateEvent,
+    StepEvent,
+    UnscaleEvent,
+)
+from floatline.probe.watch.loop import MadeOptimizer, Watch
 from floatline.probe.watch.own_updates import Updates
+
+_Kind = TypeVar("_Kind", bound=LoopEvent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,7 @@ class OptimizerRecord:
     """An optimizer of the run.
 
     Args:
-        number: As in the events' data.
+        number: As in the events.
         name: Such as 'torch.optim.SGD'.
         file: Where it was made.
         line: Line there.
@@ -134,9 +144,9 @@ class RunRecord:
     result: object = None
     seconds: float = 0.0
 
-    def of(self, *kinds: str) -> list[LoopEvent]:
+    def of(self, *kinds: type[_Kind]) -> list[_Kind]:
         """The events of some kinds, in order."""
-        return [event for event in self.events if event.kind in kinds]
+        return [event for event in self.events if isinstance(event, kinds)]
 
     @property
     def first_bad_step(self) -> int | None:
@@ -153,13 +163,12 @@ class RunRecord:
         worked = 0.0
         found: list[int] = []
         tail: list[int] = []
-        for event in self.of("scaler-step"):
-            scale = event.data["scale"]
-            if event.data["applied"]:
-                worked, tail = max(worked, scale), []
+        for event in self.of(ScalerStepEvent):
+            if event.applied:
+                worked, tail = max(worked, event.scale), []
                 continue
             tail.append(event.step)
-            if scale <= worked:
+            if event.scale <= worked:
                 found.append(event.step)
         return found or (tail if len(tail) > 20 else [])
 
@@ -211,27 +220,27 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
     """Fill a record from what was seen."""
     record.events = seen.events
     record.num_steps = seen.step + 1
-    backward = record.of("backward")
+    backward = record.of(BackwardEvent)
     scaled = bool(seen.masters) or (seen.updates is not None and seen.updates.scales_itself)
-    record.losses = [event.data["loss"] / (event.data.get("by_hand", 1.0) if scaled else 1.0) for event in backward]
+    record.losses = [event.loss / (event.by_hand if scaled else 1.0) for event in backward]
     record.loss_steps = [event.step for event in backward]
     if not backward:
         # The training may have run in other processes; then what the function says about it is all there is.
         record.losses = _read_losses(record.result)
         record.loss_steps = list(range(len(record.losses)))
-    record.skipped = [event.step for event in record.of("scaler-step") if not event.data["applied"]]
-    record.scales = [event.data["after"] for event in record.of("update")]
-    lost = [event.step for event in backward if not math.isfinite(event.data["loss"])]
+    record.skipped = [event.step for event in record.of(ScalerStepEvent) if not event.applied]
+    record.scales = [event.after for event in record.of(ScaleUpdateEvent)]
+    lost = [event.step for event in backward if not math.isfinite(event.loss)]
     record.bad_loss = next(iter(lost), None)
     record.searches_in_loss = seen.penalties and set(lost) <= set(record.skipped)
-    steps = record.of("step")
-    tried = {event.step for event in record.of("step", "scaler-step")}
+    steps = record.of(StepEvent)
+    tried = {event.step for event in record.of(StepEvent, ScalerStepEvent)}
     # An optimizer that takes the scaler's flag leaves such a step out by itself.
-    used = [e for e in steps if not (e.data["through_scaler"] and e.data["scales_itself"])]
-    bad = [e.step for e in used if not all(map(math.isfinite, e.data["largest"]))]
-    bad += [e.step for e in backward if e.step not in tried and not e.data.get("finite_after", True)]
+    used = [e for e in steps if not (e.through_scaler and e.scales_itself)]
+    bad = [e.step for e in used if not all(map(math.isfinite, e.largest))]
+    bad += [e.step for e in backward if e.step not in tried and not e.finite_after]
     record.bad_gradient = min(bad, default=None)
-    record.bad_weight = next((event.step for event in steps if not event.data["finite_after"]), None)
+    record.bad_weight = next((event.step for event in steps if not event.finite_after), None)
     if record.kind == "train":
         record.model = _find_model(record, seen)
     names = _name_parameters(record, seen)
@@ -240,7 +249,7 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
     record.untrained = list(_find_untrained(seen, names))
     # A loop that clips meets the scaler's refusal in unscale_, before any step.
     halves: list[tuple[int, int]] = [
-        (e.data["optimizer"], i) for e in record.of("scaler-step", "unscale") for i in e.data["halves"]
+        (e.optimizer, i) for e in record.of(ScalerStepEvent, UnscaleEvent) for i in e.halves
     ]
     held: dict[int, list[Tensor]] = {made.number: made.parameters for made in seen.optimizers.values()}
     record.half_parameters = list(dict.fromkeys(names.get(id(held[number][i]), "") for number, i in halves))
@@ -293,13 +302,13 @@ def _fill_motion(record: RunRecord, seen: Watch, names: dict[int, str]) -> None:
 
 
 def _sum_up(record: RunRecord, made: MadeOptimizer, seen: Watch, names: dict[int, str]) -> OptimizerRecord:
-    steps = [event for event in record.of("step") if event.data["optimizer"] == made.number]
-    idle = [event for event in steps if event.data["num_without_gradient"] == event.data["num_parameters"]]
-    idle += [e for e in record.of("scaler-step") if e.data["optimizer"] == made.number and not e.data["num_gradients"]]
+    steps = [event for event in record.of(StepEvent) if event.optimizer == made.number]
+    idle = [event for event in steps if event.num_without_gradient == event.num_parameters]
+    idle += [e for e in record.of(ScalerStepEvent) if e.optimizer == made.number and not e.num_gradients]
     strangers = [p for p in made.parameters if id(p) not in names]
     dead = bool(strangers) and not any(id(parameter) in seen.leaves for parameter in strangers)
     by_hand = isinstance(made.optimizer, Updates)
-    tried = bool(steps) or any(e.data["optimizer"] == made.number for e in record.of("scaler-step"))
+    tried = bool(steps) or any(e.optimizer == made.number for e in record.of(ScalerStepEvent))
     dead = dead and tried and not by_hand  # one that never stepped proves nothing
     own = tuple(names.get(id(parameter), "") for parameter in made.parameters)
     return OptimizerRecord(

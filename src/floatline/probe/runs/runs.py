@@ -22,6 +22,7 @@ from floatline.probe.runs.surroundings import LimitReached, Precision, prepared,
 from floatline.probe.trace.gradient_errors import GradientRecorder
 from floatline.probe.trace.storages import batch_tensors
 from floatline.probe.trace.trace import Trace
+from floatline.probe.watch.events import NewOptimizerEvent
 from floatline.probe.watch.watch import Watch, watch
 from floatline.workload import Target
 
@@ -331,7 +332,7 @@ class StepRecording:
 
     def note_event(self) -> None:
         """Something happened: the first step begins where an optimizer is made."""
-        if not self._seen.step and self._seen.events[-1].kind == "optimizer-new":
+        if not self._seen.step and isinstance(self._seen.events[-1], NewOptimizerEvent):
             self._begin_early()
 
     def _begin_early(self) -> None:

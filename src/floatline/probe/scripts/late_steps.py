@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from floatline.probe.scripts.weight_copies import Weights
-from floatline.probe.watch.events import LoopEvent
+from floatline.probe.watch.events import StepEvent
 from floatline.probe.watch.late_numbers import LateHealth, LateNumbers
 from floatline.probe.watch.patches import Aside
 
@@ -25,7 +25,7 @@ class LateSteps:
         on_failure: Called with every step that was not finite, in their order.
     """
 
-    def __init__(self, late: LateNumbers, on_failure: Callable[[LoopEvent], None]) -> None:
+    def __init__(self, late: LateNumbers, on_failure: Callable[[StepEvent], None]) -> None:
         self.kept_step = -1
         self._late = late
         self._on_failure = on_failure
@@ -51,7 +51,7 @@ class LateSteps:
         else:
             self._weights[id(optimizer)], self.kept_step = fresh, step
 
-    def ask(self, event: LoopEvent, health: LateHealth) -> None:
+    def ask(self, event: StepEvent, health: LateHealth) -> None:
         """Send the numbers of a step on their way."""
         if not health.numbers:
             return

@@ -20,10 +20,11 @@ from floatline.probe.scripts.schedule import Schedule
 from floatline.probe.scripts.weight_copies import Weights, all_finite
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.compiled import unwrap
-from floatline.probe.watch.events import LoopEvent, Watch
+from floatline.probe.watch.events import ForwardEvent, ScalerStepEvent, StepEvent
 from floatline.probe.watch.full_steps import share_of_dead_moments
 from floatline.probe.watch.health import Health, are_losses_finite, are_losses_lost
 from floatline.probe.watch.late_numbers import LateHealth, ScaledLoss
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.own_updates import LooseWeights
 
 Kind = Literal["healthy", "failed", "skipped"]
@@ -84,7 +85,7 @@ class StepCapture:
         self._stashed: Weights | None = None
         self._before: Weights | None = None
         self._late = LateSteps(seen.late, self._fail_late)
-        self._stepping: LoopEvent | None = None
+        self._stepping: StepEvent | ScalerStepEvent | None = None
         self._attempts = 0
         self._kind: Kind = "healthy"
         self._skips = self._relapses = self._lost = 0
@@ -96,7 +97,9 @@ class StepCapture:
 
     # What the watch tells.
 
-    def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: LoopEvent) -> None:
+    def begin_forward(
+        self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: ForwardEvent
+    ) -> None:
         """A root module is about to run, with gradients."""
         if self._seen.detailed:
             self._held.weigh(args, kwargs)
@@ -120,35 +123,35 @@ class StepCapture:
         elif self._recording.runs and self._stepping is not None and self._stepping.step >= self._recording.step:
             self._try(self._finish)
 
-    def see_gradients(self, optimizer: Optimizer, event: LoopEvent, health: Health) -> None:
+    def see_gradients(self, optimizer: Optimizer, event: StepEvent, health: Health) -> None:
         """An optimizer is about to step."""
         self._stepping = event
         if isinstance(health, LateHealth):
             self._try(lambda: self._look_late(optimizer, event, health))
-        elif event.data["through_scaler"]:
+        elif event.through_scaler:
             return  # it has been asked, and lets the step through or not
         elif not math.isfinite(health):
             self._fail(event, None)
         elif self._seen.detailed or _is_narrow(optimizer):
             self._before = Weights.copy(_parameters(optimizer), most=True)
 
-    def _look_late(self, optimizer: Optimizer, event: LoopEvent, health: LateHealth) -> None:
+    def _look_late(self, optimizer: Optimizer, event: StepEvent, health: LateHealth) -> None:
         """On a GPU, the answers about steps that were asked about are there by now; and this step's is asked for.
 
         What a scaler lets through leaves the weights healthy: no copy of them is needed.
         """
         self._seen.late.read(before=event.step)
-        guarded, detailed = event.data["through_scaler"], self._seen.detailed
-        if guarded and event.data["scales_itself"]:
+        guarded, detailed = event.through_scaler, self._seen.detailed
+        if guarded and event.scales_itself:
             return  # it leaves the step out by itself, if it must
         if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
             self._late.keep(optimizer, event.step, detailed=detailed)
         self._late.ask(event, health)
 
-    def _fail_late(self, event: LoopEvent) -> None:
-        if not len(event.data["largest"]):
-            event.put("largest", [math.nan])
-        healthy = None if event.data["through_scaler"] else self._late.weights
+    def _fail_late(self, event: StepEvent) -> None:
+        if not len(event.largest):
+            event.largest = [math.nan]
+        healthy = None if event.through_scaler else self._late.weights
         self._try(
             lambda: self._fail(event, healthy, of_step=self._seen.step if healthy is None else self._late.kept_step)
         )
@@ -159,8 +162,8 @@ class StepCapture:
         if event is None:
             return
         self._count(event)
-        if self._seen.detailed and _is_narrow(optimizer) and event.kind == "step":
-            event.put("dead_moments", share_of_dead_moments(optimizer))
+        if self._seen.detailed and _is_narrow(optimizer) and isinstance(event, StepEvent):
+            event.dead_moments = share_of_dead_moments(optimizer)
             if before is None and self._late.kept_step == event.step:  # the next step would spoil the optimizer's state
                 before = self._late.weights
         elif before is not None and not before.on_cpu:
@@ -169,10 +172,11 @@ class StepCapture:
             return
         self._before = None
         if not all_finite(_parameters(optimizer)):
-            event.put("finite_after", False)
+            if isinstance(event, StepEvent):
+                event.finite_after = False
             self._fail(event, before)
 
-    def _count(self, event: LoopEvent) -> None:
+    def _count(self, event: StepEvent | ScalerStepEvent) -> None:
         """A step was applied; several optimizers may belong to it."""
         if event.step != self._applied_step:
             self._applied_step = event.step
@@ -200,11 +204,11 @@ class StepCapture:
         if self._recording.hides(mode):
             self._try(self._recording.end if self._recording.early else self._finish)
 
-    def see_attempt(self, event: LoopEvent, losses: Sequence[ScaledLoss | float]) -> None:
+    def see_attempt(self, event: ScalerStepEvent, losses: Sequence[ScaledLoss | float]) -> None:
         """A scaler has let a step through, or not."""
         self._stepping = event
-        if event.data["applied"]:
-            self._skips, self._worked = 0, max(self._worked, event.data["scale"])
+        if event.applied:
+            self._skips, self._worked = 0, max(self._worked, event.scale)
             if are_losses_lost(losses):
                 self._fail(event, None)
             return
@@ -212,7 +216,7 @@ class StepCapture:
         self._held.note_bad_inputs(event.step)
         self._kind = "skipped"
         self._skips += 1
-        self._relapses += event.data["scale"] <= self._worked
+        self._relapses += event.scale <= self._worked
         self._wanted = self._wanted or self._skips in _SEARCH or self._relapses in (3, 9)
         if not are_losses_finite(losses):  # no scale is searched for in a forward pass: the next step may tell why
             self._lost += 1
@@ -221,7 +225,7 @@ class StepCapture:
 
     # What is done about it.
 
-    def _fail(self, event: LoopEvent, healthy: Weights | None, *, of_step: int | None = None) -> None:
+    def _fail(self, event: StepEvent | ScalerStepEvent, healthy: Weights | None, *, of_step: int | None = None) -> None:
         """A step failed.
 
         Args:

@@ -24,7 +24,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
 from floatline.precision.user_frames import NOWHERE
-from floatline.probe.watch.events import LoopEvent, Watch
+from floatline.probe.watch.events import (
+    BackwardEvent,
+    ClearEvent,
+    ForwardEvent,
+    GradEvent,
+    NewOptimizerEvent,
+    StepEvent,
+)
 from floatline.probe.watch.full_steps import describe_step, has_bad, open_region, share_of_dead_moments
 from floatline.probe.watch.gradient_scales import (
     find_factor,
@@ -36,6 +43,7 @@ from floatline.probe.watch.gradient_scales import (
 )
 from floatline.probe.watch.health import are_weights_finite
 from floatline.probe.watch.light_steps import note_light_forward, note_light_step, run_light_backward
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.master_copies import find_masters
 from floatline.probe.watch.own_updates import Updates
 from floatline.probe.watch.patches import Aside, Patches
@@ -94,7 +102,7 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     patch_schedulers(seen, patches)
     patch_state(seen, patches)
     patch_warnings(seen, patches)
-    pending: dict[int, tuple[LoopEvent, list[Tensor], list[Tensor] | None]] = {}
+    pending: dict[int, tuple[StepEvent, list[Tensor], list[Tensor] | None]] = {}
 
     def before(optimizer: Optimizer, *_: Any) -> None:
         if seen.elsewhere:
@@ -227,8 +235,8 @@ def _note_root(seen: Watch, module: nn.Module, args: tuple[Any, ...], kwargs: di
     if seen.light:
         note_light_forward(seen, module, args, kwargs)
     else:
-        data = {"root": seen.number(module), "bad_inputs": has_bad(args, kwargs), "region": open_region(seen)}
-        seen.note("forward", data)
+        bad: Any = has_bad(args, kwargs)
+        seen.note(ForwardEvent(bad, open_region(seen)))
     if seen.on_forward is not None:
         seen.on_forward(module, args)
 
@@ -245,16 +253,14 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
             return run_light_backward(seen, run, outputs, args, kwargs, trained)
         factor = find_factor((*outputs, *(args[0] if args else ())))
         with Aside():
-            loss = torch.stack([output.detach().double().sum().cpu() for output in outputs]).sum() / factor
-        data = {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": open_region(seen)}
+            loss: Any = torch.stack([output.detach().double().sum().cpu() for output in outputs]).sum() / factor
         seen.scale_by_hand = 1.0 if seen.scales.active else find_factor_by_hand(outputs)
-        if seen.scale_by_hand != 1.0:
-            data["by_hand"] = seen.scale_by_hand
-        event = seen.note("backward" if accumulates or trained else "grad", data)
+        event = BackwardEvent(loss, factor, bool(args[2]), seen.scale_by_hand)
+        if accumulates and seen.penalties:
+            event.penalty = find_scaled_gradient(outputs)
+        seen.note(event if accumulates or trained else GradEvent(loss, factor, event.create_graph))
         if seen.light and (accumulates or trained):
             seen.step_losses.append(float(loss))
-        if accumulates and seen.penalties:
-            event.data["penalty"] = find_scaled_gradient(outputs)
         if accumulates and (seen.step < 4 or seen.step % 32 == 0):
             seen.leaves |= {id(leaf): leaf for leaf in find_leaves(outputs)}
         seen.scales.before_backward()
@@ -267,7 +273,7 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
                 _note_gradients(seen, event, factor)
         if trained:
             seen.note_backward(dict(zip(map(id, trained), result, strict=True)))
-        if event.data["create_graph"] and factor != 1.0:
+        if event.create_graph and factor != 1.0:
             seen.penalties = True
             made = [leaf.grad for leaf in seen.leaves.values()] if accumulates else result
             mark_scaled_gradients(made, factor)
@@ -293,7 +299,7 @@ def _find_trained(seen: Watch, args: tuple[Any, ...]) -> list[Tensor]:
     return found
 
 
-def _note_gradients(seen: Watch, event: LoopEvent, factor: float) -> None:
+def _note_gradients(seen: Watch, event: BackwardEvent, factor: float) -> None:
     seen.scales.after_backward(factor)
     seen.note_backward()
     if seen.light:
@@ -302,14 +308,15 @@ def _note_gradients(seen: Watch, event: LoopEvent, factor: float) -> None:
     seen.leaves |= {id(parameter): parameter for parameter in trained}
     largest = largest_of([parameter.grad for parameter in trained if parameter.grad is not None])
     with Aside():
-        event.data["finite_after"] = True if largest is None else largest.isfinite().all()
+        finite: Any = True if largest is None else largest.isfinite().all()
+    event.finite_after = finite
 
 
 def _watch_making(seen: Watch, make: _Call) -> _Call:
     def watched(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         make(optimizer, *args, **kwargs)
         made = seen.add_optimizer(optimizer, seen.locate())
-        seen.note("optimizer-new", {"optimizer": made.number, "name": made.name}, made.spot)
+        seen.note(NewOptimizerEvent(made.number), made.spot)
 
     return watched
 
@@ -326,13 +333,13 @@ def _watch_clearing(seen: Watch, clear: _Call) -> _Call:
             return result
         if isinstance(owner, Optimizer):
             seen.scales.clear(owner)
-        seen.note("zero-grad", {"owner": seen.number(owner), "optimizer": isinstance(owner, Optimizer)})
+        seen.note(ClearEvent(seen.number(owner)))
         return result
 
     return watched
 
 
-def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[LoopEvent, list[Tensor], list[Tensor] | None]:
+def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[StepEvent, list[Tensor], list[Tensor] | None]:
     made = seen.add_optimizer(optimizer, NOWHERE)
     held = seen.scales.find(optimizer)
     if seen.scales.active:
@@ -342,17 +349,19 @@ def _note_step(seen: Watch, optimizer: Optimizer) -> tuple[LoopEvent, list[Tenso
     gradients = held.gradients
     largest = largest_of(gradients)
     counts = len(parameters), len(gradients)
-    data = describe_step(seen, optimizer, made, held, counts, [] if largest is None else largest)
+    event = describe_step(seen, optimizer, made, held, counts, [] if largest is None else largest)
     seen.num_stepped += 1
     if not seen.busy:
         seen.note_attempt()
-    return seen.note("step", data), parameters, seen.copy_weights(parameters)
+    return seen.note(event), parameters, seen.copy_weights(parameters)
 
 
-def _finish_step(optimizer: Optimizer, event: LoopEvent, parameters: list[Tensor], copies: list[Tensor] | None) -> None:
+def _finish_step(optimizer: Optimizer, event: StepEvent, parameters: list[Tensor], copies: list[Tensor] | None) -> None:
     with Aside():
-        event.data["dead_moments"] = share_of_dead_moments(optimizer)
+        event.dead_moments = share_of_dead_moments(optimizer)
         if copies is not None and parameters:
-            moved = [(new.detach() != old).any() for new, old in zip(parameters, copies, strict=True)]
-            event.data["moved"] = torch.stack([flag.to(moved[0].device) for flag in moved]).any()
-        event.data["finite_after"] = are_weights_finite([p for p in parameters if p.is_floating_point()])
+            changed = [(new.detach() != old).any() for new, old in zip(parameters, copies, strict=True)]
+            moved: Any = torch.stack([flag.to(changed[0].device) for flag in changed]).any()
+            event.moved = moved
+        finite: Any = are_weights_finite([p for p in parameters if p.is_floating_point()])
+        event.finite_after = finite

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Patches
 
 _Call = Callable[..., Any]

@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from floatline.probe.watch.events import MadeOptimizer, Watch
+from floatline.probe.watch.events import StepEvent
 from floatline.probe.watch.gradient_scales import Held, largest_of
+from floatline.probe.watch.loop import MadeOptimizer, Watch
 from floatline.probe.watch.master_copies import match_masters
 from floatline.probe.watch.patches import Aside, holds_numbers
 
@@ -48,7 +49,7 @@ def open_region(seen: Watch) -> int:
 
 def describe_step(
     seen: Watch, optimizer: Optimizer, made: MadeOptimizer, held: Held, counts: tuple[int, int], largest: Any
-) -> dict[str, Any]:
+) -> StepEvent:
     """What is known when an optimizer steps.
 
     Args:
@@ -59,22 +60,19 @@ def describe_step(
         counts: How many parameters it has, and how many gradients.
         largest: The largest magnitude in each gradient.
     """
-    return {
-        "optimizer": made.number,
-        "name": made.name,
-        "through_scaler": seen.busy > 0,
-        "scales_itself": bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
-        "factors": list(held.factors) or _find_scale_left(seen, held),
-        "shrunk": held.shrunk,
-        "num_parameters": counts[0],
-        "num_without_gradient": counts[0] - counts[1],
-        "largest": largest,
-        "rates": read_rates(seen, optimizer),
-        "region": open_region(seen),
-        "moved": None,
-        "finite_after": True,
-        "dead_moments": 0.0,
-    }
+    return StepEvent(
+        made.number,
+        made.name,
+        through_scaler=seen.busy > 0,
+        scales_itself=bool(getattr(optimizer, "_step_supports_amp_scaling", False)),
+        factors=list(held.factors) or _find_scale_left(seen, held),
+        shrunk=held.shrunk,
+        num_parameters=counts[0],
+        num_without_gradient=counts[0] - counts[1],
+        largest=largest,
+        rates=read_rates(seen, optimizer),
+        region=open_region(seen),
+    )
 
 
 def _find_scale_left(seen: Watch, held: Held) -> list[float]:

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from floatline.numerics.foreach import check_and_unscale_, choose
 from floatline.probe.watch import late_numbers
-from floatline.probe.watch.events import Watch
 from floatline.probe.watch.gradient_scales import Held, largest_of
 from floatline.probe.watch.late_numbers import LateHealth, ScaledLoss, are_finite
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Aside
 
 # As it was at import: while a loop is watched, torch's own reports who reads scaled gradients.

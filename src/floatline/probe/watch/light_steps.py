@@ -10,11 +10,12 @@ from torch.optim import Optimizer
 
 from floatline.precision.user_frames import NOWHERE
 from floatline.probe.watch import late_numbers
-from floatline.probe.watch.events import LoopEvent, Watch
+from floatline.probe.watch.events import BackwardEvent, ForwardEvent, StepEvent
 from floatline.probe.watch.full_steps import describe_step, has_bad, open_region, read_rates
 from floatline.probe.watch.gradient_scales import find_factor, find_factor_by_hand, largest_of
 from floatline.probe.watch.health import Health, judge, look
 from floatline.probe.watch.late_numbers import ScaledLoss
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Aside
 
 
@@ -22,14 +23,11 @@ def note_light_forward(seen: Watch, module: nn.Module, args: tuple[Any, ...], kw
     """A root module runs. Whether its inputs are finite is asked later, if at all, by who listens."""
     region = open_region(seen) if seen.regions else 0
     if seen.listener is None:
-        seen.note_cheaply(
-            "forward", {"root": seen.number(module), "bad_inputs": has_bad(args, kwargs), "region": region}
-        )
+        bad: Any = has_bad(args, kwargs)
+        seen.note_cheaply(ForwardEvent(bad, region))
         return
-    data = seen.forwards.get(id(module))
-    if data is None or data["region"] != region:
-        data = seen.forwards[id(module)] = {"root": seen.number(module), "bad_inputs": False, "region": region}
-    seen.listener.begin_forward(module, args, kwargs, seen.note_cheaply("forward", data))
+    event = seen.note_cheaply(ForwardEvent(bad_inputs=False, region=region))
+    seen.listener.begin_forward(module, args, kwargs, event)
 
 
 def run_light_backward(
@@ -56,12 +54,9 @@ def run_light_backward(
 
 def _note_backward(seen: Watch, outputs: Any, args: tuple[Any, ...]) -> None:
     factor = find_factor((*outputs, *(args[0] if args else ()))) if seen.scales.active else 1.0
-    loss = read_loss(outputs, factor)
-    data: dict[str, Any] = {"loss": loss, "factor": factor, "create_graph": bool(args[2]), "region": 0}
+    loss: Any = read_loss(outputs, factor)
     seen.scale_by_hand = 1.0 if seen.scales.active else find_factor_by_hand(outputs)
-    if seen.scale_by_hand != 1.0:
-        data["by_hand"] = seen.scale_by_hand
-    seen.note_cheaply("backward", data)
+    seen.note_cheaply(BackwardEvent(loss, factor, bool(args[2]), seen.scale_by_hand))
     seen.step_losses.append(loss)
 
 
@@ -75,19 +70,19 @@ def read_loss(outputs: Any, factor: float) -> ScaledLoss | float:
         return ScaledLoss(loss, factor) if late_numbers.is_far(loss) else float(loss) / factor
 
 
-def note_light_step(seen: Watch, optimizer: Optimizer) -> LoopEvent:
+def note_light_step(seen: Watch, optimizer: Optimizer) -> StepEvent:
     """An optimizer steps: one reduction over its gradients, which is read at once on a CPU and late on a GPU."""
-    data, health = (_see_all if seen.detailed else _see_again)(seen, optimizer)
+    event, health = (_see_all if seen.detailed else _see_again)(seen, optimizer)
     seen.num_stepped += 1
     if not seen.busy:
         seen.note_attempt()
-    event = seen.note_cheaply("step", data)
+    seen.note_cheaply(event, of=event.optimizer)
     if seen.listener is not None:
         seen.listener.see_gradients(optimizer, event, health)
     return event
 
 
-def _see_all(seen: Watch, optimizer: Optimizer) -> tuple[dict[str, Any], Health]:
+def _see_all(seen: Watch, optimizer: Optimizer) -> tuple[StepEvent, Health]:
     """A step that is looked at in detail."""
     made = seen.add_optimizer(optimizer, NOWHERE)
     held = seen.scales.find(optimizer)
@@ -99,8 +94,8 @@ def _see_all(seen: Watch, optimizer: Optimizer) -> tuple[dict[str, Any], Health]
     return describe_step(seen, optimizer, made, held, (len(parameters), len(gradients)), values), health
 
 
-def _see_again(seen: Watch, optimizer: Optimizer) -> tuple[dict[str, Any], Health]:
-    """Any other step. Where it is like the one before, it has the same data: who writes to it makes a copy."""
+def _see_again(seen: Watch, optimizer: Optimizer) -> tuple[StepEvent, Health]:
+    """Any other step. If it is like the one before, that one's event is repeated, which is quicker."""
     held = seen.scales.find(optimizer)
     setting = seen.busy > 0, open_region(seen) if seen.regions else 0, read_rates(seen, optimizer)
     groups = [group["params"] for group in optimizer.param_groups]
@@ -112,9 +107,10 @@ def _see_again(seen: Watch, optimizer: Optimizer) -> tuple[dict[str, Any], Healt
         values, health = judge(seen, None, [])
     counts = sum(map(len, groups)), len(gradients)
     if held.described is not None and held.described[:2] == (setting, counts) and not len(values):
-        return held.described[2], health
+        return held.described[2].again(), health
     made = seen.optimizers.get(id(optimizer)) or seen.add_optimizer(optimizer, NOWHERE)
-    data = describe_step(seen, optimizer, made, held, counts, values)
-    data["factors"], data["shrunk"] = [], 1.0  # they are not followed now
-    held.described = (setting, counts, data) if seen.light and not len(values) else None
-    return data, health
+    event = describe_step(seen, optimizer, made, held, counts, values)
+    event.factors, event.shrunk = [], 1.0  # they are not followed now
+    # A copy: who reads the event may write to it.
+    held.described = (setting, counts, event.again()) if seen.light and not len(values) else None
+    return event, health

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Aside
 
 # Elements up to which values are compared.

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from floatline.probe.watch.events import ScalerStepEvent, StepEvent
 from floatline.probe.watch.full_steps import describe_step
 from floatline.probe.watch.gradient_scales import largest_of
 from floatline.probe.watch.health import are_losses_lost, judge
@@ -19,7 +20,7 @@ from floatline.probe.watch.late_numbers import LateHealth
 from floatline.probe.watch.patches import Aside
 
 if TYPE_CHECKING:
-    from floatline.probe.watch.events import LoopEvent, Watch
+    from floatline.probe.watch.loop import Watch
 
 # Weights of which a copy is compared, to see what is written through `.data`, which no version counts.
 _MOST_COMPARED = 2**20
@@ -57,7 +58,7 @@ class OwnUpdates:
         self._alone = True  # the last step had no update by an optimizer
         self._marks: list[tuple[Tensor, int, int, int]] = []  # a weight, its version, its gradient and that's version
         self._copy: tuple[Tensor, Tensor, Tensor | None] | None = None  # a weight, what it held, its gradient
-        self._event: LoopEvent | None = None
+        self._event: StepEvent | None = None
         self._given: dict[int, Tensor | None] | None = None
         self._finite = True
         self._sums = False  # gradients of several passes are summed up
@@ -115,7 +116,7 @@ class OwnUpdates:
         if changed:
             self._was_seen = True
             if self._event is not None and self._is_still_scaled():
-                self._event.put("factors", [self._seen.scale_by_hand])
+                self._event.factors = [self._seen.scale_by_hand]
         if changed or (gone and self._by_hand is not None):
             self._finish(cleared=cleared)
             return True
@@ -212,8 +213,9 @@ class OwnUpdates:
         held = seen.scales.find(updates)
         gradients = self._gradients()
         values, health = judge(seen, largest_of(gradients), gradients)
-        data = describe_step(seen, updates, made, held, (len(held.parameters), len(gradients)), values)
-        self._event = seen.note_cheaply("step", data | {"name": "an update by hand", "region": 0})
+        event = describe_step(seen, updates, made, held, (len(held.parameters), len(gradients)), values)
+        event.name, event.region = "an update by hand", 0
+        self._event = seen.note_cheaply(event, of=event.optimizer)
         if seen.listener is not None:
             seen.listener.see_gradients(updates, self._event, health)
         if not isinstance(health, LateHealth):
@@ -230,15 +232,7 @@ class OwnUpdates:
     def _note_attempt(self, *, applied: bool, late: bool = False) -> None:
         """As a scaler's: a step was made or left out."""
         seen, self.scales_itself = self._seen, True
-        data: dict[str, Any] = {
-            "scaler": -1,
-            "optimizer": -1,
-            "scale": seen.scale_by_hand,
-            "num_gradients": 1,
-            "halves": [],
-            "applied": applied,
-        }
-        event = seen.note("scaler-step", data)
+        event = seen.note(ScalerStepEvent(-1, -1, seen.scale_by_hand, num_gradients=1, halves=[], applied=applied))
         if seen.listener is not None:
             seen.listener.see_attempt(event, seen.step_losses)
             seen.listener.end_step(late=late)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.events import AutocastEvent, SchedulerEvent
 from floatline.probe.watch.full_steps import read_rates
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Patches
 
 _Call = Callable[..., Any]
@@ -25,8 +26,7 @@ def patch_autocast(seen: Watch, patches: Patches) -> None:
                 seen.num_regions += 1
             seen.regions.append((seen.num_regions if not seen.regions else seen.regions[0][0], region._enabled))
             if len(seen.regions) == 1 and seen.detailed:
-                data = {"region": seen.regions[0][0], "enabled": region._enabled, "dtype": str(region.fast_dtype)}
-                seen.note("autocast", data)
+                seen.note(AutocastEvent(region._enabled, str(region.fast_dtype)))
             return enter(region)
 
         return watched
@@ -58,9 +58,8 @@ def patch_schedulers(seen: Watch, patches: Patches) -> None:
             finally:
                 depth -= 1
             if not depth:
-                optimizer = scheduler.optimizer
-                data = {"optimizer": seen.number(optimizer), "rates": read_rates(seen, optimizer)}
-                seen.note_cheaply("scheduler-step", data)
+                number = seen.number(scheduler.optimizer)
+                seen.note_cheaply(SchedulerEvent(number, read_rates(seen, scheduler.optimizer)), of=number)
             return result
 
         return watched

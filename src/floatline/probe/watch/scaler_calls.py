@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -15,8 +16,21 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from floatline.probe.watch import late_numbers
-from floatline.probe.watch.events import LoopEvent, MadeOptimizer, Watch
+from floatline.probe.watch.events import (
+    ClipEvent,
+    GradientUseEvent,
+    LoadEvent,
+    NewScalerEvent,
+    NormEvent,
+    SaveEvent,
+    ScaleEvent,
+    ScalerStepEvent,
+    ScaleUpdateEvent,
+    TouchEvent,
+    UnscaleEvent,
+)
 from floatline.probe.watch.gradient_scales import Held, mark_scaled
+from floatline.probe.watch.loop import MadeOptimizer, Watch
 from floatline.probe.watch.patches import Patches
 
 _Call = Callable[..., Any]
@@ -34,8 +48,8 @@ def patch_scaler(seen: Watch) -> Patches:
     patches.wrap(scaler, "unscale_", lambda unscale: _watch_unscale(seen, unscale))
     patches.wrap(scaler, "step", lambda step: _watch_step(seen, step))
     patches.wrap(scaler, "update", lambda update: _watch_update(seen, update))
-    patches.wrap(scaler, "state_dict", lambda save: _watch_state(seen, save, "save"))
-    patches.wrap(scaler, "load_state_dict", lambda load: _watch_state(seen, load, "load"))
+    patches.wrap(scaler, "state_dict", lambda save: _watch_state(seen, save, SaveEvent))
+    patches.wrap(scaler, "load_state_dict", lambda load: _watch_state(seen, load, LoadEvent))
     # clip_grad_norm_ itself may have been imported by name; these two it looks up when it runs.
     patches.wrap(clip_grad, "_get_total_norm", lambda read: _watch_norm(seen, read))
     patches.wrap(clip_grad, "_clip_grads_with_norm_", lambda clip: _watch_clip(seen, clip))
@@ -67,7 +81,7 @@ def _watch_making(seen: Watch, make: _Call) -> _Call:
     def watched(scaler: Any, *args: Any, **kwargs: Any) -> None:
         make(scaler, *args, **kwargs)
         if scaler._enabled:
-            seen.note("scaler-new", {"scaler": seen.number(scaler), "scale": scaler.get_scale()})
+            seen.note(NewScalerEvent())
 
     return watched
 
@@ -81,7 +95,7 @@ def _watch_scale(seen: Watch, patches: Patches, scale: _Call) -> _Call:
             _patch_gradients(seen, patches)
         value = _read_scale(seen, scaler)
         if seen.detailed:
-            seen.note("scale", {"scaler": seen.number(scaler), "scale": value})
+            seen.note(ScaleEvent())
         scaled = scale(scaler, outputs)
         for tensor in (scaled,) if isinstance(scaled, Tensor) else tree_leaves(scaled):
             if isinstance(tensor, Tensor):
@@ -106,20 +120,11 @@ def _watch_unscale(seen: Watch, unscale: _Call) -> _Call:
         held = seen.scales.find(optimizer)
         seen.scales.look(held)
         value = _read_scale(seen, scaler)
-        data: dict[str, Any] = {
-            "scaler": seen.number(scaler),
-            "optimizer": made.number,
-            "scale": value,
-            "in_step": seen.busy > 0,
-            "halves": _find_halves(made),
-            "shrunk": held.shrunk,
-            "before": list(held.factors),
-            "after": [],
-        }
-        seen.note("unscale", data)
+        factors = list(held.factors)
+        event = seen.note(UnscaleEvent(made.number, value, _find_halves(made), held.shrunk, factors, after=[]))
         with _one_event(seen):
             result = unscale(scaler, optimizer)
-        data["after"] = seen.scales.unscale(optimizer, value)[1]
+        event.after = seen.scales.unscale(optimizer, value)[1]
         return result
 
     return watched
@@ -131,15 +136,15 @@ def _watch_step(seen: Watch, step: _Call) -> _Call:
             return step(scaler, optimizer, *args, **kwargs)
         known = None if seen.detailed else seen.optimizers.get(id(optimizer))
         made = known or seen.add_optimizer(optimizer, seen.locate())
-        data: dict[str, Any] = {
-            "scaler": seen.number(scaler),
-            "optimizer": made.number,
-            "scale": _read_scale(seen, scaler),
-            "num_gradients": sum(p.grad is not None for p in made.parameters),
-            "halves": _find_halves(made) if seen.detailed else [],
-            "applied": False,
-        }
-        event = seen.note_cheaply("scaler-step", data)
+        event = ScalerStepEvent(
+            made.number,
+            seen.number(scaler),
+            _read_scale(seen, scaler),
+            num_gradients=sum(p.grad is not None for p in made.parameters),
+            halves=_find_halves(made) if seen.detailed else [],
+            applied=False,
+        )
+        seen.note_cheaply(event, of=made.number)
         seen.note_attempt()
         num_stepped, losses = seen.num_stepped, seen.step_losses
         with _one_event(seen):
@@ -158,8 +163,8 @@ def _watch_step(seen: Watch, step: _Call) -> _Call:
     return watched
 
 
-def _tell(seen: Watch, event: LoopEvent, losses: list[late_numbers.ScaledLoss | float], *, applied: bool) -> None:
-    event.data["applied"] = applied
+def _tell(seen: Watch, event: ScalerStepEvent, losses: list[late_numbers.ScaledLoss | float], *, applied: bool) -> None:
+    event.applied = applied
     if seen.listener is not None:
         seen.listener.see_attempt(event, losses)
 
@@ -172,16 +177,15 @@ def _watch_update(seen: Watch, update: _Call) -> _Call:
     def watched(scaler: Any, *args: Any, **kwargs: Any) -> None:
         if not scaler._enabled:
             return update(scaler, *args, **kwargs)
-        data = {"scaler": seen.number(scaler), "before": _read_scale(seen, scaler), "after": 0.0}
-        event = seen.note_cheaply("update", data)
+        event = seen.note_cheaply(ScaleUpdateEvent(seen.number(scaler), after=0.0))
         result = update(scaler, *args, **kwargs)
         scale: Any = scaler._scale
         if seen.light and not seen.detailed and isinstance(scale, Tensor) and late_numbers.is_far(scale):
             seen.loss_scales[id(scaler)] = None
-            seen.late.ask(scale, event.step, lambda found: _note_scale(seen, scaler, data, found[0]))
+            seen.late.ask(scale, event.step, lambda found: _note_scale(seen, scaler, event, found[0]))
         else:
             seen.loss_scales.pop(id(scaler), None)
-            data["after"] = _read_scale(seen, scaler)
+            event.after = _read_scale(seen, scaler)
         if seen.listener is not None:
             seen.listener.end_step()
         return result
@@ -189,18 +193,18 @@ def _watch_update(seen: Watch, update: _Call) -> _Call:
     return watched
 
 
-def _note_scale(seen: Watch, scaler: Any, data: dict[str, Any], scale: float) -> None:
-    data["after"] = scale
+def _note_scale(seen: Watch, scaler: Any, event: ScaleUpdateEvent, scale: float) -> None:
+    event.after = scale
     if id(scaler) in seen.loss_scales:
         seen.loss_scales[id(scaler)] = scale
 
 
-def _watch_state(seen: Watch, call: _Call, kind: str) -> _Call:
+def _watch_state(seen: Watch, call: _Call, kind: type[SaveEvent | LoadEvent]) -> _Call:
     def watched(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scaler, *args, **kwargs)
         seen.loss_scales.pop(id(scaler), None)
         if scaler._enabled:
-            seen.note(kind, {"owner": "scaler", "number": seen.number(scaler), "scale": scaler.get_scale()})
+            seen.note(kind("scaler"))
         return result
 
     return watched
@@ -214,7 +218,7 @@ def _watch_norm(seen: Watch, read: _Call) -> _Call:
         with _one_event(seen):
             norm = read(tensors, *args, **kwargs)
         for held in seen.scales.owners_of_all(tensors):
-            _note_use(seen, "norm", held, {"call": "torch.nn.utils.get_total_norm", "norm": norm.detach()})
+            seen.note(NormEvent(_number_of(seen, held), held.scale, "torch.nn.utils.get_total_norm"))
         return norm
 
     return watched
@@ -226,9 +230,10 @@ def _watch_clip(seen: Watch, clip: _Call) -> _Call:
             return clip(parameters, max_norm, total_norm, *args, **kwargs)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         owners = seen.scales.owners_of_all([p.grad for p in parameters if p.grad is not None])
-        data = {"call": "torch.nn.utils.clip_grad_norm_", "norm": total_norm.detach(), "limit": float(max_norm)}
+        norm: Any = total_norm.detach()
         for held in owners:
-            _note_use(seen, "clip", held, dict(data))
+            call = "torch.nn.utils.clip_grad_norm_"
+            seen.note(ClipEvent(_number_of(seen, held), held.scale, call, norm, float(max_norm)))
         with _one_event(seen):
             result = clip(parameters, max_norm, total_norm, *args, **kwargs)
         for held in owners:
@@ -238,37 +243,36 @@ def _watch_clip(seen: Watch, clip: _Call) -> _Call:
     return watched
 
 
-def _note_use(seen: Watch, kind: str, held: Held, data: dict[str, Any]) -> None:
-    made = seen.add_optimizer(held.optimizer, seen.locate())
-    seen.note(kind, {"optimizer": made.number, "factor": held.scale, **data})
+def _number_of(seen: Watch, held: Held) -> int:
+    return seen.add_optimizer(held.optimizer, seen.locate()).number
 
 
 def _patch_gradients(seen: Watch, patches: Patches) -> None:
     """Watch the tensor operations by which code reads or changes gradients by hand."""
-    for name in _READS:
-        patches.wrap(Tensor, name, lambda call, name=name: _watch_use(seen, call, "norm", f"torch.Tensor.{name}"))
-    for name in ("norm", "square", "pow", "_foreach_norm"):
-        patches.wrap(torch, name, lambda call, name=name: _watch_use(seen, call, "norm", f"torch.{name}"))
-    for name in ("vector_norm", "norm"):
-        patches.wrap(torch.linalg, name, lambda call, name=name: _watch_use(seen, call, "norm", f"torch.linalg.{name}"))
-    for name in _WRITES:
-        patches.wrap(Tensor, name, lambda call, name=name: _watch_use(seen, call, "touch", f"torch.Tensor.{name}"))
-    for name in _FOREACH_WRITES:
-        patches.wrap(torch, name, lambda call, name=name: _watch_use(seen, call, "touch", f"torch.{name}"))
+    uses: tuple[tuple[Any, str, type[GradientUseEvent], tuple[str, ...]], ...] = (
+        (Tensor, "torch.Tensor", NormEvent, _READS),
+        (torch, "torch", NormEvent, ("norm", "square", "pow", "_foreach_norm")),
+        (torch.linalg, "torch.linalg", NormEvent, ("vector_norm", "norm")),
+        (Tensor, "torch.Tensor", TouchEvent, _WRITES),
+        (torch, "torch", TouchEvent, _FOREACH_WRITES),
+    )
+    for owner, prefix, kind, names in uses:
+        for name in names:
+            patches.wrap(owner, name, functools.partial(_watch_use, seen, kind, f"{prefix}.{name}"))
 
 
-def _watch_use(seen: Watch, call: _Call, kind: str, name: str) -> _Call:
+def _watch_use(seen: Watch, kind: type[GradientUseEvent], name: str, call: _Call) -> _Call:
     def watched(first: Any, *args: Any, **kwargs: Any) -> Any:
         if seen.busy or not seen.detailed or seen.elsewhere:
             return call(first, *args, **kwargs)
         tensors: list[Any] = [*first] if isinstance(first, (list, tuple)) else [first]  # pyright: ignore[reportUnknownArgumentType]
         owners = seen.scales.owners_among([tensor for tensor in tensors if isinstance(tensor, Tensor)])
         for held in owners:
-            held.touched = held.touched or kind == "touch"
+            held.touched = held.touched or kind is TouchEvent
         with _one_event(seen):
             result = call(first, *args, **kwargs)
         for held in owners:
-            _note_use(seen, kind, held, {"call": name})
+            seen.note(kind(_number_of(seen, held), held.scale, name))
         return result
 
     return watched

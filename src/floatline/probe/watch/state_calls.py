@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.precision.user_frames import find_script_line
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.events import CastEvent, CollectiveEvent, LoadEvent, Owner, ReplaceEvent, SaveEvent
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Aside, Patches, holds_numbers
 
 _Call = Callable[..., Any]
@@ -28,7 +29,8 @@ _COLLECTIVES = (
 
 def patch_state(seen: Watch, patches: Patches) -> None:
     """Watch state dicts of modules and optimizers, casts of modules, and collectives."""
-    for owner, kind in ((nn.Module, "module"), (Optimizer, "optimizer")):
+    owners: tuple[tuple[type, Owner], ...] = ((nn.Module, "module"), (Optimizer, "optimizer"))
+    for owner, kind in owners:
         patches.wrap(owner, "state_dict", lambda save, kind=kind: _watch_saving(seen, save, kind))
         patches.wrap(owner, "load_state_dict", lambda load, kind=kind: _watch_loading(seen, load, kind))
     patches.wrap(nn.Module, "__setattr__", lambda put: _watch_replacing(seen, put))
@@ -50,7 +52,7 @@ def fingerprint(state: Any) -> float:
         return sum(float(tensor.detach().double().abs().sum()) for tensor in tensors)
 
 
-def _watch_saving(seen: Watch, save: _Call, kind: str) -> _Call:
+def _watch_saving(seen: Watch, save: _Call, kind: Owner) -> _Call:
     def watched(owner: Any, *args: Any, **kwargs: Any) -> Any:
         if seen.busy or args or "destination" in kwargs or seen.elsewhere:  # a submodule's part of a state dict
             return save(owner, *args, **kwargs)
@@ -59,25 +61,20 @@ def _watch_saving(seen: Watch, save: _Call, kind: str) -> _Call:
             state = save(owner, *args, **kwargs)
         finally:
             seen.busy -= 1
-        data: dict[str, Any] = {"owner": kind, "number": seen.number(owner)}
-        if kind == "module":
-            data["fingerprint"] = fingerprint(state)
-        seen.note("save", data)
+        seen.note(SaveEvent(kind, fingerprint(state) if kind == "module" else None))
         return state
 
     return watched
 
 
-def _watch_loading(seen: Watch, load: _Call, kind: str) -> _Call:
+def _watch_loading(seen: Watch, load: _Call, kind: Owner) -> _Call:
     def watched(owner: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         if seen.elsewhere:
             return load(owner, state, *args, **kwargs)
-        data: dict[str, Any] = {"owner": kind, "number": seen.number(owner)}
         if kind == "module":
-            data["fingerprint"] = fingerprint(state)
-        if kind == "optimizer":
-            data["stepped"] = bool(state.get("state"))
-        seen.note("load", data)
+            seen.note(LoadEvent(kind, fingerprint(state)))
+        else:
+            seen.note(LoadEvent(kind, stepped=bool(state.get("state"))))
         return load(owner, state, *args, **kwargs)
 
     return watched
@@ -87,7 +84,7 @@ def _watch_replacing(seen: Watch, put: _Call) -> _Call:
     def watched(module: nn.Module, name: str, value: Any) -> None:
         # Only what comes after an optimizer can be missing in it.
         if seen.optimizers and isinstance(value, (nn.Module, nn.Parameter)) and hasattr(module, name):
-            seen.note("replace", {"owner": seen.number(module), "name": name})
+            seen.note(ReplaceEvent(name))
         put(module, name, value)
 
     return watched
@@ -98,7 +95,7 @@ def _watch_cast(seen: Watch, cast: _Call, name: str) -> _Call:
         dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         if name != "to" or any(dtype in _SIXTEEN_BITS for dtype in dtypes):
             # PEFT and the like cast on behalf of a line of the user's.
-            seen.note("cast", {"owner": seen.number(module), "call": name}, find_script_line())
+            seen.note(CastEvent(), find_script_line())
         return cast(module, *args, **kwargs)
 
     return watched
@@ -107,8 +104,7 @@ def _watch_cast(seen: Watch, cast: _Call, name: str) -> _Call:
 def _watch_collective(seen: Watch, call: _Call, name: str) -> _Call:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if not seen.busy and not seen.elsewhere:
-            shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
-            seen.note("collective", {"name": name, "shape": shape})
+            seen.note(CollectiveEvent(name))
         return call(*args, **kwargs)
 
     return watched

@@ -7,12 +7,12 @@ from collections.abc import Generator
 
 from floatline.probe.watch.calls import patch_calls
 from floatline.probe.watch.compiled import CompilerWatch
-from floatline.probe.watch.events import LoopEvent, Watch
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.own_updates import OwnUpdates
 from floatline.probe.watch.patches import Aside
 from floatline.probe.watch.scaler_calls import patch_scaler
 
-__all__ = ["LoopEvent", "Watch", "watch"]
+__all__ = ["Watch", "watch"]
 
 
 @contextlib.contextmanager
@@ -24,7 +24,7 @@ def watch(*, light: bool = False) -> Generator[Watch]:
 
         with watch() as seen:
             train()
-        print([event.kind for event in seen.events])
+        print([type(event).__name__ for event in seen.events])
 
     The results of the loop are those without it. It costs a few microseconds a call, one reduction over the gradients
     and one copy of the weights (up to 16 million of them) for each optimizer step. From step 256 on, the copy is made,
