@@ -10,15 +10,15 @@ from tests.diagnosis.scripts.test_scripts import line_of, observe, observe_scrip
 
 from floatline.probe.scripts.late_steps import LateSteps
 from floatline.probe.scripts.steps import StepCapture
-from floatline.probe.watch import late_numbers
 from floatline.probe.watch.events import LoopEvent
-from floatline.probe.watch.late_numbers import LateHealth, LateNumbers, ScaledLoss
+from floatline.probe.watch.health import LateHealth, LateNumbers, ScaledLoss
 from floatline.probe.watch.loop import Watch
 
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch):
-    monkeypatch.setattr(late_numbers, "is_far", lambda tensor: True)
+    for module in ("health", "scaler_calls", "steps"):
+        monkeypatch.setattr(f"floatline.probe.watch.{module}.is_far", lambda tensor: True)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,9 @@ import torch
 from torch import nn
 
 from floatline.probe.scripts.steps import StepCapture
-from floatline.probe.watch import late_numbers
 from floatline.probe.watch.events import StepEvent
 from floatline.probe.watch.gradient_scales import Held
-from floatline.probe.watch.health import look
-from floatline.probe.watch.late_numbers import LateHealth, ScaledLoss
+from floatline.probe.watch.health import LateHealth, ScaledLoss, look
 from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.watch import watch
 
@@ -103,7 +101,8 @@ PLACES = [
 
 @pytest.fixture(params=PLACES)
 def far(request, monkeypatch):
-    monkeypatch.setattr(late_numbers, "is_far", lambda tensor: True)
+    for module in ("health", "scaler_calls", "steps"):
+        monkeypatch.setattr(f"floatline.probe.watch.{module}.is_far", lambda tensor: True)
     return request.param
 
 

@@ -18,7 +18,7 @@ from floatline.plans.presets import resolve_plan
 from floatline.precision.applied_plan import AppliedPlan
 from floatline.precision.dtypes import DTYPES
 from floatline.precision.islands import cast_weights
-from floatline.probe.watch.watch import Watch
+from floatline.probe.watch.loop import Watch
 from floatline.workload import Workload
 
 """Of what a plan computes in."""

@@ -16,8 +16,8 @@ from floatline.probe.scripts.weight_copies import Weights
 from floatline.probe.trace.gradient_errors import GradientRecorder
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import ForwardEvent
-from floatline.probe.watch.full_steps import has_bad
 from floatline.probe.watch.patches import Aside
+from floatline.probe.watch.steps import has_bad
 
 # Device, whether autocast is on there, and its dtype.
 Autocast: TypeAlias = tuple[str, bool, torch.dtype]

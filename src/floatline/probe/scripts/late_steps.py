@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from floatline.probe.scripts.weight_copies import Weights
 from floatline.probe.watch.events import StepEvent
-from floatline.probe.watch.late_numbers import LateHealth, LateNumbers
+from floatline.probe.watch.health import LateHealth, LateNumbers
 from floatline.probe.watch.patches import Aside
 
 

@@ -19,7 +19,7 @@ from floatline.probe.trace.schemas import TracedCall
 from floatline.probe.trace.storages import Storages, storage_key
 from floatline.probe.trace.trace import Op, Trace
 from floatline.probe.trace.twins import Twins
-from floatline.probe.watch.compiled import Eagerly, is_inside_compiled
+from floatline.probe.watch.patches import Eagerly, is_inside_compiled
 
 
 class BetweenSteps(GradientRecorder):

@@ -21,7 +21,8 @@ from floatline.probe.runs.failures import describe_failure
 from floatline.probe.runs.records import OptimizerRecord, RunRecord, fill_record
 from floatline.probe.scripts.steps import StepCapture
 from floatline.probe.watch.events import AutocastEvent, BackwardEvent, ForwardEvent, ScalerStepEvent, StepEvent
-from floatline.probe.watch.watch import Watch, watch
+from floatline.probe.watch.loop import Watch
+from floatline.probe.watch.watch import watch
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -226,7 +227,8 @@ def _measure_motion(seen: Watch, capture: StepCapture) -> float | None:
     if capture.before_failure is not None:
         kept = capture.before_failure
         held |= {id(p): copy for p, copy in zip(kept.tensors, kept.copies, strict=True) if id(p) in held}
-    pairs = [(seen.start[key].to(p.device).double(), p.double()) for key, p in held.items() if key in seen.start]
+    start = seen.weights.start
+    pairs = [(start[key].to(p.device).double(), p.double()) for key, p in held.items() if key in start]
     if not pairs:
         return None
     moved = sum(float((new - old).square().sum()) for old, new in pairs)

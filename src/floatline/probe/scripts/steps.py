@@ -19,13 +19,12 @@ from floatline.probe.scripts.recording import BetweenSteps, ScriptRecording
 from floatline.probe.scripts.schedule import Schedule
 from floatline.probe.scripts.weight_copies import Weights, all_finite
 from floatline.probe.trace.trace import Trace
-from floatline.probe.watch.compiled import unwrap
 from floatline.probe.watch.events import ForwardEvent, ScalerStepEvent, StepEvent
-from floatline.probe.watch.full_steps import share_of_dead_moments
-from floatline.probe.watch.health import Health, are_losses_finite, are_losses_lost
-from floatline.probe.watch.late_numbers import LateHealth, ScaledLoss
+from floatline.probe.watch.health import Health, LateHealth, ScaledLoss, are_losses_finite, are_losses_lost
 from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.own_updates import LooseWeights
+from floatline.probe.watch.patches import unwrap
+from floatline.probe.watch.steps import share_of_dead_moments
 
 Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
@@ -119,7 +118,7 @@ class StepCapture:
         """What comes now is no part of the step."""
         if self._recording.early:
             self._try(self._recording.end)
-            self._wanted, self._seen.on_clear = True, self._begin_again
+            self._wanted, self._seen.callbacks.clear = True, self._begin_again
         elif self._recording.runs and self._stepping is not None and self._stepping.step >= self._recording.step:
             self._try(self._finish)
 
@@ -187,7 +186,7 @@ class StepCapture:
         step = self._seen.step + 1
         if self._recording.runs or not self._is_wanted(step):
             return
-        if self._seen.roots or not self._seen.leaves:
+        if self._seen.modules.roots or not self._seen.weights.leaves:
             self._begin_early(step)
         else:  # no module is called: a whole step is recorded from here on, or from the next backward pass on
             self._try(lambda: self._begin_without_module(step + late))
@@ -269,7 +268,7 @@ class StepCapture:
 
     def _begin_again(self) -> None:
         """Gradients are cleared after an evaluation that was no part of the step."""
-        self._seen.on_clear = None
+        self._seen.callbacks.clear = None
         if self._wanted and not self._recording.runs:
             self._begin_early(self._seen.step)
 
@@ -279,11 +278,11 @@ class StepCapture:
         self._begin(forward.root, lambda: self._recording.begin(forward, model))
 
     def _begin_without_module(self, step: int) -> None:
-        model = LooseWeights([*self._seen.leaves.values()])
+        model = LooseWeights([*self._seen.weights.leaves.values()])
         self._begin(model, lambda: self._recording.begin_without_module(step, model))
 
     def _begin_between(self) -> None:
-        model = LooseWeights([*self._seen.leaves.values()])
+        model = LooseWeights([*self._seen.weights.leaves.values()])
         recorder = BetweenSteps(model, lambda: self._try(self._put_on_healthy), lambda: self._try(self._put_back))
         self._begin(model, lambda: self._recording.begin_between(self._seen.step + 1, recorder), at_once=False)
 
@@ -300,7 +299,7 @@ class StepCapture:
         if at_once:
             self._put_on_healthy()
         start()
-        self._wanted, self._seen.on_event, self._seen.on_clear = False, self._note_event, None
+        self._wanted, self._seen.callbacks.event, self._seen.callbacks.clear = False, self._note_event, None
 
     def _put_on_healthy(self) -> None:
         """Let the step run on the weights from before the failure."""
@@ -329,11 +328,11 @@ class StepCapture:
         if self._seen.hooked:
             return  # the recorder's own hooks cannot be removed now; the next event ends it
         if self._broken:
-            self._broken, self._seen.on_event = False, None
+            self._broken, self._seen.callbacks.event = False, None
             self._recording.end()
             return
         self._seen.late.read()
-        trace, self._seen.on_event = self._recording.end(), None
+        trace, self._seen.callbacks.event = self._recording.end(), None
         if trace is None:
             return
         self._put_back()
@@ -389,15 +388,15 @@ class StepCapture:
 
     def _find_model(self, root: nn.Module) -> nn.Module:
         """The largest module that was called by itself and that the root is a part of."""
-        owners = [m for m in self._seen.roots.values() if any(part is root for part in m.modules())]
+        owners = [m for m in self._seen.modules.roots.values() if any(part is root for part in m.modules())]
         return unwrap(max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root))
 
     def _all_weights(self) -> Iterator[Tensor]:
         """Parameters and buffers; not those that count, such as the batches that a norm has seen."""
-        owners = self._seen.roots.values()
+        owners = self._seen.modules.roots.values()
         tensors = [tensor for owner in owners for tensor in (*owner.parameters(), *owner.buffers())]
         tensors += [p for made in self._seen.optimizers.values() for p in made.parameters]
-        tensors += [] if owners else self._seen.leaves.values()
+        tensors += [] if owners else self._seen.weights.leaves.values()
         yield from {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}.values()
 
     def _try(self, work: Any) -> None:
@@ -408,11 +407,11 @@ class StepCapture:
             self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
             self._healthy = None
             if self._seen.hooked:
-                self._broken, self._seen.on_event = self._recording.runs, self._note_event
+                self._broken, self._seen.callbacks.event = self._recording.runs, self._note_event
                 return
             with contextlib.suppress(Exception):
                 self._recording.end()
-            self._seen.on_event = None
+            self._seen.callbacks.event = None
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -4,9 +4,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
-from floatline.probe.watch import late_numbers
 from floatline.probe.watch.events import (
     ClipEvent,
     GradientUseEvent,
@@ -30,6 +28,7 @@ from floatline.probe.watch.events import (
     UnscaleEvent,
 )
 from floatline.probe.watch.gradient_scales import Held, mark_scaled
+from floatline.probe.watch.health import ScaledLoss, is_far
 from floatline.probe.watch.loop import MadeOptimizer, Watch
 from floatline.probe.watch.patches import Patches
 
@@ -56,25 +55,16 @@ def patch_scaler(seen: Watch) -> Patches:
     return patches
 
 
-@contextlib.contextmanager
-def _one_event(seen: Watch) -> Generator[None]:
-    seen.busy += 1
-    try:
-        yield
-    finally:
-        seen.busy -= 1
-
-
 def _read_scale(seen: Watch, scaler: Any) -> float:
     """The loss scale. A light watch has it sent after each update, and reads it when it is needed: in the next step."""
     if not seen.light:
         return scaler.get_scale()
-    if id(scaler) in seen.loss_scales and seen.loss_scales[id(scaler)] is None:
+    if id(scaler) in seen.scaling.scalers and seen.scaling.scalers[id(scaler)] is None:
         seen.late.read()
     # Before the first use the scaler has no tensor to read; then its scale may still be set by hand.
-    if id(scaler) not in seen.loss_scales and scaler._scale is not None:
-        seen.loss_scales[id(scaler)] = scaler.get_scale()
-    return seen.loss_scales.get(id(scaler)) or scaler.get_scale()
+    if id(scaler) not in seen.scaling.scalers and scaler._scale is not None:
+        seen.scaling.scalers[id(scaler)] = scaler.get_scale()
+    return seen.scaling.scalers.get(id(scaler)) or scaler.get_scale()
 
 
 def _watch_making(seen: Watch, make: _Call) -> _Call:
@@ -90,8 +80,8 @@ def _watch_scale(seen: Watch, patches: Patches, scale: _Call) -> _Call:
     def watched(scaler: Any, outputs: Any) -> Any:
         if not scaler._enabled:
             return scale(scaler, outputs)
-        if not seen.scales.active:
-            seen.scales.active = True
+        if not seen.scaling.gradients.active:
+            seen.scaling.gradients.active = True
             _patch_gradients(seen, patches)
         value = _read_scale(seen, scaler)
         if seen.detailed:
@@ -110,21 +100,18 @@ def _watch_unscale(seen: Watch, unscale: _Call) -> _Call:
         if not scaler._enabled:
             return unscale(scaler, optimizer)
         if not seen.detailed:
-            seen.unscaled = seen.unscaled or not seen.busy
-            seen.busy += 1
-            try:
+            seen.scaling.unscaled = seen.scaling.unscaled or not seen.busy
+            with seen.one_call:
                 return unscale(scaler, optimizer)
-            finally:
-                seen.busy -= 1
         made = seen.add_optimizer(optimizer, seen.locate())
-        held = seen.scales.find(optimizer)
-        seen.scales.look(held)
+        held = seen.scaling.gradients.find(optimizer)
+        seen.scaling.gradients.look(held)
         value = _read_scale(seen, scaler)
         factors = list(held.factors)
         event = seen.note(UnscaleEvent(made.number, value, _find_halves(made), held.shrunk, factors, after=[]))
-        with _one_event(seen):
+        with seen.one_call:
             result = unscale(scaler, optimizer)
-        event.after = seen.scales.unscale(optimizer, value)[1]
+        event.after = seen.scaling.gradients.unscale(optimizer, value)[1]
         return result
 
     return watched
@@ -147,14 +134,14 @@ def _watch_step(seen: Watch, step: _Call) -> _Call:
         seen.note_cheaply(event, of=made.number)
         seen.note_attempt()
         num_stepped, losses = seen.num_stepped, seen.step_losses
-        with _one_event(seen):
+        with seen.one_call:
             result = step(scaler, optimizer, *args, **kwargs)
         stepped = seen.num_stepped > num_stepped
         if not getattr(optimizer, "_step_supports_amp_scaling", False):
             _tell(seen, event, losses, applied=stepped)  # torch has asked the device, and left the step out or not
             return result
         flags: list[Tensor] = list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
-        if stepped and not seen.detailed and len(flags) == 1 and late_numbers.is_far(flags[0]):
+        if stepped and not seen.detailed and len(flags) == 1 and is_far(flags[0]):
             seen.late.ask(flags[0], event.step, lambda found: _tell(seen, event, losses, applied=not found[0]))
         else:
             _tell(seen, event, losses, applied=stepped and not any(float(flag) for flag in flags))
@@ -163,7 +150,7 @@ def _watch_step(seen: Watch, step: _Call) -> _Call:
     return watched
 
 
-def _tell(seen: Watch, event: ScalerStepEvent, losses: list[late_numbers.ScaledLoss | float], *, applied: bool) -> None:
+def _tell(seen: Watch, event: ScalerStepEvent, losses: list[ScaledLoss | float], *, applied: bool) -> None:
     event.applied = applied
     if seen.listener is not None:
         seen.listener.see_attempt(event, losses)
@@ -180,11 +167,11 @@ def _watch_update(seen: Watch, update: _Call) -> _Call:
         event = seen.note_cheaply(ScaleUpdateEvent(seen.number(scaler), after=0.0))
         result = update(scaler, *args, **kwargs)
         scale: Any = scaler._scale
-        if seen.light and not seen.detailed and isinstance(scale, Tensor) and late_numbers.is_far(scale):
-            seen.loss_scales[id(scaler)] = None
+        if seen.light and not seen.detailed and isinstance(scale, Tensor) and is_far(scale):
+            seen.scaling.scalers[id(scaler)] = None
             seen.late.ask(scale, event.step, lambda found: _note_scale(seen, scaler, event, found[0]))
         else:
-            seen.loss_scales.pop(id(scaler), None)
+            seen.scaling.scalers.pop(id(scaler), None)
             event.after = _read_scale(seen, scaler)
         if seen.listener is not None:
             seen.listener.end_step()
@@ -195,14 +182,14 @@ def _watch_update(seen: Watch, update: _Call) -> _Call:
 
 def _note_scale(seen: Watch, scaler: Any, event: ScaleUpdateEvent, scale: float) -> None:
     event.after = scale
-    if id(scaler) in seen.loss_scales:
-        seen.loss_scales[id(scaler)] = scale
+    if id(scaler) in seen.scaling.scalers:
+        seen.scaling.scalers[id(scaler)] = scale
 
 
 def _watch_state(seen: Watch, call: _Call, kind: type[SaveEvent | LoadEvent]) -> _Call:
     def watched(scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = call(scaler, *args, **kwargs)
-        seen.loss_scales.pop(id(scaler), None)
+        seen.scaling.scalers.pop(id(scaler), None)
         if scaler._enabled:
             seen.note(kind("scaler"))
         return result
@@ -215,9 +202,9 @@ def _watch_norm(seen: Watch, read: _Call) -> _Call:
         if not seen.detailed:
             return read(tensors, *args, **kwargs)
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        with _one_event(seen):
+        with seen.one_call:
             norm = read(tensors, *args, **kwargs)
-        for held in seen.scales.owners_of_all(tensors):
+        for held in seen.scaling.gradients.owners_of_all(tensors):
             seen.note(NormEvent(_number_of(seen, held), held.scale, "torch.nn.utils.get_total_norm"))
         return norm
 
@@ -229,15 +216,15 @@ def _watch_clip(seen: Watch, clip: _Call) -> _Call:
         if not seen.detailed:
             return clip(parameters, max_norm, total_norm, *args, **kwargs)
         parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
-        owners = seen.scales.owners_of_all([p.grad for p in parameters if p.grad is not None])
+        owners = seen.scaling.gradients.owners_of_all([p.grad for p in parameters if p.grad is not None])
         norm: Any = total_norm.detach()
         for held in owners:
             call = "torch.nn.utils.clip_grad_norm_"
             seen.note(ClipEvent(_number_of(seen, held), held.scale, call, norm, float(max_norm)))
-        with _one_event(seen):
+        with seen.one_call:
             result = clip(parameters, max_norm, total_norm, *args, **kwargs)
         for held in owners:
-            seen.scales.settle(held.optimizer)
+            seen.scaling.gradients.settle(held.optimizer)
         return result
 
     return watched
@@ -266,10 +253,10 @@ def _watch_use(seen: Watch, kind: type[GradientUseEvent], name: str, call: _Call
         if seen.busy or not seen.detailed or seen.elsewhere:
             return call(first, *args, **kwargs)
         tensors: list[Any] = [*first] if isinstance(first, (list, tuple)) else [first]  # pyright: ignore[reportUnknownArgumentType]
-        owners = seen.scales.owners_among([tensor for tensor in tensors if isinstance(tensor, Tensor)])
+        owners = seen.scaling.gradients.owners_among([tensor for tensor in tensors if isinstance(tensor, Tensor)])
         for held in owners:
             held.touched = held.touched or kind is TouchEvent
-        with _one_event(seen):
+        with seen.one_call:
             result = call(first, *args, **kwargs)
         for held in owners:
             seen.note(kind(_number_of(seen, held), held.scale, name))

@@ -1,4 +1,6 @@
-"""Saving, loading and casting of models, and collectives, as events."""
+"""What a loop calls beside its steps, as events: autocast, schedules, state dicts, casts and collectives."""
+
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -10,9 +12,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.precision.user_frames import find_script_line
-from floatline.probe.watch.events import CastEvent, CollectiveEvent, LoadEvent, Owner, ReplaceEvent, SaveEvent
+from floatline.probe.watch.events import (
+    AutocastEvent,
+    CastEvent,
+    CollectiveEvent,
+    LoadEvent,
+    Owner,
+    ReplaceEvent,
+    SaveEvent,
+    SchedulerEvent,
+)
 from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Aside, Patches, holds_numbers
+from floatline.probe.watch.steps import read_rates
 
 _Call = Callable[..., Any]
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -56,11 +68,8 @@ def _watch_saving(seen: Watch, save: _Call, kind: Owner) -> _Call:
     def watched(owner: Any, *args: Any, **kwargs: Any) -> Any:
         if seen.busy or args or "destination" in kwargs or seen.elsewhere:  # a submodule's part of a state dict
             return save(owner, *args, **kwargs)
-        seen.busy += 1
-        try:
+        with seen.one_call:
             state = save(owner, *args, **kwargs)
-        finally:
-            seen.busy -= 1
         seen.note(SaveEvent(kind, fingerprint(state) if kind == "module" else None))
         return state
 
@@ -108,3 +117,61 @@ def _watch_collective(seen: Watch, call: _Call, name: str) -> _Call:
         return call(*args, **kwargs)
 
     return watched
+
+
+def patch_autocast(seen: Watch, patches: Patches) -> None:
+    """Watch which autocast regions are open."""
+
+    def watch_entry(enter: _Call) -> _Call:
+        def watched(region: Any) -> Any:
+            if seen.regions.enter(enabled=region._enabled) and seen.detailed:
+                seen.note(AutocastEvent(region._enabled, str(region.fast_dtype)))
+            return enter(region)
+
+        return watched
+
+    def watch_exit(leave: _Call) -> _Call:
+        def watched(region: Any, kind: Any, error: Any, trace: Any) -> Any:
+            seen.regions.leave(error, enabled=region._enabled)
+            return leave(region, kind, error, trace)
+
+        return watched
+
+    patches.wrap(torch.amp.autocast_mode.autocast, "__enter__", watch_entry)
+    patches.wrap(torch.amp.autocast_mode.autocast, "__exit__", watch_exit)
+
+
+def patch_schedulers(seen: Watch, patches: Patches) -> None:
+    """Watch learning-rate schedulers; one inside another is not counted twice."""
+    schedulers = torch.optim.lr_scheduler
+    depth = 0
+
+    def watch_step(step: _Call) -> _Call:
+        def watched(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            try:
+                result = step(scheduler, *args, **kwargs)
+            finally:
+                depth -= 1
+            if not depth:
+                number = seen.number(scheduler.optimizer)
+                seen.note_cheaply(SchedulerEvent(number, read_rates(seen, scheduler.optimizer)), of=number)
+            return result
+
+        return watched
+
+    def watch_first(first: _Call) -> _Call:
+        def watched(scheduler: Any) -> Any:  # a scheduler steps once when it is made: that is no step of the loop
+            nonlocal depth
+            depth += 1
+            try:
+                return first(scheduler)
+            finally:
+                depth -= 1
+
+        return watched
+
+    patches.wrap(schedulers.LRScheduler, "_initial_step", watch_first)
+    for kind in (schedulers.LRScheduler, schedulers.SequentialLR, schedulers.ChainedScheduler):
+        patches.wrap(kind, "step", watch_step)
