@@ -8,8 +8,8 @@ from tests.cases.both_ways import diagnose_as_script, write_script
 from tests.cases.harness import all_cases
 from tests.diagnosis.scripts.test_scripts import line_of, observe, observe_script
 
-from floatline.probe.scripts.late_steps import LateSteps
 from floatline.probe.scripts.steps import StepCapture
+from floatline.probe.scripts.weight_copies import LateSteps
 from floatline.probe.watch.events import LoopEvent
 from floatline.probe.watch.health import LateHealth, LateNumbers, ScaledLoss
 from floatline.probe.watch.loop import Watch

@@ -12,8 +12,7 @@ from floatline.diagnosis.evidence import Evidence
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Precision
 from floatline.probe.scripts.steps import Captured
-from floatline.probe.trace.operations import Op, Operand, Phase, Values
-from floatline.probe.trace.trace import Trace
+from floatline.probe.trace.trace import Op, Operand, Phase, Trace, Values
 from floatline.probe.watch.events import ScalerStepEvent
 from floatline.workload import Target
 

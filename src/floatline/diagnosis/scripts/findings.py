@@ -19,8 +19,7 @@ from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.precision.user_frames import is_installed
 from floatline.probe.runs.records import RunRecord
-from floatline.probe.trace.operations import Operand, Values
-from floatline.probe.trace.trace import Trace
+from floatline.probe.trace.trace import Operand, Trace, Values
 from floatline.probe.watch.events import ForwardEvent
 
 # A run diverges where its weights go this far, against their size, and the loss grows by a factor on the way.

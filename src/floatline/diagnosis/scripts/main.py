@@ -22,8 +22,8 @@ from floatline.diagnosis.scripts.evidence import (
 from floatline.diagnosis.scripts.findings import find_in_script
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
+from floatline.probe.scripts.recording import BUDGET, FIRST
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
-from floatline.probe.scripts.schedule import BUDGET, FIRST
 from floatline.probe.watch.events import ScalerStepEvent
 
 

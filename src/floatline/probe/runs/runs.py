@@ -14,12 +14,11 @@ from floatline.errors import TargetError
 from floatline.plans.presets import resolve_plan
 from floatline.precision.dtypes import DTYPES
 from floatline.precision.islands import Islands
-from floatline.probe.runs.changes import Change, changed
+from floatline.probe.runs.conditions import Change, LimitReached, Precision, changed, prepared, time_limit
 from floatline.probe.runs.failures import Failure, describe_failure
 from floatline.probe.runs.plain_loop import train_plainly
 from floatline.probe.runs.records import RunRecord, fill_record, find_bad_tensors
-from floatline.probe.runs.surroundings import LimitReached, Precision, prepared, time_limit
-from floatline.probe.trace.gradient_errors import GradientRecorder
+from floatline.probe.trace.recorder import GradientRecorder
 from floatline.probe.trace.storages import batch_tensors
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import NewOptimizerEvent

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from floatline.probe.scripts.weight_copies import Weights
-from floatline.probe.trace.gradient_errors import GradientRecorder
+from floatline.probe.trace.recorder import GradientRecorder
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import ForwardEvent
 from floatline.probe.watch.patches import Aside

@@ -14,10 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.probe.scripts.last_forward import HeldForwards, has_room, replay_forward
-from floatline.probe.scripts.late_steps import LateSteps
-from floatline.probe.scripts.recording import BetweenSteps, ScriptRecording
-from floatline.probe.scripts.schedule import Schedule
-from floatline.probe.scripts.weight_copies import Weights, all_finite
+from floatline.probe.scripts.recording import BetweenSteps, Schedule, ScriptRecording
+from floatline.probe.scripts.weight_copies import LateSteps, Weights, all_finite
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import ForwardEvent, ScalerStepEvent, StepEvent
 from floatline.probe.watch.health import Health, LateHealth, ScaledLoss, are_losses_finite, are_losses_lost
