@@ -34,7 +34,7 @@ class Change:
         islands: Modules that compute in FP32, by their names in the model that is called.
         lines: Lines of code that are computed in FP32.
         fitting: Lines whose constants are brought within their format.
-        loss_factor: In the recorded step, backward begins with this in the place of 1.
+        loss_factor: In the recorded step, backward begins with this instead of 1.
         fp32_updates: Whether optimizers update FP32 copies of 16-bit weights, with FP32 states.
     """
 
@@ -89,7 +89,7 @@ def _fp32_updates() -> Generator[None]:
 
     Numerics:
         The FP32 copy of a weight is kept from step to step, so that no update is lost. A weight that the code writes
-        to between steps is taken anew.
+        to between steps is copied again.
     """
     masters: dict[int, tuple[Tensor, Tensor]] = {}  # the FP32 copy, and what the model got of it
     widened: list[tuple[Tensor, torch.dtype]] = []
