@@ -11,7 +11,7 @@ from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.errors import GuardError, TargetError
 from floatline.probe.runs.runs import run_target
 from floatline.probe.steps.other_precision import as_fp32
-from floatline.probe.watch.full_steps import share_of_dead_moments
+from floatline.probe.watch.steps import share_of_dead_moments
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target
 

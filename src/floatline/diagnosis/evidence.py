@@ -14,7 +14,7 @@ from floatline.errors import TargetError
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Precision, trace_target
 from floatline.probe.trace.trace import Trace
-from floatline.probe.watch.events import LoopEvent
+from floatline.probe.watch.events import ScalerStepEvent
 from floatline.workload import Target
 
 # A run whose loss fell by less than this share of FP32's has lost something.
@@ -79,16 +79,16 @@ class Evidence:
     @property
     def keeps_skipping(self) -> bool:
         """Whether a scaler skips steps beyond what its search takes: to the end, or again and again."""
-        steps = [event.data["applied"] for event in self.given.of("scaler-step")]
+        steps = [event.applied for event in self.given.of(ScalerStepEvent)]
         late = steps[len(steps) // 2 :]
         return len(steps) >= 10 and (not any(steps[-10:]) or late.count(False) > 0.2 * len(late))
 
     def scale_at(self, step: int) -> float:
         """The loss scale of a step, where a scaler moves it; 1 where there is none, or one that skipped steps leave."""
-        steps = self.given.of("scaler-step")
+        steps = self.given.of(ScalerStepEvent)
         if not _lowers_scale(steps):
             return 1.0
-        scales = [event.data["scale"] for event in steps if event.step <= step]
+        scales = [event.scale for event in steps if event.step <= step]
         return float(scales[-1]) if scales else 1.0
 
     @property
@@ -164,14 +164,14 @@ class Evidence:
         return _rms(own.detach().double() - weights[name]) / size
 
 
-def _lowers_scale(steps: list[LoopEvent]) -> bool:
+def _lowers_scale(steps: list[ScalerStepEvent]) -> bool:
     """Whether a step that is left out lowers the scale for the next; also where none is, or none comes after it."""
-    last: dict[tuple[int, int], LoopEvent] = {}
+    last: dict[tuple[int, int], ScalerStepEvent] = {}
     fell: list[bool] = []
     for event in steps:
-        key = (event.data["scaler"], event.data["optimizer"])
-        if key in last and not last[key].data["applied"]:
-            fell.append(event.data["scale"] < last[key].data["scale"])
+        key = (event.scaler, event.optimizer)
+        if key in last and not last[key].applied:
+            fell.append(event.scale < last[key].scale)
         last[key] = event
     return any(fell) or not fell
 

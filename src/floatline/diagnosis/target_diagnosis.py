@@ -25,6 +25,7 @@ from floatline.probe.runs.failures import Failure
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import run_target
 from floatline.probe.trace.trace import Trace
+from floatline.probe.watch.events import AutocastEvent
 from floatline.workload import load_target
 
 # Seconds after which no further replay begins; but every finding gets some time. What is tried is bounded by its
@@ -145,7 +146,7 @@ def name_precision(given: RunRecord) -> str:
     if given.precision:
         return given.precision
     weights = [] if given.model is None else [str(p.dtype) for p in given.model.parameters() if p.requires_grad]
-    regions = [str(event.data["dtype"]) for event in given.of("autocast") if event.data["enabled"]]
+    regions = [event.dtype for event in given.of(AutocastEvent) if event.enabled]
     for dtypes, kind in ((weights, "true"), (regions, "mixed")):
         for dtype in dtypes:
             if dtype in _SIXTEEN_BITS:

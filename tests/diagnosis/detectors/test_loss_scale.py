@@ -18,7 +18,7 @@ from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
-from floatline.probe.watch.events import LoopEvent
+from floatline.probe.watch.events import ScalerStepEvent
 from floatline.workload import Target
 
 FAILURES = Path(__file__).parents[1] / "targets" / "adversarial_failures.py"
@@ -38,10 +38,11 @@ def run(*applied, scale=65536.0):
     """A run of a scaler that halves at each skipped step."""
     record = RunRecord("build", "build", "fp16-mixed")
     for step, fine in enumerate(applied):
-        data = {"scaler": 0, "optimizer": 0, "scale": scale, "applied": fine}
-        record.events.append(LoopEvent("scaler-step", "", 0, "", step, data))
+        event = ScalerStepEvent(0, 0, scale, num_gradients=1, halves=[], applied=fine)
+        event.step = step
+        record.events.append(event)
         scale = scale if fine else scale / 2
-    record.skipped = [event.step for event in record.events if not event.data["applied"]]
+    record.skipped = [event.step for event in record.events if not event.applied]
     return Evidence(Target("x.py", None, None, Path()), 0, record, RunRecord("build", "build", "fp32"), print)
 
 

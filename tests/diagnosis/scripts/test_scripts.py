@@ -181,7 +181,7 @@ def test_a_traceback_begins_at_the_script(capsys):
 
 
 def test_events_of_a_long_run_are_bounded(monkeypatch):
-    monkeypatch.setattr("floatline.probe.watch.events._MOST_EVENTS", 40)
+    monkeypatch.setattr("floatline.probe.watch.loop._MOST_EVENTS", 40)
     with as_it_was():
         watched = ScriptWatch([str(SCRIPTS / "healthy_mixed.py"), "--steps", "200"])
         watched.run()

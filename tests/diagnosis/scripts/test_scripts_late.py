@@ -8,16 +8,17 @@ from tests.cases.both_ways import diagnose_as_script, write_script
 from tests.cases.harness import all_cases
 from tests.diagnosis.scripts.test_scripts import line_of, observe, observe_script
 
-from floatline.probe.scripts.late_steps import LateSteps
 from floatline.probe.scripts.steps import StepCapture
-from floatline.probe.watch import late_numbers
-from floatline.probe.watch.events import LoopEvent, Watch
-from floatline.probe.watch.late_numbers import LateHealth, LateNumbers, ScaledLoss
+from floatline.probe.scripts.weight_copies import LateSteps
+from floatline.probe.watch.events import LoopEvent
+from floatline.probe.watch.health import LateHealth, LateNumbers, ScaledLoss
+from floatline.probe.watch.loop import Watch
 
 
 @pytest.fixture(autouse=True)
 def far(monkeypatch):
-    monkeypatch.setattr(late_numbers, "is_far", lambda tensor: True)
+    for module in ("health", "scaler_calls", "steps"):
+        monkeypatch.setattr(f"floatline.probe.watch.{module}.is_far", lambda tensor: True)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +175,9 @@ def test_every_step_is_asked_about_and_the_one_that_failed_is_known():
         value = torch.tensor(math.nan if number == 40 else 1.0)
         losses = [loss] if number == 50 else []
         health = LateHealth([value, *(one.value for one in losses)], losses)
-        steps.ask(LoopEvent("step", "", 0, "", number, {}), health)
+        event = LoopEvent()
+        event.step = number
+        steps.ask(event, health)
     assert failed == []
     numbers.read()
     assert failed == [40]
@@ -235,5 +238,7 @@ def test_inputs_that_are_held_take_a_bounded_memory(size, held):
     capture, net, batch = StepCapture(seen), torch.nn.Linear(1, 1), torch.zeros(size)
     for number in range(40):
         seen.detailed = number < 24
-        capture.begin_forward(net, (batch,), {}, LoopEvent("forward", "", 0, "", number, {}))
+        event = LoopEvent()
+        event.step = number
+        capture.begin_forward(net, (batch,), {}, event)
     assert len(capture._held.calls) == held

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from floatline.precision.islands import LineIslands
-from floatline.probe.runs.changes import Change, changed
+from floatline.probe.runs.conditions import Change, changed
 from floatline.probe.runs.runs import replay_step, run_target
 from floatline.workload import Target
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from floatline.plans import Clip, KeptModule, Plan, Scaling
 from floatline.probe.runs.runs import run_target, trace_target
+from floatline.probe.watch.events import StepEvent
 from floatline.workload import Target
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
@@ -35,12 +36,12 @@ def test_batches_are_summed_up_before_an_update(tmp_path):
 @pytest.mark.parametrize("clip", [Clip(max_value=1e-3), Clip(max_norm=1e-3)])
 def test_gradients_are_bounded(tmp_path, clip):
     record = run_target(target(tmp_path, clip=clip), steps=2)
-    assert max(max(event.data["largest"]) for event in record.of("step")) <= 1.001e-3
+    assert max(max(event.largest) for event in record.of(StepEvent)) <= 1.001e-3
 
 
 def test_gradients_are_not_bounded_without_a_clip(tmp_path):
     record = run_target(target(tmp_path), steps=2)
-    assert max(max(event.data["largest"]) for event in record.of("step")) > 1e-2
+    assert max(max(event.largest) for event in record.of(StepEvent)) > 1e-2
 
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])

@@ -12,6 +12,7 @@ from torch import nn
 
 from floatline.errors import TargetError
 from floatline.probe.runs.runs import run_target, trace_target
+from floatline.probe.watch.events import ScaleEvent
 from floatline.workload import Target
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(3))
@@ -84,8 +85,8 @@ def test_the_losses_are_those_of_the_loop():
 
 def test_a_replay_in_fp32_has_no_scale_and_nearly_the_same_losses():
     given, fp32 = run_target(function(train)), run_target(function(train), precision="fp32")
-    assert given.of("scale")
-    assert not fp32.of("scale")
+    assert given.of(ScaleEvent)
+    assert not fp32.of(ScaleEvent)
     assert fp32.losses == pytest.approx(given.losses, rel=1e-2)
     assert fp32.losses != given.losses
 

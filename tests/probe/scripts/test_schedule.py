@@ -5,8 +5,8 @@ import time
 import pytest
 from tests.diagnosis.scripts.test_scripts import observe
 
-from floatline.probe.scripts import schedule
-from floatline.probe.scripts.schedule import BUDGET, Schedule
+from floatline.probe.scripts import recording
+from floatline.probe.scripts.recording import BUDGET, Schedule
 
 LOOP = """
 import torch
@@ -90,7 +90,7 @@ def test_a_slow_clock_records_the_same_steps(tmp_path, monkeypatch):
 
 
 def test_a_spent_budget_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(schedule, "BUDGET", 0.0)  # any time is too much
+    monkeypatch.setattr(recording, "BUDGET", 0.0)  # any time is too much
     notes = observe_loop(tmp_path)
     assert "1 of 40 steps recorded (step 2)" in notes[0]
     assert any("by step 9: healthy steps after it were not looked into" in note for note in notes)

@@ -7,11 +7,10 @@ import torch
 from torch import nn
 
 from floatline.probe.scripts.steps import StepCapture
-from floatline.probe.watch import late_numbers
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.events import StepEvent
 from floatline.probe.watch.gradient_scales import Held
-from floatline.probe.watch.health import look
-from floatline.probe.watch.late_numbers import LateHealth, ScaledLoss
+from floatline.probe.watch.health import LateHealth, ScaledLoss, look
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.watch import watch
 
 
@@ -102,7 +101,8 @@ PLACES = [
 
 @pytest.fixture(params=PLACES)
 def far(request, monkeypatch):
-    monkeypatch.setattr(late_numbers, "is_far", lambda tensor: True)
+    for module in ("health", "scaler_calls", "steps"):
+        monkeypatch.setattr(f"floatline.probe.watch.{module}.is_far", lambda tensor: True)
     return request.param
 
 
@@ -149,7 +149,7 @@ def test_only_the_step_that_failed_is_marked_among_those_that_are_alike():
             if number == 50:
                 optimizer.param_groups[0]["lr"] = 0.25
             optimizer.step()
-    steps = [event for event in seen.events if event.kind == "step"]
-    assert [e.step for e in steps if not all(map(math.isfinite, e.data["largest"]))] == [40]
-    assert [e.data["rates"] for e in steps] == [[0.0]] * 50 + [[0.25]] * 10
-    assert len({id(e.data) for e in steps[24:32]}) < 8  # those that are alike share what is known
+    steps = [event for event in seen.events if isinstance(event, StepEvent)]
+    assert [e.step for e in steps if not all(map(math.isfinite, e.largest))] == [40]
+    assert [e.rates for e in steps] == [[0.0]] * 50 + [[0.25]] * 10
+    assert len({id(e.rates) for e in steps[24:32]}) < 8  # those that are alike share what is known

@@ -133,7 +133,7 @@ def train_with_copies(*, flat, back=True, noise=0.0):
 def test_a_copy_is_known_by_its_values_and_by_what_moved(light):
     with watch(light=light) as seen:
         net, copies = train_with_copies(flat=False)
-    assert {key: [id(p) for p in parts] for key, parts in seen.masters.items()} == {
+    assert {key: [id(p) for p in parts] for key, parts in seen.weights.masters.items()} == {
         id(copy): [id(p)] for copy, p in zip(copies, net.parameters(), strict=True)
     }
 
@@ -141,7 +141,7 @@ def test_a_copy_is_known_by_its_values_and_by_what_moved(light):
 def test_a_flat_copy_holds_all_weights_in_their_order():
     with watch(light=True) as seen:
         net, (flat,) = train_with_copies(flat=True)
-    assert [id(p) for p in seen.masters[id(flat)]] == [id(p) for p in net.parameters()]
+    assert [id(p) for p in seen.weights.masters[id(flat)]] == [id(p) for p in net.parameters()]
 
 
 @pytest.mark.parametrize("given", [{"back": False}, {"noise": 0.5}], ids=["not_back", "other_values"])
@@ -149,4 +149,4 @@ def test_a_flat_copy_holds_all_weights_in_their_order():
 def test_what_is_not_copied_back_is_no_copy(flat, given):
     with watch(light=True) as seen:
         train_with_copies(flat=flat, **given)
-    assert seen.masters == {}
+    assert seen.weights.masters == {}

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from floatline.probe.watch.calls import _OF_HOOKS, patch_warnings
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Patches
-from floatline.probe.watch.watch import watch
+from floatline.probe.watch.watch import _OF_HOOKS, patch_warnings, watch
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
 

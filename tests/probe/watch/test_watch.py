@@ -9,6 +9,7 @@ from torch.nn.utils import clip_grad, clip_grad_norm_
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from floatline.probe.watch import events
 from floatline.probe.watch.watch import watch
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
@@ -56,18 +57,18 @@ def everything():
 def test_a_step_shows_its_calls_in_order():
     with watch() as seen:
         loop()
-    kinds = [event.kind for event in seen.events if event.step == 1]
+    kinds = [type(event) for event in seen.events if event.step == 1]
     assert kinds == [
-        "zero-grad",
-        "autocast",
-        "forward",
-        "scale",
-        "backward",
-        "unscale",
-        "scaler-step",
-        "step",
-        "update",
-        "scheduler-step",
+        events.ClearEvent,
+        events.AutocastEvent,
+        events.ForwardEvent,
+        events.ScaleEvent,
+        events.BackwardEvent,
+        events.UnscaleEvent,
+        events.ScalerStepEvent,
+        events.StepEvent,
+        events.ScaleUpdateEvent,
+        events.SchedulerEvent,
     ]
 
 
@@ -77,14 +78,14 @@ def test_events_have_the_lines_of_the_user():
     lines, first = inspect.getsourcelines(loop)
     for event in seen.events:
         assert event.file == __file__
-        assert event.function == "loop"
-    code = {event.kind: lines[event.line - first] for event in seen.events}
-    assert "optimizer.zero_grad()" in code["zero-grad"]
-    assert "model(X)" in code["forward"]
-    assert ".backward()" in code["backward"]
-    assert "scaler.step(optimizer)" in code["step"]
-    assert "scheduler.step()" in code["scheduler-step"]
-    assert "torch.optim.SGD" in code["optimizer-new"]
+        assert event.spot.function == "loop"
+    code = {type(event): lines[event.line - first] for event in seen.events}
+    assert "optimizer.zero_grad()" in code[events.ClearEvent]
+    assert "model(X)" in code[events.ForwardEvent]
+    assert ".backward()" in code[events.BackwardEvent]
+    assert "scaler.step(optimizer)" in code[events.StepEvent]
+    assert "scheduler.step()" in code[events.SchedulerEvent]
+    assert "torch.optim.SGD" in code[events.NewOptimizerEvent]
 
 
 def test_the_loop_computes_what_it_computes_alone():
@@ -119,16 +120,16 @@ def test_losses_are_without_the_scale():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     with torch.autocast("cpu", dtype=torch.float16):
         loss = model(X).float().pow(2).mean()
-    (event,) = [event for event in seen.events if event.kind == "backward"]
-    assert event.data["loss"] == pytest.approx(float(loss.detach()))
-    assert event.data["factor"] == 2.0**10
+    (event,) = [event for event in seen.events if isinstance(event, events.BackwardEvent)]
+    assert event.loss == pytest.approx(float(loss.detach()))
+    assert event.factor == 2.0**10
 
 
 def test_a_skipped_step_is_told_from_an_applied_one():
     with watch() as seen:
         loop(3, init_scale=2.0**40, factor=1e3)
         loop(3)
-    applied = [event.data["applied"] for event in seen.events if event.kind == "scaler-step"]
+    applied = [event.applied for event in seen.events if isinstance(event, events.ScalerStepEvent)]
     assert applied == [False, False, False, True, True, True]
 
 
@@ -141,7 +142,7 @@ def test_a_norm_of_scaled_gradients_is_an_event_and_of_true_ones_is_none():
         model.weight.grad.norm()
         scaler.unscale_(optimizer)
         model.weight.grad.norm()
-    assert [event.data["factor"] for event in seen.events if event.kind == "norm"] == [65536.0]
+    assert [event.factor for event in seen.events if isinstance(event, events.NormEvent)] == [65536.0]
 
 
 def test_steps_are_counted_with_and_without_clearing_first():
@@ -161,7 +162,8 @@ def test_steps_are_counted_with_and_without_clearing_first():
     for order in ("first", "last", "skipped"):
         with watch() as seen:
             train(order)
-        assert [event.step for event in seen.events if event.kind == "backward"] == [0, 0, 1, 1, 2, 2], order
+        passes = [event for event in seen.events if isinstance(event, events.BackwardEvent)]
+        assert [event.step for event in passes] == [0, 0, 1, 1, 2, 2], order
 
 
 def test_weights_that_stand_still_and_gradients_that_are_missing_are_seen():
@@ -171,6 +173,6 @@ def test_weights_that_stand_still_and_gradients_that_are_missing_are_seen():
         model(X).mean().backward()
         for optimizer in optimizers:
             optimizer.step()
-    steps = [event.data for event in seen.events if event.kind == "step"]
-    assert [data["moved"] for data in steps] == [True, False, False]
-    assert [data["num_without_gradient"] for data in steps] == [0, 0, 2]
+    steps = [event for event in seen.events if isinstance(event, events.StepEvent)]
+    assert [step.moved for step in steps] == [True, False, False]
+    assert [step.num_without_gradient for step in steps] == [0, 0, 2]

@@ -17,6 +17,7 @@ from floatline.formats import find_format
 from floatline.probe.runs.failures import Failure
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.trace.trace import Op
+from floatline.probe.watch.events import BackwardEvent, ClearEvent, ScalerStepEvent
 
 _TWO_DTYPES = "dtype-mismatch"
 
@@ -66,15 +67,15 @@ def _name_cause(given: RunRecord, failure: Failure) -> Cause | None:
 
 def _cleared_before_step(given: RunRecord) -> bool:
     """Whether gradients were there and were cleared before the scaler's step."""
-    attempts = given.of("scaler-step")
+    attempts = given.of(ScalerStepEvent)
     if not attempts:
         return False
     for event in reversed(given.events[: given.events.index(attempts[-1])]):
-        if event.kind == "backward":
+        if isinstance(event, BackwardEvent):
             return False
-        if event.kind == "zero-grad":
+        if isinstance(event, ClearEvent):
             before = given.events[: given.events.index(event)]
-            return any(e.kind == "backward" and e.step >= event.step - 1 for e in before)
+            return any(isinstance(e, BackwardEvent) and e.step >= event.step - 1 for e in before)
     return False
 
 
@@ -105,8 +106,8 @@ def _name_op(failure: Failure) -> str:
 
 
 def _describe_idle(given: RunRecord, failure: Failure) -> Finding:
-    attempts = [e for e in given.of("scaler-step") if not e.data["num_gradients"]]
-    numbers = {e.data["optimizer"] for e in attempts[-1:]}
+    attempts = [e for e in given.of(ScalerStepEvent) if not e.num_gradients]
+    numbers = {e.optimizer for e in attempts[-1:]}
     optimizer = next((o for o in given.optimizers if o.number in numbers), None)
     name = shared_prefix(optimizer.names) if optimizer else ""
     what = f"all {len(optimizer.names)} parameters of {optimizer.name} have no gradient" if optimizer else "no gradient"
@@ -151,7 +152,7 @@ def _describe_misuse(given: RunRecord, failure: Failure) -> Finding:
     calls = re.findall(r"\b(unscale_|step|update)\b", failure.message)
     op = f"torch.amp.GradScaler.{calls[0]}" if calls else "torch.amp.GradScaler"
     if "No inf checks were recorded for this optimizer" in failure.message:
-        cleared = given.of("zero-grad")[-1]
+        cleared = given.of(ClearEvent)[-1]
         file, line, op = cleared.file, cleared.line, "torch.optim.Optimizer.zero_grad"
         fix = "optimizer.zero_grad()  # after scaler.step(optimizer), not between backward and step"
     elif "unscale_() has already" in failure.message:

@@ -11,6 +11,7 @@ from floatline.diagnosis.detectors.resuming import find_lost_scale, find_schedul
 from floatline.diagnosis.detectors.scaler_order import find_clip_before_unscale, find_scaled_penalty, find_scaler_misuse
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
+from floatline.probe.watch.events import CastEvent, ScalerStepEvent
 
 _COLLECTIVES = frozenset(
     [
@@ -95,8 +96,8 @@ def _find_half_parameters(given: RunRecord) -> list[Finding]:
 def describe_half_parameters(given: RunRecord) -> Finding:
     """The finding that names the FP16 parameters."""
     names = given.half_parameters
-    casts = given.of("cast")
-    attempt = next(iter(given.of("scaler-step")), None)
+    casts = given.of(CastEvent)
+    attempt = next(iter(given.of(ScalerStepEvent)), None)
     place = casts[-1] if casts else attempt
     return Finding(
         find_cause("fp16-params-with-scaler"),

@@ -12,6 +12,7 @@ from floatline.diagnosis.evidence import Evidence
 from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.probe.trace.trace import Trace
+from floatline.probe.watch.events import ScalerStepEvent
 
 # A recommended scale keeps the largest gradient this far below the end of FP16: two bits for the steps to come.
 MARGIN = 4.0
@@ -138,7 +139,7 @@ def _choose(
     evidence: Evidence, trace: Trace, cause: str, measure: Callable[[float], ScaleOutcome | None]
 ) -> ScaleVerdict | None:
     present, factor = present_scale(evidence, trace), best_factor(trace)
-    failed = [e.data["scale"] for e in evidence.given.of("scaler-step") if not e.data["applied"]]
+    failed = [e.scale for e in evidence.given.of(ScalerStepEvent) if not e.applied]
     if failed and cause == "gradient-underflow":  # what overflowed in another step is no scale to recommend
         factor = min(factor, 2.0 ** math.floor(math.log2(min(failed) / 2 / present)))
     before = float(trace.meta.get("gradients", {}).get("lost", 0.0))
@@ -173,7 +174,7 @@ def _range(trace: Trace) -> str:
 
 
 def _describe_search(evidence: Evidence) -> ScaleVerdict | None:
-    skipped, scales = evidence.given.skipped, [e.data["scale"] for e in evidence.given.of("scaler-step")]
+    skipped, scales = evidence.given.skipped, [e.scale for e in evidence.given.of(ScalerStepEvent)]
     if not skipped or evidence.keeps_skipping:
         return None
     steps = "1 step was" if len(skipped) == 1 else f"{len(skipped)} steps were"
@@ -183,8 +184,8 @@ def _describe_search(evidence: Evidence) -> ScaleVerdict | None:
 
 
 def _fall(evidence: Evidence) -> tuple[float, str]:
-    steps = evidence.given.of("scaler-step")
-    scales = [e.data["scale"] for e in steps]
+    steps = evidence.given.of(ScalerStepEvent)
+    scales = [e.scale for e in steps]
     many = f"{len(evidence.given.skipped)} of {len(steps)} steps were skipped"
     return scales[-1], f"the scale went from {say_scale(scales[0])} to {say_scale(scales[-1])}, and {many}"
 
@@ -197,7 +198,7 @@ def _describe_forward(evidence: Evidence, finding: Finding) -> ScaleVerdict:
 
 
 def _describe_collapse(evidence: Evidence, finding: Finding | None) -> ScaleVerdict | None:
-    if not evidence.given.of("scaler-step"):
+    if not evidence.given.of(ScalerStepEvent):
         return None
     last, fell = _fall(evidence)
     driver = f"; {finding.cause.id} drives it, not the scale" if finding else ""

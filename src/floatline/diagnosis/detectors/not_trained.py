@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from floatline.causes import find_cause
 from floatline.findings import Finding
 from floatline.probe.runs.records import OptimizerRecord, RunRecord, Untrained
+from floatline.probe.watch.events import ForwardEvent, ReplaceEvent, ScalerStepEvent, StepEvent
 
 
 def find_untrained(given: RunRecord, fp32: RunRecord | None, *, fp32_learns: bool = False) -> list[Finding]:
@@ -20,7 +21,7 @@ def find_untrained(given: RunRecord, fp32: RunRecord | None, *, fp32_learns: boo
     """
     if given.exception is not None:
         return []  # what did not come to its end proves nothing about the rest
-    attempts = [event.data["applied"] for event in given.of("scaler-step")]
+    attempts = [event.applied for event in given.of(ScalerStepEvent)]
     if attempts and not any(attempts):
         return []  # nothing trains where every step is left out, whoever holds it
     return _find_idle(given) or _find_unheld(given, fp32_learns if fp32 is None else not _stands_still(fp32))
@@ -32,7 +33,7 @@ def _find_idle(given: RunRecord) -> list[Finding]:
     if not idle:
         return []
     optimizer = idle[0]
-    event = next((e for e in given.of("step", "scaler-step") if e.data["optimizer"] == optimizer.number), None)
+    event = next((e for e in given.of(StepEvent, ScalerStepEvent) if e.optimizer == optimizer.number), None)
     name = shared_prefix(optimizer.names)
     return [
         Finding(
@@ -60,7 +61,7 @@ def _find_unheld(given: RunRecord, fp32_learns: bool) -> list[Finding]:
             f"{len(unheld)} parameters of the model with gradients, {_list(unheld)}, are in no optimizer"
         )
         fix = f"optimizer = {dead[0].name}(...)  # after the last change of the model"
-        changes = [e for e in given.of("replace") if e.data["name"] in name.split(".")]
+        changes = [e for e in given.of(ReplaceEvent) if e.name in name.split(".")]
         if changes:
             place = changes[-1]
             return [Finding(find_cause("params-not-trained"), seen, fix, name, place.file, place.line, dead[0].name)]
@@ -140,8 +141,8 @@ def find_bad_data(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
         ]
     if given.kind == "build":
         return []
-    first = next((e for e in judge.of("forward") if e.step == broken), None)
-    if first is None or not first.data["bad_inputs"]:
+    first = next((e for e in judge.of(ForwardEvent) if e.step == broken), None)
+    if first is None or not first.bad_inputs:
         return []
     seen = f"the input of the model at step {broken} holds NaN or inf"
     seen += "" if fp32 is None else ", and the step is not finite in FP32 either"

@@ -23,6 +23,7 @@ from floatline.diagnosis.evidence import Evidence
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.trace.trace import Op, Trace
+from floatline.probe.watch.events import BackwardEvent, CastEvent, NewScalerEvent, ScalerStepEvent, StepEvent
 
 # A layer that stands still must be this far from FP32's: less is what a converged model does.
 MOVES = 0.01
@@ -86,8 +87,8 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
 
 def _stays_too_large(given: RunRecord) -> bool:
     """Whether no step was ever applied, and nothing lowers the scale."""
-    tried = given.of("scaler-step")
-    return not any(e.data["applied"] for e in tried) and len({e.data["scale"] for e in tried}) == 1
+    tried = given.of(ScalerStepEvent)
+    return not any(e.applied for e in tried) and len({e.scale for e in tried}) == 1
 
 
 def _distinct(births: list[Birth]) -> list[Birth]:
@@ -100,8 +101,8 @@ def _distinct(births: list[Birth]) -> list[Birth]:
 
 def _place_in_loop(finding: Finding, birth: Birth, evidence: Evidence) -> Finding:
     """A loss that the user's loop multiplied by itself overflows where it goes backward: that line is to blame."""
-    calls = [event for event in evidence.given.of("backward") if event.file]
-    by_hand = evidence.given.kind == "train" and not evidence.given.of("scaler-new") and calls
+    calls = [event for event in evidence.given.of(BackwardEvent) if event.file]
+    by_hand = evidence.given.kind == "train" and not evidence.given.of(NewScalerEvent) and calls
     if birth.cause != "gradient-overflow" or not by_hand:
         return finding
     return replace(finding, module="", file=calls[0].file, line=calls[0].line, op="backward")
@@ -158,8 +159,8 @@ def find_dead_state(evidence: Evidence) -> list[Finding]:
 
     A fused Adam adds eps in FP32: there is no NaN in the step, but weights run away.
     """
-    steps = [e for e in evidence.given.of("step") if not evidence.fails or e.step < evidence.given.step_to_trace]
-    share: float = max((e.data.get("dead_moments", 0.0) for e in steps), default=0.0)
+    steps = [e for e in evidence.given.of(StepEvent) if not evidence.fails or e.step < evidence.given.step_to_trace]
+    share: float = max((e.dead_moments for e in steps), default=0.0)
     if share <= DEAD:
         return []
     made = next(iter(evidence.given.optimizers), None)
@@ -268,7 +269,7 @@ def _underflow(evidence: Evidence, trace: Trace, lost: dict[str, float]) -> Find
     seen = ", ".join(f"{lost[name]:.0%} of {name}'s gradient" for name in worst) + " is 0 in 16 bits and not in FP32"
     cause = find_cause("gradient-underflow")
     op = silent.first_lost(trace)
-    calls = [event for event in evidence.given.of("backward") if event.file]
+    calls = [event for event in evidence.given.of(BackwardEvent) if event.file]
     if evidence.given.kind == "train" and calls:
         return Finding(cause, seen, next(iter(cause.remedies), ""), "", calls[0].file, calls[0].line, "backward")
     module = worst[0].rpartition(".")[0]
@@ -286,7 +287,7 @@ def _underflow(evidence: Evidence, trace: Trace, lost: dict[str, float]) -> Find
 
 def _find_narrowing(given: RunRecord) -> tuple[str, int]:
     """File and line where 16-bit weights come from: the last cast of a model, or else where they are updated."""
-    casts = [event for event in given.of("cast") if event.file]
+    casts = [event for event in given.of(CastEvent) if event.file]
     if casts:
         return casts[-1].file, casts[-1].line
     made = next(iter(given.optimizers), None)

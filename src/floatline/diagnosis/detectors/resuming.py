@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from floatline.causes import find_cause
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
-from floatline.probe.watch.watch import LoopEvent
+from floatline.probe.watch.events import (
+    ForwardEvent,
+    LoadEvent,
+    LoopEvent,
+    NewScalerEvent,
+    OptimizerEvent,
+    SaveEvent,
+    ScalerStepEvent,
+    ScaleUpdateEvent,
+    SchedulerEvent,
+    StepEvent,
+)
 
 
 def find_lost_scale(given: RunRecord) -> list[Finding]:
     """A scale that jumps back up in mid-run, although the run went on from where it was."""
-    last: LoopEvent | None = None
-    jumps: list[tuple[LoopEvent, LoopEvent]] = []
-    for event in given.of("scaler-step"):
-        if last is not None and event.data["scale"] >= 4 * _scale_after(given, last):
+    last: ScalerStepEvent | None = None
+    jumps: list[tuple[ScalerStepEvent, ScalerStepEvent]] = []
+    for event in given.of(ScalerStepEvent):
+        if last is not None and event.scale >= 4 * _scale_after(given, last):
             jumps.append((last, event))
         last = event
     lost = [(old, new) for old, new in jumps if _goes_on(given, old, new) and _skips_after(given, new)]
@@ -25,7 +38,7 @@ def find_lost_scale(given: RunRecord) -> list[Finding]:
     return [
         Finding(
             find_cause("scaler-state-lost"),
-            f"the loss scale went back from {_scale_after(given, old):g} to {new.data['scale']:g}, {len(lost)} times "
+            f"the loss scale went back from {_scale_after(given, old):g} to {new.scale:g}, {len(lost)} times "
             f"in the run, and {skips} skipped steps followed",
             fix,
             given.entry,
@@ -36,48 +49,48 @@ def find_lost_scale(given: RunRecord) -> list[Finding]:
     ]
 
 
-def _scale_after(given: RunRecord, step: LoopEvent) -> float:
+def _scale_after(given: RunRecord, step: ScalerStepEvent) -> float:
     """The scale that the update after a step left."""
     for event in given.events[given.events.index(step) :]:
-        if event.kind == "update" and event.data["scaler"] == step.data["scaler"]:
-            return event.data["after"]
-    return step.data["scale"]
+        if isinstance(event, ScaleUpdateEvent) and event.scaler == step.scaler:
+            return event.after
+    return step.scale
 
 
-def _goes_on(given: RunRecord, old: LoopEvent, new: LoopEvent) -> bool:
+def _goes_on(given: RunRecord, old: ScalerStepEvent, new: ScalerStepEvent) -> bool:
     """Whether the same training goes on: the same optimizer, or what was saved in mid-run is loaded."""
-    if old.data["scaler"] == new.data["scaler"] or old.data["optimizer"] == new.data["optimizer"]:
+    if old.scaler == new.scaler or old.optimizer == new.optimizer:
         return True
-    first = given.events.index(given.of("scaler-step")[0])
-    saved = {e.data["fingerprint"] for e in given.events[first:] if e.kind == "save" and "fingerprint" in e.data}
+    first = given.events.index(given.of(ScalerStepEvent)[0])
+    saved = {e.fingerprint for e in given.events[first:] if isinstance(e, SaveEvent) and e.fingerprint is not None}
     between = given.events[given.events.index(old) : given.events.index(new)]
-    loads = [e for e in between if e.kind == "load"]
-    return any(e.data.get("stepped") or e.data.get("fingerprint") in saved for e in loads)
+    loads = [e for e in between if isinstance(e, LoadEvent)]
+    return any(e.stepped or e.fingerprint in saved for e in loads)
 
 
-def _skips_after(given: RunRecord, new: LoopEvent) -> int:
+def _skips_after(given: RunRecord, new: ScalerStepEvent) -> int:
     """How many steps in a row this scaler skipped from this one on."""
     num_skips = 0
     for event in given.events[given.events.index(new) :]:
-        if event.kind != "scaler-step":
+        if not isinstance(event, ScalerStepEvent):
             continue
-        if event.data["applied"] or event.data["scaler"] != new.data["scaler"]:
+        if event.applied or event.scaler != new.scaler:
             break
         num_skips += 1
     return num_skips
 
 
-def _blame_loss(given: RunRecord, old: LoopEvent, new: LoopEvent) -> tuple[LoopEvent, str, str]:
+def _blame_loss(given: RunRecord, old: ScalerStepEvent, new: ScalerStepEvent) -> tuple[LoopEvent, str, str]:
     """Where it was not saved, or not loaded, or where a new scaler is made for no reason."""
     between = given.events[given.events.index(old) : given.events.index(new)]
-    saves = [e for e in between if e.kind == "save"]
-    loads = [e for e in between if e.kind == "load" and e.data["owner"] != "scaler"]
-    if any(e.data["owner"] == "scaler" for e in saves) and loads:
+    saves = [e for e in between if isinstance(e, SaveEvent)]
+    loads = [e for e in between if isinstance(e, LoadEvent) and e.owner != "scaler"]
+    if any(e.owner == "scaler" for e in saves) and loads:
         return loads[-1], "torch.amp.GradScaler.load_state_dict", 'scaler.load_state_dict(checkpoint["scaler"])'
     if loads and saves:
         fix = 'checkpoint["scaler"] = scaler.state_dict()  # and scaler.load_state_dict(...) on resume'
         return saves[0], "torch.amp.GradScaler.state_dict", fix
-    made = [e for e in between if e.kind == "scaler-new"]
+    made = [e for e in between if isinstance(e, NewScalerEvent)]
     if loads:
         fix = "scaler.load_state_dict(...)  # with the state_dict() of the scaler that ran before"
         return loads[-1], "torch.amp.GradScaler.load_state_dict", fix
@@ -87,15 +100,15 @@ def _blame_loss(given: RunRecord, old: LoopEvent, new: LoopEvent) -> tuple[LoopE
 
 def find_schedule_ahead(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
     """Scheduler steps after skipped optimizer steps, where they moved the learning rate far enough to matter."""
-    for number in {e.data["optimizer"] for e in given.of("scheduler-step")}:
-        events = [e for e in given.of("scheduler-step", "scaler-step", "step") if e.data["optimizer"] == number]
+    for number in {e.optimizer for e in given.of(SchedulerEvent)}:
+        events = [e for e in given.of(SchedulerEvent, ScalerStepEvent, StepEvent) if e.optimizer == number]
         wasted, shift = _measure_shift(events)
         harmed = fp32 is None or given.progress(fp32) < 0.9
         if not wasted or shift < 0.1 or not (harmed or shift > 0.3):
             continue
-        num_applied = sum(e.kind == "step" for e in events)
-        num_ticks = sum(e.kind == "scheduler-step" for e in events)
-        rate = next(e.data["rates"][0] for e in events if e.kind == "step")
+        num_applied = sum(isinstance(e, StepEvent) for e in events)
+        num_ticks = sum(isinstance(e, SchedulerEvent) for e in events)
+        rate = next(e.rates[0] for e in events if isinstance(e, StepEvent))
         return [
             Finding(
                 find_cause("scheduler-vs-skipped-step"),
@@ -111,21 +124,21 @@ def find_schedule_ahead(given: RunRecord, fp32: RunRecord | None) -> list[Findin
     return []
 
 
-def _measure_shift(events: list[LoopEvent]) -> tuple[list[LoopEvent], float]:
+def _measure_shift(events: Sequence[OptimizerEvent]) -> tuple[list[OptimizerEvent], float]:
     """Scheduler steps that followed a skip, and how far they moved the learning rate, as a share of its largest."""
-    ticks = [e for e in events if e.kind == "scheduler-step"]
-    steps = [e for e in events if e.kind == "step"]
+    ticks = [e for e in events if isinstance(e, SchedulerEvent)]
+    steps = [e for e in events if isinstance(e, StepEvent)]
     if not ticks or not steps:
         return [], 0.0
-    start = steps[0].data["rates"][0] if events.index(steps[0]) < events.index(ticks[0]) else _start_rate(events)
-    rates = [start, *(tick.data["rates"][0] for tick in ticks)]
-    wasted: list[LoopEvent] = []
+    start = steps[0].rates[0] if events.index(steps[0]) < events.index(ticks[0]) else _start_rate(events)
+    rates = [start, *(tick.rates[0] for tick in ticks)]
+    wasted: list[OptimizerEvent] = []
     shifts: list[float] = []
     num_ticks, skipped, applied = 0, False, False
     for event in events:
-        if event.kind == "scaler-step":
-            skipped = skipped or not event.data["applied"]
-        elif event.kind == "step":
+        if isinstance(event, ScalerStepEvent):
+            skipped = skipped or not event.applied
+        elif isinstance(event, StepEvent):
             applied = True
             shifts.append(abs(rates[num_ticks] - rates[num_ticks - len(wasted)]))
         else:
@@ -135,21 +148,21 @@ def _measure_shift(events: list[LoopEvent]) -> tuple[list[LoopEvent], float]:
     return wasted, sum(shifts) / len(shifts) / max(max(rates), 1e-30)
 
 
-def _start_rate(events: list[LoopEvent]) -> float:
+def _start_rate(events: Sequence[OptimizerEvent]) -> float:
     """The rate before the first scheduler step, which the first attempt saw."""
-    return next((e.data["rates"][0] for e in events if "rates" in e.data), 0.0)
+    return next((e.rates[0] for e in events if isinstance(e, (SchedulerEvent, StepEvent))), 0.0)
 
 
 def find_stale_weights(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
     """Optimizer steps inside an autocast region that goes on: forward keeps using the old 16-bit weights."""
-    moved: dict[int, LoopEvent] = {}
-    stale: list[tuple[LoopEvent, LoopEvent]] = []
-    for event in given.of("step", "forward"):
-        region = event.data["region"]
-        if event.kind == "step" and region and event.data["moved"] is not False:
-            moved[region] = event
-        if event.kind == "forward" and region in moved:
-            stale.append((moved[region], event))
+    moved: dict[int, StepEvent] = {}
+    stale: list[tuple[StepEvent, ForwardEvent]] = []
+    for event in given.of(StepEvent, ForwardEvent):
+        if isinstance(event, StepEvent):
+            if event.region and event.moved is not False:
+                moved[event.region] = event
+        elif event.region in moved:
+            stale.append((moved[event.region], event))
     if not stale or (fp32 is not None and given.progress(fp32) > 0.9):
         return []
     place = stale[0][0]
@@ -163,6 +176,6 @@ def find_stale_weights(given: RunRecord, fp32: RunRecord | None) -> list[Finding
             given.entry,
             place.file,
             place.line,
-            f"{place.data['name']}.step",
+            f"{place.name}.step",
         )
     ]

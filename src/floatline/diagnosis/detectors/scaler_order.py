@@ -8,7 +8,21 @@ from floatline.causes import find_cause
 from floatline.diagnosis.detectors.not_precision import is_diverging
 from floatline.findings import Finding
 from floatline.probe.runs.records import OptimizerRecord, RunRecord
-from floatline.probe.watch.watch import LoopEvent
+from floatline.probe.watch.events import (
+    AutogradEvent,
+    BackwardEvent,
+    ClearEvent,
+    ClipEvent,
+    GradEvent,
+    LoopEvent,
+    NewScalerEvent,
+    NormEvent,
+    OptimizerEvent,
+    ScalerStepEvent,
+    StepEvent,
+    TouchEvent,
+    UnscaleEvent,
+)
 
 
 def find_scaler_misuse(given: RunRecord) -> list[Finding]:
@@ -18,16 +32,16 @@ def find_scaler_misuse(given: RunRecord) -> list[Finding]:
 
 def _find_wrong_unscale(given: RunRecord) -> list[Finding]:
     """Gradients divided by the scale that did not have it in them."""
-    wrong = [e for e in given.of("unscale") if any(factor < 0.67 for factor in e.data["after"])]
+    wrong = [e for e in given.of(UnscaleEvent) if any(factor < 0.67 for factor in e.after)]
     if not wrong:
         return []
-    first, scale = wrong[0], wrong[0].data["scale"]
+    first, scale = wrong[0], wrong[0].scale
     since = _since_clearing(given, first)
-    share = min(first.data["after"])
-    many = f"in {len(wrong)} of {len(given.of('unscale'))} calls"
-    earlier = [e for e in since if e.kind == "unscale"]
+    share = min(first.after)
+    many = f"in {len(wrong)} of {len(given.of(UnscaleEvent))} calls"
+    earlier = [e for e in since if isinstance(e, UnscaleEvent)]
     if earlier:
-        num = len(first.data["after"])
+        num = len(first.after)
         return [
             _finding(
                 given,
@@ -39,19 +53,19 @@ def _find_wrong_unscale(given: RunRecord) -> list[Finding]:
                 fix="scaler.unscale_(optimizer)  # once, after the last micro-batch",
             )
         ]
-    touches = [e for e in since if e.kind == "touch"]
+    touches = [e for e in since if isinstance(e, TouchEvent)]
     if touches:
         return [
             _finding(
                 given,
                 "scaler-misuse",
                 touches[-1],
-                op=touches[-1].data["call"],
+                op=touches[-1].call,
                 seen=f"gradients were divided by the scale {scale:g} by hand, and again by the scaler, {many}",
                 fix="scaler.unscale_(optimizer)  # instead of dividing by hand",
             )
         ]
-    unscaled = [e for e in since if e.kind == "backward" and e.data["factor"] == 1.0]
+    unscaled = [e for e in since if isinstance(e, BackwardEvent) and e.factor == 1.0]
     return [
         _finding(
             given,
@@ -68,13 +82,11 @@ def _find_wrong_unscale(given: RunRecord) -> list[Finding]:
 def _find_early_unscale(given: RunRecord) -> list[Finding]:
     """A backward pass after unscale_: its gradients reach the step with the scale in them."""
     wrong = [
-        e
-        for e in given.of("step")
-        if e.data["through_scaler"] and not e.data["scales_itself"] and any(f > 1.5 for f in e.data["factors"])
+        e for e in given.of(StepEvent) if e.through_scaler and not e.scales_itself and any(f > 1.5 for f in e.factors)
     ]
     if not wrong:
         return []
-    early = [e for e in _since_clearing(given, wrong[0]) if e.kind == "unscale"]
+    early = [e for e in _since_clearing(given, wrong[0]) if isinstance(e, UnscaleEvent)]
     return [
         _finding(
             given,
@@ -82,7 +94,7 @@ def _find_early_unscale(given: RunRecord) -> list[Finding]:
             early[0] if early else wrong[0],
             op="torch.amp.GradScaler.unscale_",
             seen=f"{len(wrong)} steps used gradients of which a part was still multiplied by "
-            f"{max(wrong[0].data['factors']):g}: backward ran again after unscale_",
+            f"{max(wrong[0].factors):g}: backward ran again after unscale_",
             fix="scaler.unscale_(optimizer)  # once, after the last backward",
         )
     ]
@@ -90,23 +102,23 @@ def _find_early_unscale(given: RunRecord) -> list[Finding]:
 
 def _find_direct_step(given: RunRecord) -> list[Finding]:
     """optimizer.step() on scaled gradients."""
-    wrong = [e for e in given.of("step") if not e.data["through_scaler"] and _is_still_scaled(e)]
+    wrong = [e for e in given.of(StepEvent) if not e.through_scaler and _is_still_scaled(e)]
     if not wrong:
         return []
-    scale = max(wrong[0].data["factors"])
+    scale = max(wrong[0].factors)
     by_hand = next((made for made in given.optimizers if made.by_hand), None)
-    if by_hand is not None and wrong[0].data["optimizer"] == by_hand.number:
+    if by_hand is not None and wrong[0].optimizer == by_hand.number:
         return _find_scaled_update(given, by_hand, scale, len(wrong))
     return [
         _finding(
             given,
             "scaler-misuse",
             wrong[0],
-            op=f"{wrong[0].data['name']}.step",
+            op=f"{wrong[0].name}.step",
             seen=f"{len(wrong)} calls of optimizer.step() used gradients that were still multiplied by {scale:g}: "
             f"the learning rate was {scale:g} times what it says",
             fix="scaler.step(optimizer); scaler.update()  # instead of optimizer.step()"
-            if given.of("scaler-new")
+            if given.of(NewScalerEvent)
             else f"divide the gradients by the loss scale {scale:g} before optimizer.step()",
         )
     ]
@@ -121,18 +133,18 @@ def _find_scaled_update(given: RunRecord, made: OptimizerRecord, scale: float, n
     return [Finding(find_cause("scaler-misuse"), seen, fix, given.entry, made.file, made.line, made.call)]
 
 
-def _is_still_scaled(step: LoopEvent) -> bool:
-    largest = max(step.data["factors"], default=1.0)
+def _is_still_scaled(step: StepEvent) -> bool:
+    largest = max(step.factors, default=1.0)
     # The code may have divided and clipped by hand at once: then the gradients shrank by more than the scale.
-    return largest > 1.5 and step.data["shrunk"] * largest > 2.0
+    return largest > 1.5 and step.shrunk * largest > 2.0
 
 
 def find_clip_before_unscale(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
     """Clipping, or a norm that decides something, while the gradients are still scaled."""
-    clips = [e for e in given.of("clip") if e.data["factor"] > 1.5 and _clips_wrongly(e)]
+    clips = [e for e in given.of(ClipEvent) if e.factor > 1.5 and _clips_wrongly(e)]
     if clips:
         first = clips[0]
-        norm, factor, limit = first.data["norm"], first.data["factor"], first.data["limit"]
+        norm, factor, limit = first.norm, first.factor, first.limit
         return [
             _finding(
                 given,
@@ -147,8 +159,8 @@ def find_clip_before_unscale(given: RunRecord, fp32: RunRecord | None) -> list[F
     return _find_hand_made_clip(given) or _find_norm(given, fp32)
 
 
-def _clips_wrongly(clip: LoopEvent) -> bool:
-    norm, factor, limit = clip.data["norm"], clip.data["factor"], clip.data["limit"]
+def _clips_wrongly(clip: ClipEvent) -> bool:
+    norm, factor, limit = clip.norm, clip.factor, clip.limit
     if not norm > limit or not math.isfinite(norm):
         return False
     # A limit that was multiplied by the scale as well is right; it is then of the scale's own size.
@@ -156,20 +168,21 @@ def _clips_wrongly(clip: LoopEvent) -> bool:
 
 
 def _find_hand_made_clip(given: RunRecord) -> list[Finding]:
-    wrong = [e for e in given.of("unscale") if e.data["shrunk"] < 0.98 and any(f > 1.5 for f in e.data["before"])]
+    wrong = [e for e in given.of(UnscaleEvent) if e.shrunk < 0.98 and any(f > 1.5 for f in e.before)]
     if not wrong:
         return []
-    touches = [e for e in _since_clearing(given, wrong[0]) if e.kind == "touch"]
+    touches = [e for e in _since_clearing(given, wrong[0]) if isinstance(e, TouchEvent)]
     place = touches[-1] if touches else wrong[0]
-    by_value = place.data.get("call", "") in ("torch._foreach_clamp_min_", "torch._foreach_clamp_max_")
+    call = touches[-1].call if touches else ""
+    by_value = call in ("torch._foreach_clamp_min_", "torch._foreach_clamp_max_")
     return [
         _finding(
             given,
             "clip-before-unscale",
             place,
-            op="torch.nn.utils.clip_grad_value_" if by_value else place.data.get("call", ""),
-            seen=f"gradients were multiplied by {wrong[0].data['shrunk']:.3g} while the loss scale "
-            f"{max(wrong[0].data['before']):g} was in them, and then unscaled, in {len(wrong)} steps",
+            op="torch.nn.utils.clip_grad_value_" if by_value else call,
+            seen=f"gradients were multiplied by {wrong[0].shrunk:.3g} while the loss scale "
+            f"{max(wrong[0].before):g} was in them, and then unscaled, in {len(wrong)} steps",
             fix="scaler.unscale_(optimizer)  # before the gradients are clipped",
         )
     ]
@@ -177,10 +190,10 @@ def _find_hand_made_clip(given: RunRecord) -> list[Finding]:
 
 def _find_norm(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
     """A norm that is only logged does no harm; one that the run then goes wrong by does."""
-    reads = [e for e in given.of("norm") if e.data["factor"] > 1.5]
+    reads = [e for e in given.of(NormEvent) if e.factor > 1.5]
     if not reads or fp32 is None or given.progress(fp32) > 0.8:
         return []
-    tried = {e.step for e in given.of("step", "scaler-step")}
+    tried = {e.step for e in given.of(StepEvent, ScalerStepEvent)}
     left_out = {e.step for e in reads} - tried
     if len(left_out) < max(2, 0.1 * len({e.step for e in reads})):
         return []
@@ -190,8 +203,8 @@ def _find_norm(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
             given,
             "clip-before-unscale",
             first,
-            op=first.data["call"],
-            seen=f"the norm of gradients with the loss scale {first.data['factor']:g} in them was read, and "
+            op=first.call,
+            seen=f"the norm of gradients with the loss scale {first.factor:g} in them was read, and "
             f"{len(left_out)} of {given.num_steps} steps were left out by the loop",
             fix="scaler.unscale_(optimizer)  # before the norm is read",
         )
@@ -200,8 +213,8 @@ def _find_norm(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
 
 def find_scaled_penalty(given: RunRecord) -> list[Finding]:
     """A loss made of gradients of a scaled output that nothing divided by the scale."""
-    wrong = [e for e in given.of("backward") if e.data.get("penalty", 1.0) > 1.5]
-    sources = [e for e in given.of("grad", "backward") if e.data["create_graph"] and e.data["factor"] > 1.5]
+    wrong = [e for e in given.of(BackwardEvent) if e.penalty > 1.5]
+    sources = [e for e in given.of(AutogradEvent) if e.create_graph and e.factor > 1.5]
     if not wrong or not sources:
         return []
     return [
@@ -209,24 +222,24 @@ def find_scaled_penalty(given: RunRecord) -> list[Finding]:
             given,
             "scaled-grad-in-penalty",
             sources[0],
-            op="torch.autograd.grad" if sources[0].kind == "grad" else "backward",
-            seen=f"gradients of an output multiplied by the loss scale {wrong[0].data['penalty']:g} went into the loss "
-            f"of {len(wrong)} steps without being divided by it; that loss was {wrong[0].data['loss']:.4g} at first",
+            op="torch.autograd.grad" if isinstance(sources[0], GradEvent) else "backward",
+            seen=f"gradients of an output multiplied by the loss scale {wrong[0].penalty:g} went into the loss "
+            f"of {len(wrong)} steps without being divided by it; that loss was {wrong[0].loss:.4g} at first",
             fix="grads = [g / scaler.get_scale() for g in grads]  # before the penalty is made",
         )
     ]
 
 
-def _since_clearing(given: RunRecord, last: LoopEvent) -> list[LoopEvent]:
+def _since_clearing(given: RunRecord, last: OptimizerEvent) -> list[LoopEvent]:
     """Events before `last`, since its optimizer's gradients were cleared or used."""
     found: list[LoopEvent] = []
     for event in reversed(given.events[: given.events.index(last)]):
-        mine = event.data.get("optimizer") == last.data["optimizer"]
-        if event.kind == "step" and mine:
+        mine = isinstance(event, OptimizerEvent) and event.optimizer == last.optimizer
+        if isinstance(event, StepEvent) and mine:
             break
-        if event.kind == "zero-grad" and event.data["owner"] == last.data["optimizer"]:
+        if isinstance(event, ClearEvent) and event.owner == last.optimizer:
             break
-        if mine or event.kind == "backward":
+        if mine or isinstance(event, BackwardEvent):
             found.append(event)
     return found[::-1]
 

@@ -19,9 +19,8 @@ from floatline.findings import Finding
 from floatline.formats import Format, find_format
 from floatline.numerics.ranges import Ranges, measure_ranges
 from floatline.probe.trace.op_origins import Whereabouts
-from floatline.probe.trace.operations import Op, Values
 from floatline.probe.trace.schemas import TracedCall
-from floatline.probe.trace.trace import Trace
+from floatline.probe.trace.trace import Op, Trace, Values
 from floatline.probe.watch.patches import Aside
 
 

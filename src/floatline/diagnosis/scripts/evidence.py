@@ -12,8 +12,8 @@ from floatline.diagnosis.evidence import Evidence
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Precision
 from floatline.probe.scripts.steps import Captured
-from floatline.probe.trace.operations import Op, Operand, Phase, Values
-from floatline.probe.trace.trace import Trace
+from floatline.probe.trace.trace import Op, Operand, Phase, Trace, Values
+from floatline.probe.watch.events import ScalerStepEvent
 from floatline.workload import Target
 
 # All gradients together, or one that is no small part of them, this far from FP32's are damaged.
@@ -55,7 +55,7 @@ class ScriptEvidence(Evidence):
 
     def _find_smallest_scale(self, skipped: list[Captured]) -> Captured | None:
         """The skipped step with the smallest scale, down to 1: what fails there does not fail for want of a scale."""
-        scales = {event.step: event.data["scale"] for event in self.given.of("scaler-step")}
+        scales = {event.step: event.scale for event in self.given.of(ScalerStepEvent)}
         large = [one for one in skipped if scales.get(one.step, 0.0) >= 1.0]
         return min(large, key=lambda one: scales[one.step], default=None)
 

@@ -20,8 +20,8 @@ from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.precision.user_frames import is_installed
 from floatline.probe.runs.records import RunRecord
-from floatline.probe.trace.operations import Operand, Values
-from floatline.probe.trace.trace import Trace
+from floatline.probe.trace.trace import Operand, Trace, Values
+from floatline.probe.watch.events import ForwardEvent
 
 # A run diverges where its weights go this far, against their size, and the loss grows by a factor on the way.
 FAR, GROWN = 0.5, 5.0
@@ -156,7 +156,7 @@ def _finding(birth: Birth, given: RunRecord) -> Finding:
     name = op.node if op.phase == "backward" and op.node else op.name
     file, line = op.file, op.line
     if birth.cause == "bad-input-data" and (is_installed(file) or birth.seen.startswith("inputs[")):
-        calls = [event for event in given.of("forward") if event.file]  # who gave it to the model
+        calls = [event for event in given.of(ForwardEvent) if event.file]  # who gave it to the model
         file, line = (calls[0].file, calls[0].line) if calls else (file, line)
     return Finding(cause, birth.seen, next(iter(cause.remedies), ""), op.module, file, line, name)
 

@@ -22,8 +22,9 @@ from floatline.diagnosis.scripts.evidence import (
 from floatline.diagnosis.scripts.findings import find_in_script
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
+from floatline.probe.scripts.recording import BUDGET, FIRST
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
-from floatline.probe.scripts.schedule import BUDGET, FIRST
+from floatline.probe.watch.events import ScalerStepEvent
 
 
 def main(report: str, trace: str, words: list[str], device: str = "") -> None:
@@ -132,7 +133,9 @@ def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str
             return f"{text}, in compiled code; the same step was finite when it ran eagerly, so look at torch.compile"
         return f"{text}, and {'its recorded step does' if tried else 'the steps recorded afterwards do'} not tell why"
     if evidence.keeps_skipping:
-        return f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps, for an unknown cause"
+        return (
+            f"the scaler left out {len(given.skipped)} of {len(given.of(ScalerStepEvent))} steps, for an unknown cause"
+        )
     return ""
 
 
@@ -158,6 +161,6 @@ def _notes(run: ScriptRun) -> list[str]:
         notes.append(
             f"recording took {BUDGET:g} s by step {capture.ended_at}: healthy steps after it were not looked into"
         )
-    if given.skipped and len(given.skipped) < len(given.of("scaler-step")):
-        notes.append(f"the scaler left out {len(given.skipped)} of {len(given.of('scaler-step'))} steps")
+    if given.skipped and len(given.skipped) < len(given.of(ScalerStepEvent)):
+        notes.append(f"the scaler left out {len(given.skipped)} of {len(given.of(ScalerStepEvent))} steps")
     return notes

@@ -17,6 +17,7 @@ from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Change, replay_step, run_target
 from floatline.probe.trace.trace import Op, Trace
+from floatline.probe.watch.events import ScalerStepEvent
 
 # A gradient this near to FP32's is that of a healthy 16-bit step.
 AGREES = 0.1
@@ -176,7 +177,7 @@ class Counterfactuals:
     def _judge_step(
         self, removal: Removal, record: RunRecord, trace: Trace, old: Trace, findings: Sequence[Finding]
     ) -> Counterfactual:
-        scale = next((float(e.data["scale"]) for e in reversed(record.of("scaler-step"))), 1.0)
+        scale = next((e.scale for e in reversed(record.of(ScalerStepEvent))), 1.0)
         births = [birth for birth in find_births(trace) if scale == 1.0 or not is_search(birth, scale)]
         births = keep_harmful(births, trace)
         before, after = _error(old), _error(trace)

@@ -17,7 +17,8 @@ from floatline.plans import Plan
 from floatline.precision.islands import Islands
 from floatline.precision.nested import map_tensors
 from floatline.precision.random_state import RandomState
-from floatline.probe.runs.target_steps import PlannedLoss, batches_of, capture_target, origin_of
+from floatline.probe.runs.plain_loop import batches_of
+from floatline.probe.runs.target_steps import PlannedLoss, capture_target, origin_of
 from floatline.probe.steps.autocast_state import AutocastState
 from floatline.probe.steps.bundle_files import read_files, unpack, write_files
 from floatline.probe.steps.capture import CapturedStep, capture_step
@@ -200,7 +201,7 @@ def _restore_batches(bundle: Bundle, workload: Workload, plan: Plan) -> list[Any
     if not bundle.has_data:
         if bundle.origin.batch is None:
             raise ReplayError(f"Bundle '{bundle.folder}' has no data, and names no batch. Write it with its data.")
-        return batches_of(workload, plan, bundle.origin.batch, plan.accumulate)
+        return list(batches_of(workload, plan, bundle.origin.batch))
     device = next((p.device for p in workload.model.parameters()), torch.device("cpu"))
     batches = map_tensors(lambda t: t.to(device), unpack(bundle.fields["batches"], bundle.tensors))
     for batch in batches:

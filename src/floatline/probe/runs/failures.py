@@ -8,7 +8,7 @@ from types import TracebackType
 from torch._ops import OpOverload
 
 from floatline.precision.user_frames import find_raiser, find_raising_line
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.loop import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +44,10 @@ class Failure:
 
 def describe_failure(error: BaseException, seen: Watch) -> Failure:
     """Put together what the traceback and the watch know about an exception."""
-    module = seen.failed_module[1] if seen.failed_module and seen.failed_module[0] is error else None
+    module = seen.modules.failed[1] if seen.modules.failed and seen.modules.failed[0] is error else None
     # A model of a package may be at fault itself; a loop of one does what the script told it.
     spot = (find_raising_line if module is None else find_raiser)(error.__traceback__)
-    region = seen.failed_region if seen.failed_region and seen.failed_region[0] is error else None
+    region = seen.regions.failed if seen.regions.failed and seen.regions.failed[0] is error else None
     return Failure(
         kind=type(error).__name__,
         message=str(error),

@@ -5,15 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from floatline.probe.runs.failures import Failure
-from floatline.probe.watch.compiled import unwrap
-from floatline.probe.watch.events import LoopEvent, MadeOptimizer, Watch
+from floatline.probe.watch.events import (
+    BackwardEvent,
+    LoopEvent,
+    ScalerStepEvent,
+    ScaleUpdateEvent,
+    StepEvent,
+    UnscaleEvent,
+)
+from floatline.probe.watch.loop import MadeOptimizer, Watch
 from floatline.probe.watch.own_updates import Updates
+from floatline.probe.watch.patches import unwrap
+
+_Kind = TypeVar("_Kind", bound=LoopEvent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,7 @@ class OptimizerRecord:
     """An optimizer of the run.
 
     Args:
-        number: As in the events' data.
+        number: As in the events.
         name: Such as 'torch.optim.SGD'.
         file: Where it was made.
         line: Line there.
@@ -134,9 +144,9 @@ class RunRecord:
     result: object = None
     seconds: float = 0.0
 
-    def of(self, *kinds: str) -> list[LoopEvent]:
+    def of(self, *kinds: type[_Kind]) -> list[_Kind]:
         """The events of some kinds, in order."""
-        return [event for event in self.events if event.kind in kinds]
+        return [event for event in self.events if isinstance(event, kinds)]
 
     @property
     def first_bad_step(self) -> int | None:
@@ -153,13 +163,12 @@ class RunRecord:
         worked = 0.0
         found: list[int] = []
         tail: list[int] = []
-        for event in self.of("scaler-step"):
-            scale = event.data["scale"]
-            if event.data["applied"]:
-                worked, tail = max(worked, scale), []
+        for event in self.of(ScalerStepEvent):
+            if event.applied:
+                worked, tail = max(worked, event.scale), []
                 continue
             tail.append(event.step)
-            if scale <= worked:
+            if event.scale <= worked:
                 found.append(event.step)
         return found or (tail if len(tail) > 20 else [])
 
@@ -211,27 +220,27 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
     """Fill a record from what was seen."""
     record.events = seen.events
     record.num_steps = seen.step + 1
-    backward = record.of("backward")
-    scaled = bool(seen.masters) or (seen.updates is not None and seen.updates.scales_itself)
-    record.losses = [event.data["loss"] / (event.data.get("by_hand", 1.0) if scaled else 1.0) for event in backward]
+    backward = record.of(BackwardEvent)
+    scaled = bool(seen.weights.masters) or (seen.updates is not None and seen.updates.scales_itself)
+    record.losses = [event.loss / (event.by_hand if scaled else 1.0) for event in backward]
     record.loss_steps = [event.step for event in backward]
     if not backward:
         # The training may have run in other processes; then what the function says about it is all there is.
         record.losses = _read_losses(record.result)
         record.loss_steps = list(range(len(record.losses)))
-    record.skipped = [event.step for event in record.of("scaler-step") if not event.data["applied"]]
-    record.scales = [event.data["after"] for event in record.of("update")]
-    lost = [event.step for event in backward if not math.isfinite(event.data["loss"])]
+    record.skipped = [event.step for event in record.of(ScalerStepEvent) if not event.applied]
+    record.scales = [event.after for event in record.of(ScaleUpdateEvent)]
+    lost = [event.step for event in backward if not math.isfinite(event.loss)]
     record.bad_loss = next(iter(lost), None)
-    record.searches_in_loss = seen.penalties and set(lost) <= set(record.skipped)
-    steps = record.of("step")
-    tried = {event.step for event in record.of("step", "scaler-step")}
+    record.searches_in_loss = seen.scaling.penalties and set(lost) <= set(record.skipped)
+    steps = record.of(StepEvent)
+    tried = {event.step for event in record.of(StepEvent, ScalerStepEvent)}
     # An optimizer that takes the scaler's flag leaves such a step out by itself.
-    used = [e for e in steps if not (e.data["through_scaler"] and e.data["scales_itself"])]
-    bad = [e.step for e in used if not all(map(math.isfinite, e.data["largest"]))]
-    bad += [e.step for e in backward if e.step not in tried and not e.data.get("finite_after", True)]
+    used = [e for e in steps if not (e.through_scaler and e.scales_itself)]
+    bad = [e.step for e in used if not all(map(math.isfinite, e.largest))]
+    bad += [e.step for e in backward if e.step not in tried and not e.finite_after]
     record.bad_gradient = min(bad, default=None)
-    record.bad_weight = next((event.step for event in steps if not event.data["finite_after"]), None)
+    record.bad_weight = next((event.step for event in steps if not event.finite_after), None)
     if record.kind == "train":
         record.model = _find_model(record, seen)
     names = _name_parameters(record, seen)
@@ -240,7 +249,7 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
     record.untrained = list(_find_untrained(seen, names))
     # A loop that clips meets the scaler's refusal in unscale_, before any step.
     halves: list[tuple[int, int]] = [
-        (e.data["optimizer"], i) for e in record.of("scaler-step", "unscale") for i in e.data["halves"]
+        (e.optimizer, i) for e in record.of(ScalerStepEvent, UnscaleEvent) for i in e.halves
     ]
     held: dict[int, list[Tensor]] = {made.number: made.parameters for made in seen.optimizers.values()}
     record.half_parameters = list(dict.fromkeys(names.get(id(held[number][i]), "") for number, i in halves))
@@ -257,26 +266,26 @@ def _find_model(record: RunRecord, seen: Watch) -> nn.Module | None:
     result = record.result
     returned: list[Any] = list(result.values()) if isinstance(result, dict) else [result]  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
     modules = [value for value in returned if isinstance(value, nn.Module)]
-    return next(iter(modules), None) or next(reversed(seen.roots.values()), None)
+    return next(iter(modules), None) or next(reversed(seen.modules.roots.values()), None)
 
 
 def _name_parameters(record: RunRecord, seen: Watch) -> dict[int, str]:
     """Names by id; the model's own first, then those of modules that were called alone."""
-    models = [unwrap(model) for model in (record.model, *seen.roots.values()) if model is not None]
+    models = [unwrap(model) for model in (record.model, *seen.modules.roots.values()) if model is not None]
     names: dict[int, str] = {}
     for model in models:
         for name, tensor in model.named_parameters():
             names.setdefault(id(tensor), name)
-    for key, parts in seen.masters.items():
+    for key, parts in seen.weights.masters.items():
         whole = f"FP32 copy of {len(parts)} parameters"
         names.setdefault(key, names.get(id(parts[0]), "") if len(parts) == 1 else whole)
     return names
 
 
 def _fill_motion(record: RunRecord, seen: Watch, names: dict[int, str]) -> None:
-    tensors = {id(t): t for model in seen.roots.values() for t in model.parameters() if t.requires_grad}
+    tensors = {id(t): t for model in seen.modules.roots.values() for t in model.parameters() if t.requires_grad}
     for key, tensor in tensors.items():
-        start = seen.start.get(key)
+        start = seen.weights.start.get(key)
         if start is None:
             continue
         same = (
@@ -285,7 +294,7 @@ def _fill_motion(record: RunRecord, seen: Watch, names: dict[int, str]) -> None:
             and bool((start.to(tensor.device) == tensor.detach()).all())
         )
         (record.still if same else record.moved).append(names.get(key, ""))
-        if key not in seen.leaves:
+        if key not in seen.weights.leaves:
             record.no_gradient.append(names.get(key, ""))
     if record.model is not None:
         floats = (t for t in (*record.model.parameters(), *record.model.buffers()) if t.is_floating_point())
@@ -293,13 +302,13 @@ def _fill_motion(record: RunRecord, seen: Watch, names: dict[int, str]) -> None:
 
 
 def _sum_up(record: RunRecord, made: MadeOptimizer, seen: Watch, names: dict[int, str]) -> OptimizerRecord:
-    steps = [event for event in record.of("step") if event.data["optimizer"] == made.number]
-    idle = [event for event in steps if event.data["num_without_gradient"] == event.data["num_parameters"]]
-    idle += [e for e in record.of("scaler-step") if e.data["optimizer"] == made.number and not e.data["num_gradients"]]
+    steps = [event for event in record.of(StepEvent) if event.optimizer == made.number]
+    idle = [event for event in steps if event.num_without_gradient == event.num_parameters]
+    idle += [e for e in record.of(ScalerStepEvent) if e.optimizer == made.number and not e.num_gradients]
     strangers = [p for p in made.parameters if id(p) not in names]
-    dead = bool(strangers) and not any(id(parameter) in seen.leaves for parameter in strangers)
+    dead = bool(strangers) and not any(id(parameter) in seen.weights.leaves for parameter in strangers)
     by_hand = isinstance(made.optimizer, Updates)
-    tried = bool(steps) or any(e.data["optimizer"] == made.number for e in record.of("scaler-step"))
+    tried = bool(steps) or any(e.optimizer == made.number for e in record.of(ScalerStepEvent))
     dead = dead and tried and not by_hand  # one that never stepped proves nothing
     own = tuple(names.get(id(parameter), "") for parameter in made.parameters)
     return OptimizerRecord(
@@ -310,7 +319,7 @@ def _sum_up(record: RunRecord, made: MadeOptimizer, seen: Watch, names: dict[int
         own,
         len(steps),
         len(idle),
-        dead and bool(seen.roots),
+        dead and bool(seen.modules.roots),
         by_hand,
     )
 
@@ -320,23 +329,23 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
     if not seen.optimizers:
         return
     held = {id(parameter) for made in seen.optimizers.values() for parameter in made.parameters}
-    held |= {id(part) for parts in seen.masters.values() for part in parts}
-    hidden = {id(t): name for model in seen.roots.values() for name, t in _hidden_tensors(model)}
-    for key, leaf in seen.leaves.items():
-        moved = key in seen.start and not bool((seen.start[key].to(leaf.device) == leaf.detach()).all())
-        if key in held or (moved if seen.moved is None else key in seen.moved):
+    held |= {id(part) for parts in seen.weights.masters.values() for part in parts}
+    hidden = {id(t): name for model in seen.modules.roots.values() for name, t in _hidden_tensors(model)}
+    for key, leaf in seen.weights.leaves.items():
+        moved = key in seen.weights.start and not bool((seen.weights.start[key].to(leaf.device) == leaf.detach()).all())
+        if key in held or (moved if seen.weights.moved is None else key in seen.weights.moved):
             continue
         if key in names:
             yield Untrained(names[key], registered=True)
         elif key in hidden:
             yield Untrained(hidden[key], registered=False)
-    if not seen.leaves:
+    if not seen.weights.leaves:
         return
-    for model in seen.roots.values():
+    for model in seen.modules.roots.values():
         for path, module in _named_modules(model):
             for name, parameter in module.named_parameters(recurse=False):
-                missing = id(parameter) in held and parameter.requires_grad and id(parameter) not in seen.leaves
-                if missing and id(module) in seen.called:
+                missing = id(parameter) in held and parameter.requires_grad and id(parameter) not in seen.weights.leaves
+                if missing and id(module) in seen.modules.called:
                     yield Untrained(f"{path}.{name}".lstrip("."), registered=True, held=True)
 
 

@@ -14,15 +14,16 @@ from floatline.errors import TargetError
 from floatline.plans.presets import resolve_plan
 from floatline.precision.dtypes import DTYPES
 from floatline.precision.islands import Islands
-from floatline.probe.runs.changes import Change, changed
+from floatline.probe.runs.conditions import Change, LimitReached, Precision, changed, prepared, time_limit
 from floatline.probe.runs.failures import Failure, describe_failure
 from floatline.probe.runs.plain_loop import train_plainly
 from floatline.probe.runs.records import RunRecord, fill_record, find_bad_tensors
-from floatline.probe.runs.surroundings import LimitReached, Precision, prepared, time_limit
-from floatline.probe.trace.gradient_errors import GradientRecorder
+from floatline.probe.trace.recorder import GradientRecorder
 from floatline.probe.trace.storages import batch_tensors
 from floatline.probe.trace.trace import Trace
-from floatline.probe.watch.watch import Watch, watch
+from floatline.probe.watch.events import NewOptimizerEvent
+from floatline.probe.watch.loop import Watch
+from floatline.probe.watch.watch import watch
 from floatline.workload import Target
 
 _STEPS = 40
@@ -81,8 +82,8 @@ def run_target(
             raise _StepReached
 
     with prepared(target, precision, seed), changed(change, in_step=lambda: False), watch(light=light) as seen:
-        seen.on_forward = lambda module, _: keep(module)
-        seen.on_event = follow
+        seen.callbacks.forward = lambda module, _: keep(module)
+        seen.callbacks.event = follow
         with time_limit(limit):
             try:
                 _run(target, record, seen, steps=steps, seed=seed)
@@ -160,7 +161,7 @@ def replay_step(
             if recording.recorder is not None and seen.step > step:
                 raise _StepReached
 
-        seen.on_event = end_after
+        seen.callbacks.event = end_after
         try:
             with contextlib.suppress(_StepReached):
                 _run(target, record, seen, steps=step + 1 if target.builder else steps, seed=seed)
@@ -304,7 +305,8 @@ class StepRecording:
         self._early = False  # no forward pass has run in it yet
         self._seen, self._step, self._record, self._originals = seen, step, record, originals
         self._on_forward = on_forward
-        seen.on_forward, seen.on_clear, seen.on_leave = self._begin, self._begin_early, self._give_up
+        calls = seen.callbacks
+        calls.forward, calls.clear, calls.leave = self._begin, self._begin_early, self._give_up
 
     def finish(self) -> Trace | None:
         """The run is over: what was recorded; None where the step had no forward pass."""
@@ -331,7 +333,7 @@ class StepRecording:
 
     def note_event(self) -> None:
         """Something happened: the first step begins where an optimizer is made."""
-        if not self._seen.step and self._seen.events[-1].kind == "optimizer-new":
+        if not self._seen.step and isinstance(self._seen.events[-1], NewOptimizerEvent):
             self._begin_early()
 
     def _begin_early(self) -> None:

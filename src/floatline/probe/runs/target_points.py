@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import random
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +13,10 @@ from floatline.errors import ReplayError
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
-from floatline.precision.dtypes import DTYPES
-from floatline.precision.islands import Islands, cast_weights
 from floatline.precision.random_state import RandomState
-from floatline.probe.runs.target_steps import batches_of, origin_of
+from floatline.probe.runs.conditions import set_seeds
+from floatline.probe.runs.plain_loop import PlainLoop, batches_of, first_batch
+from floatline.probe.runs.target_steps import PlannedLoss, origin_of
 from floatline.probe.steps.capture import CapturedStep, capture_step
 from floatline.probe.steps.captured_step import StepOrigin
 from floatline.workload import Target, Workload
@@ -39,7 +37,7 @@ def capture_points(
 
     It is trained twice: once to find the step at which it fails, or its last, and again from the same seed to capture
     the points, which are shares of the way there. A step fails when its loss is not finite, or its gradients
-    are not finite and no smaller loss scale is left to try. A target is built anew for each run; a workload gets its
+    are not finite and no smaller loss scale is left to try. A target is built again for each run; a workload gets its
     weights and buffers back, before the second run and at the end.
 
     Args:
@@ -47,7 +45,7 @@ def capture_points(
         plan: What to train in; None is the workload's own precision.
         points: Shares of the way to the failing step; 1 is that step.
         steps: Steps of the run, where it does not fail before.
-        seed: Of torch, random, and of build().
+        seed: Of torch, random, numpy, and of build().
 
     Returns:
         The steps in their order; points that fall on one step give one.
@@ -59,11 +57,11 @@ def capture_points(
     if steps < 1 or not points or not all(0 <= point <= 1 for point in points):
         raise ReplayError(f"steps {steps} and points {tuple(points)} make no step. Give shares from 0 to 1.")
     with _kept(subject):
-        last = _Loop(subject, plan, seed).run(steps).failed
+        last = _CapturingLoop(subject, plan, seed).run(steps).failed
         end = steps - 1 if last is None else last
     with _kept(subject):
         wanted = {round(point * end) for point in points}
-        return _Loop(subject, plan, seed).run(end + 1, capture=wanted).captured
+        return _CapturingLoop(subject, plan, seed).run(end + 1, capture=wanted).captured
 
 
 @dataclass
@@ -74,95 +72,60 @@ class _Ran:
     captured: list[CapturedStep]
 
 
-class _Loop:
+class _CapturingLoop:
     """The plain loop of `run_target`, in which any step can be captured before it is made."""
 
     def __init__(self, subject: Target | Workload, plan: Plan | str | None, seed: int) -> None:
-        random.seed(seed)
+        set_seeds(seed)
         self._target = subject if isinstance(subject, Target) else None
         self._workload = subject.build(seed) if isinstance(subject, Target) else subject
-        torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
         self._plan = resolve_plan(self._workload.precision if plan is None else plan)
         self._seed = seed
 
-    def run(self, steps: int, *, capture: set[int] | None = None) -> _Ran:
-        plan, model = self._plan, self._workload.model
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        whole = plan.weights != "fp32"
-        if whole:
-            cast_weights(model, plan)
-        kept = tuple(plan.check_modules(model))
-        islands = Islands(model, kept if plan.compute != "fp32" else ())
-        optimizer = self._workload.make_optimizer(model)
-        scaled = plan.scaling is not None and plan.compute == "fp16" and not whole
-        init = plan.scaling.init_scale if plan.scaling is not None else 1.0
-        scaler = torch.amp.GradScaler(device.type, enabled=scaled, init_scale=init)
-        mixed = plan.compute != "fp32" and not whole
-        model.train()
+    def run(self, steps: int, *, capture: Collection[int] = ()) -> _Ran:
+        model = self._workload.model
         found: list[CapturedStep] = []
         skips = number = 0
-        with HalfOnCPU() if device.type == "cpu" else contextlib.nullcontext():
+        loop = PlainLoop(self._workload, self._plan)
+        with HalfOnCPU() if loop.device == "cpu" else contextlib.nullcontext():
             try:
                 for number in range(steps):
-                    if number in (capture or ()):
-                        found.append(self._capture(number, optimizer, scaler, kept))
-                    optimizer.zero_grad(set_to_none=True)
-                    loss = self._backward(number, scaler, device, mixed=mixed)
+                    if number in capture:
+                        found.append(self._capture(number, loop))
+                    losses = loop.run_backward(number)
+                    known = _is_finite(losses)
                     fine = _is_finite([p.grad for p in model.parameters() if p.grad is not None])
                     skips = 0 if fine else skips + 1
-                    stuck = not scaled or skips > _LONGEST_SEARCH or scaler.get_scale() <= 1.0
-                    if not bool(loss.isfinite()) or (not fine and stuck):
-                        # The search for a scale is over: what failed is the first step of it.
-                        return _Ran(number - max(skips - 1, 0) if bool(loss.isfinite()) else number, found)
-                    self._update(optimizer, scaler)
+                    searches = loop.scaler.is_enabled() and skips <= _LONGEST_SEARCH and loop.scaler.get_scale() > 1.0
+                    if not known or not (fine or searches):
+                        # Where the search for a scale is over, what failed is the first step of it.
+                        return _Ran(number - max(skips - 1, 0) if known else number, found)
+                    loop.update()
             except Exception:  # the user's code does not go on in this precision: its replays will say why
                 return _Ran(number, found)
             finally:
-                islands.remove()
+                loop.close()
         return _Ran(None, found)
 
-    def _backward(self, number: int, scaler: torch.amp.GradScaler, device: torch.device, *, mixed: bool) -> Tensor:
-        plan = self._plan
-        total = torch.zeros((), dtype=torch.float32, device=device)
-        for batch in batches_of(self._workload, plan, self._first(number), plan.accumulate):
-            with torch.autocast(device.type, dtype=DTYPES[plan.compute], enabled=mixed):
-                loss = self._workload.compute_loss(*batch)
-            scaler.scale(loss / plan.accumulate if plan.accumulate > 1 else loss).backward()
-            total = total + loss.detach().float()
-        return total
-
-    def _update(self, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
-        clip = self._plan.clip
-        if clip is not None:
-            scaler.unscale_(optimizer)
-            weights = list(self._workload.model.parameters())
-            if clip.max_value is not None:
-                nn.utils.clip_grad_value_(weights, clip.max_value)
-            elif clip.max_norm is not None:
-                nn.utils.clip_grad_norm_(weights, clip.max_norm, clip.norm_type)
-        scaler.step(optimizer)
-        scaler.update()
-
-    def _first(self, number: int) -> int:
-        return number * self._plan.accumulate % len(self._workload.batches)
-
-    def _capture(
-        self, number: int, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, kept: tuple[str, ...]
-    ) -> CapturedStep:
-        first = self._first(number)
+    def _capture(self, number: int, loop: PlainLoop) -> CapturedStep:
+        plan, model = self._plan, self._workload.model
+        first = first_batch(self._workload, plan, number)
         origin = StepOrigin(seed=self._seed, step=number)
         if self._target is not None:
             origin = origin_of(self._target, seed=self._seed, step=number)
-        return capture_step(
-            self._workload.model,
-            optimizer,
-            lambda batch: self._workload.compute_loss(*batch),
-            *batches_of(self._workload, self._plan, first, self._plan.accumulate),
-            plan=self._plan,
-            scaler=scaler,
+        loss = PlannedLoss(self._workload, plan)
+        captured = capture_step(
+            model,
+            loop.optimizer,
+            loss,
+            *batches_of(self._workload, plan, first),
+            plan=plan,
+            scaler=loop.scaler,
             random_state=RandomState.now(),
-            origin=replace(origin, batch=first, islands=kept),
+            origin=replace(origin, batch=first, islands=tuple(plan.check_modules(model))),
         )
+        captured.around = loss.in_force
+        return captured
 
 
 def _is_finite(tensors: list[Tensor]) -> bool:
@@ -171,17 +134,20 @@ def _is_finite(tensors: list[Tensor]) -> bool:
 
 @contextlib.contextmanager
 def _kept(subject: Target | Workload) -> Generator[None]:
-    """A workload's weights, buffers and dtypes, put back at the end; a target is built anew instead."""
+    """A workload's weights, buffers and dtypes, put back at the end; a target is built again instead."""
     if isinstance(subject, Target):
         yield
         return
-    tensors: dict[str, Any] = {**dict(subject.model.named_parameters()), **dict(subject.model.named_buffers())}
-    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    before = {name: tensor.detach().clone() for name, tensor in _named_tensors(subject.model)}
     training = subject.model.training
     try:
         yield
     finally:
-        for name, tensor in tensors.items():
+        for name, tensor in _named_tensors(subject.model):  # casting a model gives it new buffers
             tensor.grad = None
-            tensor.data = before[name]
+            tensor.data = before.get(name, tensor.data)
         subject.model.train(training)
+
+
+def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    return [*model.named_parameters(), *model.named_buffers()]

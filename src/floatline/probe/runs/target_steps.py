@@ -16,9 +16,8 @@ from floatline.errors import ReplayError
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.applied_plan import AppliedPlan
-from floatline.precision.dtypes import DTYPES
-from floatline.precision.nested import map_tensors
 from floatline.precision.random_state import RandomState
+from floatline.probe.runs.plain_loop import batches_of, first_batch
 from floatline.probe.runs.runs import run_target
 from floatline.probe.steps.capture import CapturedStep, capture_step
 from floatline.probe.steps.captured_step import StepOrigin
@@ -77,14 +76,14 @@ def capture_target(target: Target, *, step: int, seed: int = 0) -> CapturedStep:
         raise ReplayError(f"Target '{target.text}' does not get to step {step}. Give a step that it makes.")
     workload = cast("Workload", made["workload"])
     plan = resolve_plan(workload.precision)
-    first = step * plan.accumulate % len(workload.batches)
+    first = first_batch(workload, plan, step)
     origin = replace(origin_of(target, seed=seed, step=step), batch=first)
     loss = PlannedLoss(workload, plan)
     captured = capture_step(
         workload.model,
         made["optimizer"],
         loss,
-        *batches_of(workload, plan, first, plan.accumulate),
+        *batches_of(workload, plan, first),
         plan=plan,
         scaler=made["scaler"],
         random_state=made["random"],
@@ -129,17 +128,6 @@ def _noting(original: Any, made: dict[str, Any]) -> Any:
         made["scaler"] = self
 
     return note
-
-
-def batches_of(workload: Workload, plan: Plan, first: int, num: int) -> list[Any]:
-    """Batches of a workload in the plan's format, from one on."""
-    dtype = None if plan.weights == "fp32" else DTYPES[plan.compute]
-
-    def narrow(tensor: Tensor) -> Tensor:
-        return tensor if dtype is None or not tensor.is_floating_point() else tensor.to(dtype)
-
-    have = workload.batches
-    return [map_tensors(narrow, tuple(have[(first + i) % len(have)])) for i in range(num)]
 
 
 def origin_of(target: Target, *, seed: int, step: int) -> StepOrigin:

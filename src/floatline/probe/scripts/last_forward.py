@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from floatline.probe.scripts.weight_copies import Weights
-from floatline.probe.trace.gradient_errors import GradientRecorder
+from floatline.probe.trace.recorder import GradientRecorder
 from floatline.probe.trace.trace import Trace
-from floatline.probe.watch.events import LoopEvent
-from floatline.probe.watch.full_steps import has_bad
+from floatline.probe.watch.events import ForwardEvent
 from floatline.probe.watch.patches import Aside
+from floatline.probe.watch.steps import has_bad
 
 # Device, whether autocast is on there, and its dtype.
 Autocast: TypeAlias = tuple[str, bool, torch.dtype]
@@ -38,7 +38,7 @@ class Forward:
     root: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    event: LoopEvent
+    event: ForwardEvent
     autocast: Autocast
 
 
@@ -114,7 +114,7 @@ class HeldForwards:
         size = sum(tensor.nbytes for tensor in tensors_in(args, kwargs))
         self._most = max(1, _MOST_BYTES // max(size, 1))
 
-    def add(self, event: LoopEvent, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def add(self, event: ForwardEvent, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Hold a call of a root module: what was noted of it, and its arguments."""
         self.calls.append(Forward(root, args, kwargs, event, read_autocast(root, self._usual)))
         while len(self.calls) > min(_MOST_CALLS, self._most):
@@ -124,7 +124,7 @@ class HeldForwards:
         """Look whether the inputs in a step are finite."""
         for forward in self.calls:
             if forward.event.step == step:
-                forward.event.put("bad_inputs", bool(has_bad(forward.args, forward.kwargs)))
+                forward.event.bad_inputs = bool(has_bad(forward.args, forward.kwargs))
 
     def find(self, step: int) -> Forward:
         """The first call in a step, or the last call of all where none is held from there."""

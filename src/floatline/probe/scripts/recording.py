@@ -1,4 +1,4 @@
-"""ScriptRecording: the recorder of one step of a script, which may begin before the step's forward pass."""
+"""ScriptRecording: the recorder of one step of a script; Schedule: which healthy steps are recorded."""
 # torch shows its dispatcher to Python under private names only.
 # pyright: reportPrivateUsage=false
 
@@ -15,13 +15,52 @@ from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from floatline.probe.scripts.last_forward import Forward, tensors_in
 from floatline.probe.scripts.setup import SetupRecorder
-from floatline.probe.trace.gradient_errors import GradientRecorder
 from floatline.probe.trace.measures import Measures
+from floatline.probe.trace.recorder import GradientRecorder
 from floatline.probe.trace.schemas import TracedCall
 from floatline.probe.trace.storages import Storages, storage_key
 from floatline.probe.trace.trace import Op, Trace
 from floatline.probe.trace.twins import Twins
-from floatline.probe.watch.compiled import Eagerly, is_inside_compiled
+from floatline.probe.watch.patches import Eagerly, is_inside_compiled
+
+# Applied steps after which the first and the second are recorded; then whenever there are four times as many.
+FIRST, _SECOND, _FACTOR = 2, 9, 4
+# Seconds after which no further healthy step is recorded.
+BUDGET = 60.0
+
+
+class Schedule:
+    """Says when to record: after 2 applied steps, after 9, then whenever there are four times as many.
+
+    What is recorded depends on the number of applied steps alone. A budget of time only ends recording, and then
+    `ended_at` says so.
+
+    Attributes:
+        num_applied: Optimizer steps that were applied so far.
+        due: How many it takes before a step is recorded.
+        ended_at: The number of applied steps at which the budget was spent; None while it is not.
+    """
+
+    def __init__(self) -> None:
+        self.num_applied = 0
+        self.due = FIRST
+        self.ended_at: int | None = None
+
+    def is_due(self, *, spent: float, after: int = 0) -> bool:
+        """Whether the step that begins is recorded.
+
+        Args:
+            spent: Seconds that recording took so far.
+            after: How many more steps will have been applied by then.
+        """
+        if self.num_applied + after < self.due or self.ended_at is not None:
+            return False
+        if spent > BUDGET:
+            self.ended_at = self.num_applied
+            return False
+        while self.due <= self.num_applied + after:
+            self.due = _SECOND if self.due < _SECOND else _FACTOR * self.due
+        return True
 
 
 class BetweenSteps(GradientRecorder):

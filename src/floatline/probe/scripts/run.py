@@ -20,7 +20,9 @@ from floatline.precision.user_frames import find_script_line
 from floatline.probe.runs.failures import describe_failure
 from floatline.probe.runs.records import OptimizerRecord, RunRecord, fill_record
 from floatline.probe.scripts.steps import StepCapture
-from floatline.probe.watch.watch import Watch, watch
+from floatline.probe.watch.events import AutocastEvent, BackwardEvent, ForwardEvent, ScalerStepEvent, StepEvent
+from floatline.probe.watch.loop import Watch
+from floatline.probe.watch.watch import watch
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -33,7 +35,7 @@ def name_precision(record: RunRecord) -> str:
     usual = dtypes.most_common(1)[0][0] if dtypes else torch.float32
     if usual in _NAMES:
         return f"{_NAMES[usual]}-true"
-    regions = Counter(e.data["dtype"] for e in record.of("autocast") if e.data["enabled"])
+    regions = Counter(e.dtype for e in record.of(AutocastEvent) if e.enabled)
     if regions:
         name = regions.most_common(1)[0][0].removeprefix("torch.")
         return {"float16": "fp16-mixed", "bfloat16": "bf16-mixed"}.get(name, f"{name}-mixed")
@@ -164,8 +166,8 @@ class LastLine:
 
 def _ends_forward(record: RunRecord) -> bool:
     """Whether the script left a step after its forward pass: it may have seen a loss that it did not like."""
-    kinds = [event.kind for event in record.of("forward", "backward", "step", "scaler-step")]
-    return bool(kinds) and kinds[-1] == "forward"
+    events = record.of(ForwardEvent, BackwardEvent, StepEvent, ScalerStepEvent)
+    return bool(events) and isinstance(events[-1], ForwardEvent)
 
 
 def _prepare(words: list[str]) -> Callable[[], object]:
@@ -227,7 +229,8 @@ def _measure_motion(seen: Watch, capture: StepCapture) -> float | None:
     if capture.before_failure is not None:
         kept = capture.before_failure
         held |= {id(p): copy for p, copy in zip(kept.tensors, kept.copies, strict=True) if id(p) in held}
-    pairs = [(seen.start[key].to(p.device).double(), p.double()) for key, p in held.items() if key in seen.start]
+    start = seen.weights.start
+    pairs = [(start[key].to(p.device).double(), p.double()) for key, p in held.items() if key in start]
     if not pairs:
         return None
     moved = sum(float((new - old).square().sum()) for old, new in pairs)

@@ -14,17 +14,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.probe.scripts.last_forward import HeldForwards, has_room, replay_forward
-from floatline.probe.scripts.late_steps import LateSteps
-from floatline.probe.scripts.recording import BetweenSteps, ScriptRecording, fails_by_state
-from floatline.probe.scripts.schedule import Schedule
-from floatline.probe.scripts.weight_copies import Weights, all_finite
+from floatline.probe.scripts.recording import BetweenSteps, Schedule, ScriptRecording, fails_by_state
+from floatline.probe.scripts.weight_copies import LateSteps, Weights, all_finite
 from floatline.probe.trace.trace import Trace
-from floatline.probe.watch.compiled import unwrap
-from floatline.probe.watch.events import LoopEvent, Watch
-from floatline.probe.watch.full_steps import share_of_dead_moments
-from floatline.probe.watch.health import Health, are_losses_finite, are_losses_lost
-from floatline.probe.watch.late_numbers import LateHealth, ScaledLoss
+from floatline.probe.watch.events import ForwardEvent, ScalerStepEvent, StepEvent
+from floatline.probe.watch.health import Health, LateHealth, ScaledLoss, are_losses_finite, are_losses_lost
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.own_updates import LooseWeights
+from floatline.probe.watch.patches import unwrap
+from floatline.probe.watch.steps import share_of_dead_moments
 
 Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
@@ -86,7 +84,7 @@ class StepCapture:
         self._stashed: Weights | None = None
         self._before: Weights | None = None
         self._late = LateSteps(seen.late, self._fail_late)
-        self._stepping: LoopEvent | None = None
+        self._stepping: StepEvent | ScalerStepEvent | None = None
         self._attempts, self._tries = 0, False  # steps that ran on these weights; whether one does now
         self._kind: Kind = "healthy"
         self._skips = self._relapses = self._lost = 0
@@ -110,7 +108,9 @@ class StepCapture:
         """The script compiles something: what is compiled must see no mode of ours."""
         self._try(self._end_setup)
 
-    def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: LoopEvent) -> None:
+    def begin_forward(
+        self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: ForwardEvent
+    ) -> None:
         """A root module is about to run, with gradients."""
         self._try(self._end_setup)
         if self._seen.detailed:
@@ -132,39 +132,39 @@ class StepCapture:
         self._try(self._end_setup)
         if self._recording.early:
             self._try(self._recording.end)
-            self._wanted, self._seen.on_clear = True, self._begin_again
+            self._wanted, self._seen.callbacks.clear = True, self._begin_again
         elif self._recording.runs and self._stepping is not None and self._stepping.step >= self._recording.step:
             self._try(self._finish)
 
-    def see_gradients(self, optimizer: Optimizer, event: LoopEvent, health: Health) -> None:
+    def see_gradients(self, optimizer: Optimizer, event: StepEvent, health: Health) -> None:
         """An optimizer is about to step."""
         self._stepping = event
         if isinstance(health, LateHealth):
             self._try(lambda: self._look_late(optimizer, event, health))
-        elif event.data["through_scaler"]:
+        elif event.through_scaler:
             return  # it has been asked, and lets the step through or not
         elif not math.isfinite(health):
             self._fail(event, None)
         elif self._seen.detailed or _is_narrow(optimizer):
             self._before = Weights.copy(_parameters(optimizer), most=True)
 
-    def _look_late(self, optimizer: Optimizer, event: LoopEvent, health: LateHealth) -> None:
+    def _look_late(self, optimizer: Optimizer, event: StepEvent, health: LateHealth) -> None:
         """On a GPU, the answers about steps that were asked about are there by now; and this step's is asked for.
 
         What a scaler lets through leaves the weights healthy: no copy of them is needed.
         """
         self._seen.late.read(before=event.step)
-        guarded, detailed = event.data["through_scaler"], self._seen.detailed
-        if guarded and event.data["scales_itself"]:
+        guarded, detailed = event.through_scaler, self._seen.detailed
+        if guarded and event.scales_itself:
             return  # it leaves the step out by itself, if it must
         if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
             self._late.keep(optimizer, event.step, detailed=detailed)
         self._late.ask(event, health)
 
-    def _fail_late(self, event: LoopEvent) -> None:
-        if not len(event.data["largest"]):
-            event.put("largest", [math.nan])
-        healthy = None if event.data["through_scaler"] else self._late.weights
+    def _fail_late(self, event: StepEvent) -> None:
+        if not len(event.largest):
+            event.largest = [math.nan]
+        healthy = None if event.through_scaler else self._late.weights
         self._try(
             lambda: self._fail(event, healthy, of_step=self._seen.step if healthy is None else self._late.kept_step)
         )
@@ -180,8 +180,8 @@ class StepCapture:
         if event is None:
             return
         self._count(event)
-        if self._seen.detailed and _is_narrow(optimizer) and event.kind == "step":
-            event.put("dead_moments", share_of_dead_moments(optimizer))
+        if self._seen.detailed and _is_narrow(optimizer) and isinstance(event, StepEvent):
+            event.dead_moments = share_of_dead_moments(optimizer)
             if before is None and self._late.kept_step == event.step:  # the next step would spoil the optimizer's state
                 before = self._late.weights
         elif before is not None and not before.on_cpu:
@@ -190,10 +190,11 @@ class StepCapture:
             return
         self._before = None
         if not all_finite(_parameters(optimizer)):
-            event.put("finite_after", False)
+            if isinstance(event, StepEvent):
+                event.finite_after = False
             self._fail(event, before)
 
-    def _count(self, event: LoopEvent) -> None:
+    def _count(self, event: StepEvent | ScalerStepEvent) -> None:
         """A step was applied; several optimizers may belong to it."""
         if event.step != self._applied_step:
             self._applied_step = event.step
@@ -205,7 +206,7 @@ class StepCapture:
         step = self._seen.step + 1
         if self._recording.runs or not self._is_wanted(step):
             return
-        if self._seen.roots or not self._seen.leaves:
+        if self._seen.modules.roots or not self._seen.weights.leaves:
             self._begin_early(step)
         else:  # no module is called: a whole step is recorded from here on, or from the next backward pass on
             self._try(lambda: self._begin_without_module(step + late))
@@ -223,11 +224,11 @@ class StepCapture:
         if self._recording.hides(mode):
             self._try(self._recording.end if self._recording.early else self._finish)
 
-    def see_attempt(self, event: LoopEvent, losses: Sequence[ScaledLoss | float]) -> None:
+    def see_attempt(self, event: ScalerStepEvent, losses: Sequence[ScaledLoss | float]) -> None:
         """A scaler has let a step through, or not."""
         self._stepping = event
-        if event.data["applied"]:
-            self._skips, self._worked = 0, max(self._worked, event.data["scale"])
+        if event.applied:
+            self._skips, self._worked = 0, max(self._worked, event.scale)
             if are_losses_lost(losses):
                 self._fail(event, None)
             return
@@ -235,7 +236,7 @@ class StepCapture:
         self._held.note_bad_inputs(event.step)
         self._kind = "skipped"
         self._skips += 1
-        self._relapses += event.data["scale"] <= self._worked
+        self._relapses += event.scale <= self._worked
         self._wanted = self._wanted or self._skips in _SEARCH or self._relapses in (3, 9)
         if not are_losses_finite(losses):  # no scale is searched for in a forward pass: the next step may tell why
             self._lost += 1
@@ -244,7 +245,7 @@ class StepCapture:
 
     # What is done about it.
 
-    def _fail(self, event: LoopEvent, healthy: Weights | None, *, of_step: int | None = None) -> None:
+    def _fail(self, event: StepEvent | ScalerStepEvent, healthy: Weights | None, *, of_step: int | None = None) -> None:
         """A step failed.
 
         Args:
@@ -288,7 +289,7 @@ class StepCapture:
 
     def _begin_again(self) -> None:
         """Gradients are cleared after an evaluation that was no part of the step."""
-        self._seen.on_clear = None
+        self._seen.callbacks.clear = None
         if self._wanted and not self._recording.runs:
             self._begin_early(self._seen.step)
 
@@ -299,11 +300,11 @@ class StepCapture:
         self._begin(forward.root, lambda: self._recording.begin(forward, model, loose))
 
     def _begin_without_module(self, step: int) -> None:
-        model = LooseWeights([*self._seen.leaves.values()])
+        model = LooseWeights([*self._seen.weights.leaves.values()])
         self._begin(model, lambda: self._recording.begin_without_module(step, model))
 
     def _begin_between(self) -> None:
-        model = LooseWeights([*self._seen.leaves.values()])
+        model = LooseWeights([*self._seen.weights.leaves.values()])
         recorder = BetweenSteps(model, lambda: self._try(self._put_on_healthy), lambda: self._try(self._put_back))
         self._begin(model, lambda: self._recording.begin_between(self._seen.step + 1, recorder), at_once=False)
 
@@ -320,7 +321,7 @@ class StepCapture:
         if at_once:
             self._put_on_healthy()
         start()
-        self._wanted, self._seen.on_event, self._seen.on_clear = False, self._note_event, None
+        self._wanted, self._seen.callbacks.event, self._seen.callbacks.clear = False, self._note_event, None
 
     def _put_on_healthy(self) -> None:
         """Let the step run on the weights from before the failure."""
@@ -354,11 +355,11 @@ class StepCapture:
         if self._seen.hooked:
             return  # the recorder's own hooks cannot be removed now; the next event ends it
         if self._broken:
-            self._broken, self._seen.on_event = False, None
+            self._broken, self._seen.callbacks.event = False, None
             self._recording.end()
             return
         self._seen.late.read()
-        trace, self._seen.on_event = self._recording.end(), None
+        trace, self._seen.callbacks.event = self._recording.end(), None
         if trace is None:
             return
         again = self._attempts < _ATTEMPTS and self._tries and fails_by_state(trace)
@@ -418,13 +419,13 @@ class StepCapture:
 
     def _find_model(self, root: nn.Module) -> nn.Module:
         """The largest module that was called by itself and that the root is a part of."""
-        owners = [m for m in self._seen.roots.values() if any(part is root for part in m.modules())]
+        owners = [m for m in self._seen.modules.roots.values() if any(part is root for part in m.modules())]
         return unwrap(max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root))
 
     def _find_loose(self, model: nn.Module) -> dict[str, Tensor]:
         """Weights of the optimizers that are none of the model's, by name: another model's, or those of no call."""
         named = {id(p) for p in model.parameters()}
-        others = {id(p): name for root in self._seen.roots.values() for name, p in root.named_parameters()}
+        others = {id(p): name for root in self._seen.modules.roots.values() for name, p in root.named_parameters()}
         return {
             others.get(id(p), f"parameter {i} of {made.name}"): p
             for made in self._seen.optimizers.values()
@@ -434,10 +435,10 @@ class StepCapture:
 
     def _all_weights(self) -> Iterator[Tensor]:
         """Parameters and buffers; not those that count, such as the batches that a norm has seen."""
-        owners = self._seen.roots.values()
+        owners = self._seen.modules.roots.values()
         tensors = [tensor for owner in owners for tensor in (*owner.parameters(), *owner.buffers())]
         tensors += [p for made in self._seen.optimizers.values() for p in made.parameters]
-        tensors += [] if owners else self._seen.leaves.values()
+        tensors += [] if owners else self._seen.weights.leaves.values()
         yield from {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}.values()
 
     def _try(self, work: Any) -> None:
@@ -448,11 +449,11 @@ class StepCapture:
             self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
             self._healthy = None
             if self._seen.hooked:
-                self._broken, self._seen.on_event = self._recording.runs, self._note_event
+                self._broken, self._seen.callbacks.event = self._recording.runs, self._note_event
                 return
             with contextlib.suppress(Exception):
                 self._recording.end()
-            self._seen.on_event = None
+            self._seen.callbacks.event = None
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -31,7 +31,6 @@ from floatline.probe.steps.autocast_state import AutocastState
 from floatline.probe.steps.bundle_files import DATA, STATE, pack, write_files
 from floatline.probe.steps.other_precision import as_bf16, as_fp16, as_fp32
 from floatline.probe.steps.replayed import Replay
-from floatline.probe.steps.stopwatch import Stopwatch
 from floatline.probe.steps.weight_copies import StandIns
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.patches import Aside
@@ -367,3 +366,34 @@ def _pack_optimizer(optimizer: torch.optim.Optimizer | None) -> tuple[Any, dict[
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
     }
     return pack(tree, "optimizer")
+
+
+class Stopwatch:
+    """Times what runs inside it: on a GPU between two events in its stream, elsewhere by the clock.
+
+    Args:
+        device: Where the work is done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
+        self._began = self._seconds = 0.0
+
+    def __enter__(self) -> Stopwatch:
+        if self._events:
+            self._events[0].record(torch.cuda.current_stream(self._device))
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._seconds = time.perf_counter() - self._began
+        if self._events:
+            self._events[1].record(torch.cuda.current_stream(self._device))
+
+    def read(self) -> float:
+        """Seconds; waits for the device."""
+        if not self._events:
+            return self._seconds
+        self._events[1].synchronize()
+        return self._events[0].elapsed_time(self._events[1]) / 1e3

@@ -54,7 +54,7 @@ class StandIns:
 
     @contextlib.contextmanager
     def in_place(self, *, narrow_as: torch.dtype | None = None) -> Generator[None]:
-        """The copies, with the values that were captured, in the place of the run's tensors.
+        """The copies, with the values that were captured, instead of the run's tensors.
 
         Args:
             narrow_as: Format of weights and buffers that are 16-bit; None leaves it.

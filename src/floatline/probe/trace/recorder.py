@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +17,8 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from floatline.probe.trace.measures import Measures
+from floatline.probe.trace.measures import Measures, RunningSum, find_sums
 from floatline.probe.trace.op_origins import OpOrigin, Whereabouts
-from floatline.probe.trace.operations import Op, Operand, Values
 from floatline.probe.trace.schemas import TracedCall, count_parts, find_places, tensors_of
 from floatline.probe.trace.storages import (
     Storages,
@@ -30,11 +30,13 @@ from floatline.probe.trace.storages import (
     storage_key,
     weights_of,
 )
-from floatline.probe.trace.sums import RunningSum, find_sums
-from floatline.probe.trace.trace import Trace
+from floatline.probe.trace.trace import Op, Operand, Trace, Values
 from floatline.probe.trace.twins import Attempt, Shadow, Twins
 from floatline.probe.watch.patches import Aside
 
+# Elements of all gradients up to which they are compared on the host: no operation must be loaded onto a GPU for them.
+_SMALL = 2**18
+_LOWEST = -200  # exponents below are counted there: FP32 itself ends at -149
 _ORIGIN = tuple(OpOrigin.__dataclass_fields__)
 
 
@@ -294,3 +296,55 @@ class Recorder(TorchDispatchMode):
 
 def _unwraps_itself(kind: Any) -> bool:
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # pyright: ignore[reportUnknownMemberType]
+
+
+class GradientRecorder(Recorder):
+    """A recorder whose trace has the gradients of all parameters compared with FP32's, of the same weights and batch.
+
+    `trace.meta["gradients"]` holds: `error`, the norm of the difference over the norm of FP32's, both over all
+    parameters (None where one of either is not finite); `lost`, the share of elements that are 0 and are not in
+    FP32; `exponents`, how many elements of FP32's gradients lie in [2**k, 2**(k+1)), by k.
+
+    Numerics:
+        Sums in float64, over the scaled gradients as backward left them.
+        Checked by tests/probe/runs/test_changes.py.
+    """
+
+    def _read_gradients(self) -> None:
+        super()._read_gradients()
+        difference = norm = 0.0
+        lost = nonzero = 0
+        exponents: dict[int, int] = {}
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [gradient for gradient in gradients if gradient.layout is torch.strided and gradient.numel()]
+        small = sum(gradient.numel() for gradient in gradients) <= _SMALL
+        for gradient in gradients:
+            shadow = self._twins.of(gradient) if self._twins else Shadow(exact=True)
+            place = "cpu" if small else gradient.device
+            own = gradient.detach().to(place).double()
+            twin = own if shadow.twin is None else shadow.twin.detach().to(place).double()
+            fine = twin.isfinite() & own.isfinite()
+            if not bool(fine.all()):
+                own, twin, difference = own[fine], twin[fine], math.inf
+            difference += float((own - twin).square().sum())
+            norm += float(twin.square().sum())
+            lost += int(((own == 0) & (twin != 0)).sum())
+            nonzero += int((twin != 0).sum())
+            _count(twin, exponents)
+        error = math.sqrt(difference / norm) if norm else (math.inf if difference else 0.0)
+        self.trace.meta["gradients"] = {
+            "error": error if math.isfinite(error) else None,
+            "lost": lost / max(nonzero, 1),
+            "exponents": {str(k): exponents[k] for k in sorted(exponents)},
+        }
+
+
+def _count(twin: Tensor, exponents: dict[int, int]) -> None:
+    sizes = twin[twin != 0].abs()
+    if not sizes.numel():
+        return
+    powers: Tensor = (torch.frexp(sizes).exponent - 1).clamp(min=_LOWEST)
+    counts = cast("list[int]", torch.bincount((powers - _LOWEST).flatten().long()).tolist())
+    for place, count in enumerate(counts):
+        if count:
+            exponents[place + _LOWEST] = exponents.get(place + _LOWEST, 0) + count

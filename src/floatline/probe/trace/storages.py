@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from floatline.probe.trace.operations import Values
+from floatline.probe.trace.trace import Values
 
 _PURGE_EVERY = 256  # new entries
 _PURGE_BYTES = 1 << 28  # of new twins

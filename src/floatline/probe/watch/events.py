@@ -1,300 +1,366 @@
-"""Watch and Event: what is known about a training loop so far."""
+"""The events of a training loop, one record for each kind of call; a watch notes them in the order they happen."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from floatline.precision.user_frames import Spot, find_caller
-from floatline.probe.watch.gradient_scales import GradientScales
-from floatline.probe.watch.late_numbers import LateHealth, LateNumbers, ScaledLoss
-from floatline.probe.watch.patches import Aside, is_tracing
+from floatline.precision.user_frames import NOWHERE, Spot
 
-# Above this many weights, a copy for each step costs more than it tells.
-_MOST_WEIGHTS = 2**24
-# A light watch sees all of the first steps, and of as many as _WINDOW after each power of two; from the others it
-# keeps what a step has once: the loss, whether the gradients are finite, the scale, the learning rate.
-_FIRST, _WINDOW = 24, 2
-# A full watch does so from this step on: what a loop does wrong it does from the beginning.
-_FIRST_OF_FULL = 256
-# Events that a light watch keeps from the beginning, and as many from the end.
-_MOST_EVENTS = 8192
+Owner = Literal["module", "optimizer", "scaler"]
 
 
 @dataclass(slots=True, eq=False)
 class LoopEvent:
-    """One call of the loop that matters.
+    """One call of the loop that matters. The watch that notes it fills in where and when.
 
-    Args:
-        kind: What was called: 'forward', 'backward', 'grad', 'scaler-new', 'scale', 'unscale', 'scaler-step', 'update',
-            'optimizer-new', 'step', 'zero-grad', 'clip', 'norm', 'touch', 'scheduler-step', 'autocast', 'cast',
-            'save', 'load', 'replace', 'collective'.
-        file: Source file of the user's line; '' where the loop is floatline's.
-        line: Line in it.
-        function: Function it is in.
-        step: Number of the optimizer step it belongs to, from 0.
-        data: What was seen, by name. Events of a light watch may share it: `put` changes one alone.
-    """
-
-    kind: str
-    file: str
-    line: int
-    function: str
-    step: int
-    data: dict[str, Any]
-
-    def put(self, name: str, value: Any) -> None:
-        """Change something that was seen."""
-        self.data = {**self.data, name: value}
-
-
-@dataclass(slots=True)
-class MadeOptimizer:
-    """An optimizer that the loop made: its number, parameters and place."""
-
-    number: int
-    optimizer: Optimizer
-    name: str
-    parameters: list[Tensor]
-    spot: Spot
-
-
-class StepListener(Protocol):
-    """Who is told of the steps of a light watch."""
-
-    @property
-    def records(self) -> bool:
-        """Whether a step is recorded now."""
-        ...
-
-    def begin_forward(self, root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], event: LoopEvent) -> None:
-        """A root module is about to run, with gradients."""
-
-    def see_compile(self) -> None:
-        """The loop is about to compile something."""
-
-    def leave_step(self) -> None:
-        """What comes now is no part of the step, but an evaluation."""
-
-    def see_gradients(self, optimizer: Optimizer, event: LoopEvent, health: LateHealth | float) -> None:
-        """An optimizer is about to step; the weights are as they were. Health is finite where gradients and loss are.
-
-        It is a number, or what will tell when a GPU has got there.
-        """
-
-    def see_weights(self, optimizer: Optimizer) -> None:
-        """An optimizer has stepped."""
-
-    def see_attempt(self, event: LoopEvent, losses: Sequence[ScaledLoss | float]) -> None:
-        """A scaler has let a step with these losses through, or not; if not, the device was asked, and has answered."""
-
-    def end_step(self, *, late: bool = False) -> None:
-        """A step is over: what comes now belongs to the next one, or, where it was found out late, has begun it."""
-
-    def end_backward(self) -> None:
-        """The gradients of a loop without modules and optimizers are there: it updates its weights, then goes on."""
-
-    def leave_mode(self, mode: object) -> None:
-        """The loop is about to leave a dispatch mode of its own."""
-
-
-class UpdateListener(Protocol):
-    """Who sees the steps that no optimizer of torch makes."""
-
-    scales_itself: bool
-
-    def after_backward(self, gradients: dict[int, Tensor | None] | None) -> None:
-        """Gradients are there; None: in the weights' own `grad`."""
-
-    def settle(self, *, cleared: bool) -> bool:
-        """A pass begins, or gradients are cleared, and no optimizer stepped; whether the loop made or left out one."""
-        ...
-
-    def note_optimizer_step(self) -> None:
-        """An optimizer of torch steps."""
-
-    def begin_step(self, *, stepped: bool) -> None:
-        """A step begins; whether an optimizer or a scaler was called in the last one."""
-
-
-class Watch:
-    """What is known about the loop so far. The patches of `watch_calls` and `watch_scaler` fill it.
+    Numbers that are still on a device when they are noted, such as a loss, stay there until `settle`.
 
     Attributes:
-        events: In the order they happened.
-        num_stepped: How often optimizers have stepped.
-        step: Number of the step that is under way. One ends where gradients are cleared after a backward pass, or
-            where a forward or backward pass follows an optimizer step.
-        optimizers: By id.
-        roots: Modules that were called from outside any module, by id.
-        leaves: Tensors that received gradients, by id.
-        targets: Targets of the batch under way, where floatline runs the loop.
-        on_forward: Called before a root module runs with gradients, with the module and its arguments.
-        on_event: Called at every event.
-        on_clear: Called after gradients were cleared.
-        on_leave: Called before a root module runs without gradients, such as to evaluate.
-        light: Whether the loop must not be slowed down.
-        detailed: Whether all calls of the step under way are looked at.
-        listener: Told of the steps of a light watch; None where nobody asks.
-        late: Numbers that are on their way from a GPU.
-        updates: Sees steps that no optimizer makes; None where nobody asks.
-        masters: Tensors of optimizers that are copies of weights, by id, with those weights.
-        locate: Finds the user's line.
-        thread: The thread that is watched.
-
-    Args:
-        light: Look at all calls in some steps only, and keep a bounded number of events.
+        spot: The user's line; nowhere if the loop is floatline's.
+        step: Number of the optimizer step it belongs to, from 0.
     """
 
-    def __init__(self, *, light: bool = False) -> None:
-        self.events: list[LoopEvent] = []
-        self.num_stepped = 0
-        self.light = light
-        self.detailed = True
-        self.inside = False  # a root module is running
-        self.compiled = False  # the loop compiles something
-        self.hooked = False  # inside a hook of an optimizer: no other may be added or removed
-        self.listener: StepListener | None = None
-        self.updates: UpdateListener | None = None
-        self.scale_by_hand = 1.0  # that the last loss was multiplied by, without a scaler
-        self.moved: set[int] | None = None  # weights outside of optimizers that move in training; None: nobody looked
-        self.masters: dict[int, list[Tensor]] = {}
-        self.locate: Callable[[], Spot] = find_caller
-        self.late = LateNumbers()
-        self.step_losses: list[ScaledLoss | float] = []  # of the step under way, for a light watch
-        self.loss_scales: dict[int, float | None] = {}  # of scalers, by id; None: on its way from the device
-        self.forwards: dict[int, dict[str, Any]] = {}  # what was last noted of root modules, by id
-        self.rates: dict[int, list[float]] = {}  # of optimizers, by id, where they are tensors
-        self.unscaled = False  # the loop itself has unscaled gradients in this step
-        self.step = 0
-        self.scales = GradientScales()
-        self.optimizers: dict[int, MadeOptimizer] = {}
-        self.roots: dict[int, nn.Module] = {}
-        self.called: set[int] = set()
-        self.leaves: dict[int, Tensor] = {}
-        self.start: dict[int, Tensor] = {}
-        self.regions: list[tuple[int, bool]] = []  # open autocast regions: number of the outermost, enabled
-        self.num_regions = 0
-        self.failed_module: tuple[BaseException, str] | None = None
-        self.failed_region: tuple[BaseException, bool, bool] | None = None
-        self.penalties = False  # gradients of a scaled output, with a graph of their own, were asked for
-        self.targets: tuple[Any, ...] = ()
-        self.on_forward: Callable[[nn.Module, tuple[Any, ...]], None] | None = None
-        self.on_event: Callable[[], None] | None = None
-        self.on_clear: Callable[[], None] | None = None
-        self.on_leave: Callable[[], None] | None = None
-        self.modules: list[nn.Module] = []
-        self.busy = 0  # inside a call that is itself an event: what it calls is not another
-        self._spots: dict[tuple[str, Any], Spot] = {}
-        self._numbers: dict[int, tuple[int, Any]] = {}
-        self._saw_backward = self._saw_step = False
-        self.thread = threading.get_ident()
+    spot: Spot = field(init=False, default=NOWHERE)
+    step: int = field(init=False, default=0)
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether this call is none of the loop's: on another thread, or while torch traces a program."""
-        return threading.get_ident() != self.thread or is_tracing()
+    def file(self) -> str:
+        """Source file of the user's line; '' if the loop is floatline's."""
+        return self.spot.file
 
-    def note(self, kind: str, data: dict[str, Any], spot: Spot | None = None) -> LoopEvent:
-        """Add an event at the user's line, or at a spot found before."""
-        spot = spot or self.locate()
-        event = LoopEvent(kind, spot.file, spot.line, spot.function, self.step, data)
-        self.events.append(event)
-        if self.on_event is not None:
-            self.on_event()
-        return event
-
-    def note_cheaply(self, kind: str, data: dict[str, Any]) -> LoopEvent:
-        """The same; where not all is looked at, the line is that of the last such call."""
-        key = kind, data.get("optimizer")
-        if self.detailed or key not in self._spots:
-            event = self.note(kind, data)
-            self._spots[key] = Spot(event.file, event.line, event.function)
-            return event
-        spot = self._spots[key]
-        event = LoopEvent(kind, spot.file, spot.line, spot.function, self.step, data)
-        self.events.append(event)
-        if self.on_event is not None:
-            self.on_event()
-        return event
-
-    def number(self, thing: object) -> int:
-        """A number for a scaler, optimizer or module; the thing is kept, so that no other takes its id."""
-        return self._numbers.setdefault(id(thing), (len(self._numbers), thing))[0]
-
-    def add_optimizer(self, optimizer: Optimizer, spot: Spot) -> MadeOptimizer:
-        """Know an optimizer from now on."""
-        if id(optimizer) not in self.optimizers:
-            held = self.scales.find(optimizer)
-            name = f"torch.optim.{type(optimizer).__name__}"
-            if not type(optimizer).__module__.startswith("torch."):
-                name = type(optimizer).__name__
-            self.optimizers[id(optimizer)] = MadeOptimizer(
-                self.number(optimizer), optimizer, name, list(held.parameters), spot
-            )
-        made = self.optimizers[id(optimizer)]
-        known = {id(parameter) for parameter in made.parameters}
-        made.parameters += [p for p in self.scales.find(optimizer).parameters if id(p) not in known]
-        return made
-
-    def forget_optimizer(self, optimizer: Optimizer) -> None:
-        """Know nothing of an optimizer, nor of its steps, any more."""
-        made = self.optimizers.pop(id(optimizer), None)
-        if made is not None:
-            self.events[:] = [e for e in self.events if e.kind != "step" or e.data["optimizer"] != made.number]
-
-    def note_boundary(self, *, cleared: bool) -> None:
-        """Count a step where a new one begins."""
-        if self.updates is not None and self._saw_backward and not self._saw_step:
-            self._saw_step = self.updates.settle(cleared=cleared)
-        if self._saw_step or (cleared and self._saw_backward):
-            if self.updates is not None:
-                self.updates.begin_step(stepped=self._saw_step)
-            self.step += 1
-            self._saw_step = self._saw_backward = False
-            self._begin_step()
-
-    def _begin_step(self) -> None:
-        self.step_losses = []  # a new list: what a GPU tells late of the last step is told with its losses
-        self.unscaled = False
-        first = _FIRST if self.light else _FIRST_OF_FULL
-        detailed = self.step < first or self.step - 2 ** (self.step.bit_length() - 1) < _WINDOW
-        if detailed and not self.detailed:
-            self.scales.forget_all()  # what they are made of was not followed meanwhile
-        self.detailed = detailed
-        if self.light and len(self.events) > 3 * _MOST_EVENTS:
-            del self.events[_MOST_EVENTS : len(self.events) - _MOST_EVENTS]
-
-    def note_backward(self, gradients: dict[int, Tensor | None] | None = None) -> None:
-        """A backward pass has run in this step; what torch.autograd.grad gave, by the ids of the weights."""
-        self._saw_backward = True
-        if self.updates is not None:
-            self.updates.after_backward(gradients)
-
-    def note_attempt(self) -> None:
-        """An optimizer step was tried in this step, and may have been skipped."""
-        self._saw_step = True
-        if self.updates is not None:
-            self.updates.note_optimizer_step()
-
-    def copy_weights(self, parameters: Sequence[Tensor]) -> list[Tensor] | None:
-        """A copy to compare with; None where it would be too large."""
-        if sum(parameter.numel() for parameter in parameters) > _MOST_WEIGHTS:
-            return None
-        with Aside():
-            return [parameter.detach().clone() for parameter in parameters]
+    @property
+    def line(self) -> int:
+        """Line in that file."""
+        return self.spot.line
 
     def settle(self) -> None:
-        """Read the values that are still on a device."""
-        self.late.read()
-        for event in self.events:
-            for name, value in event.data.items():
-                if isinstance(value, Tensor):
-                    event.data[name] = value.tolist()
-                elif isinstance(value, ScaledLoss):
-                    event.data[name] = float(value)
+        """Read the numbers that are still on a device."""
+
+
+@dataclass(slots=True, eq=False)
+class OptimizerEvent(LoopEvent):
+    """A call that concerns one optimizer.
+
+    Args:
+        optimizer: Its number in the watch; -1 for updates that the loop makes by itself.
+    """
+
+    optimizer: int
+
+
+@dataclass(slots=True, eq=False)
+class ForwardEvent(LoopEvent):
+    """A root module runs with gradients.
+
+    Args:
+        bad_inputs: Whether an input holds NaN or inf.
+        region: Number of the autocast region that it runs in and that keeps weight copies; 0 for none.
+    """
+
+    bad_inputs: bool
+    region: int
+
+    def settle(self) -> None:
+        """Read the numbers that are still on a device."""
+        self.bad_inputs = _read(self.bad_inputs)
+
+
+@dataclass(slots=True, eq=False)
+class AutogradEvent(LoopEvent):
+    """Autograd runs: a backward pass, or gradients for something else than a step.
+
+    Args:
+        loss: The sum of the outputs, without the loss scale.
+        factor: The loss scale of a GradScaler that is in the outputs; 1 for none.
+        create_graph: Whether the gradients have a graph of their own.
+    """
+
+    loss: float
+    factor: float
+    create_graph: bool
+
+    def settle(self) -> None:
+        """Read the numbers that are still on a device."""
+        self.loss = float(self.loss)
+
+
+@dataclass(slots=True, eq=False)
+class BackwardEvent(AutogradEvent):
+    """A backward pass, or torch.autograd.grad in a loop that trains by it.
+
+    Args:
+        by_hand: The number that the loop multiplied its loss by without a scaler; 1 for none.
+        penalty: The loss scale of gradients that the loss is made of, if nothing divides by it; 1 for none.
+        finite_after: Whether the gradients are finite after it.
+    """
+
+    by_hand: float = 1.0
+    penalty: float = 1.0
+    finite_after: bool = True
+
+    def settle(self) -> None:
+        """Read the numbers that are still on a device."""
+        self.loss, self.finite_after = float(self.loss), _read(self.finite_after)
+
+
+@dataclass(slots=True, eq=False)
+class GradEvent(AutogradEvent):
+    """torch.autograd.grad, where its gradients are no step's."""
+
+
+@dataclass(slots=True, eq=False)
+class NewScalerEvent(LoopEvent):
+    """A GradScaler is made."""
+
+
+@dataclass(slots=True, eq=False)
+class ScaleEvent(LoopEvent):
+    """A GradScaler scales a loss."""
+
+
+@dataclass(slots=True, eq=False)
+class UnscaleEvent(OptimizerEvent):
+    """A GradScaler unscales the gradients of an optimizer.
+
+    Args:
+        scale: The loss scale.
+        halves: Positions of the optimizer's FP16 parameters that have a gradient.
+        shrunk: What the code itself had multiplied the scaled gradients by; 1 for nothing.
+        before: The loss scale in the gradients, for each backward pass that is summed up in them.
+        after: The same after the call.
+    """
+
+    scale: float
+    halves: list[int]
+    shrunk: float
+    before: list[float]
+    after: list[float]
+
+
+@dataclass(slots=True, eq=False)
+class ScalerStepEvent(OptimizerEvent):
+    """A GradScaler is asked to step an optimizer, or a loop that checks its gradients decides whether to.
+
+    Args:
+        scaler: The scaler's number; -1 for a loop that leaves out steps by itself.
+        scale: The loss scale.
+        num_gradients: How many parameters have a gradient.
+        halves: Positions of the optimizer's FP16 parameters that have a gradient.
+        applied: Whether the step was made.
+    """
+
+    scaler: int
+    scale: float
+    num_gradients: int
+    halves: list[int]
+    applied: bool
+
+
+@dataclass(slots=True, eq=False)
+class ScaleUpdateEvent(LoopEvent):
+    """A GradScaler updates its scale.
+
+    Args:
+        scaler: The scaler's number.
+        after: The loss scale after the call.
+    """
+
+    scaler: int
+    after: float
+
+
+@dataclass(slots=True, eq=False)
+class NewOptimizerEvent(OptimizerEvent):
+    """An optimizer is made."""
+
+
+@dataclass(slots=True, eq=False)
+class StepEvent(OptimizerEvent):
+    """An optimizer steps.
+
+    Args:
+        name: The optimizer's, such as 'torch.optim.SGD'.
+        through_scaler: Whether a GradScaler steps it.
+        scales_itself: Whether it takes the scaler's flag, and leaves a step out by itself.
+        factors: The loss scale in the gradients, for each backward pass that is summed up in them.
+        shrunk: What the code itself multiplied scaled gradients by; 1 for nothing.
+        num_parameters: How many parameters it has.
+        num_without_gradient: How many of them have no gradient.
+        largest: The largest magnitude in each gradient; one or none where not all is looked at.
+        rates: Learning rates of its groups.
+        region: As in `ForwardEvent`.
+        moved: Whether a weight changed; None where nobody looked.
+        finite_after: Whether all weights are finite after it.
+        dead_moments: Share of its 16-bit second moments that are 0 and drive a weight too far.
+    """
+
+    name: str
+    through_scaler: bool
+    scales_itself: bool
+    factors: list[float]
+    shrunk: float
+    num_parameters: int
+    num_without_gradient: int
+    largest: list[float]
+    rates: list[float]
+    region: int
+    moved: bool | None = None
+    finite_after: bool = True
+    dead_moments: float = 0.0
+
+    def settle(self) -> None:
+        """Read the numbers that are still on a device."""
+        self.largest, self.moved, self.finite_after = _read(self.largest), _read(self.moved), _read(self.finite_after)
+
+    def again(self) -> StepEvent:
+        """A further step that is like this one."""
+        return StepEvent(
+            self.optimizer,
+            self.name,
+            self.through_scaler,
+            self.scales_itself,
+            self.factors,
+            self.shrunk,
+            self.num_parameters,
+            self.num_without_gradient,
+            self.largest,
+            self.rates,
+            self.region,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class ClearEvent(LoopEvent):
+    """Gradients are cleared.
+
+    Args:
+        owner: Number of the optimizer or module whose gradients they are.
+    """
+
+    owner: int
+
+
+@dataclass(slots=True, eq=False)
+class GradientUseEvent(OptimizerEvent):
+    """A call reads or changes gradients that have a loss scale in them.
+
+    Args:
+        factor: That scale.
+        call: What was called, such as 'torch.Tensor.norm'.
+    """
+
+    factor: float
+    call: str
+
+
+@dataclass(slots=True, eq=False)
+class ClipEvent(GradientUseEvent):
+    """Gradients are clipped by their norm.
+
+    Args:
+        norm: Their norm.
+        limit: The largest norm that they may have.
+    """
+
+    norm: float
+    limit: float
+
+    def settle(self) -> None:
+        """Read the numbers that are still on a device."""
+        self.norm = _read(self.norm)
+
+
+@dataclass(slots=True, eq=False)
+class NormEvent(GradientUseEvent):
+    """A norm of gradients, or what one is made of, is read."""
+
+
+@dataclass(slots=True, eq=False)
+class TouchEvent(GradientUseEvent):
+    """Code writes into gradients."""
+
+
+@dataclass(slots=True, eq=False)
+class SchedulerEvent(OptimizerEvent):
+    """A learning-rate scheduler steps.
+
+    Args:
+        rates: Learning rates of the optimizer's groups after it.
+    """
+
+    rates: list[float]
+
+
+@dataclass(slots=True, eq=False)
+class AutocastEvent(LoopEvent):
+    """The outermost autocast region is entered.
+
+    Args:
+        enabled: Whether it is on.
+        dtype: Such as 'torch.float16'.
+    """
+
+    enabled: bool
+    dtype: str
+
+
+@dataclass(slots=True, eq=False)
+class CastEvent(LoopEvent):
+    """A module is cast to 16 bits."""
+
+
+@dataclass(slots=True, eq=False)
+class SaveEvent(LoopEvent):
+    """A state dict is made.
+
+    Args:
+        owner: What it is the state of.
+        fingerprint: One number for a module's weights: equal weights give equal numbers. None for other owners.
+    """
+
+    owner: Owner
+    fingerprint: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class LoadEvent(LoopEvent):
+    """A state dict is loaded.
+
+    Args:
+        owner: What it is the state of.
+        fingerprint: As in `SaveEvent`.
+        stepped: Whether it is the state of an optimizer that has stepped.
+    """
+
+    owner: Owner
+    fingerprint: float | None = None
+    stepped: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class ReplaceEvent(LoopEvent):
+    """A parameter or submodule of a module is replaced after an optimizer was made.
+
+    Args:
+        name: Of the attribute.
+    """
+
+    name: str
+
+
+@dataclass(slots=True, eq=False)
+class CollectiveEvent(LoopEvent):
+    """A collective of torch.distributed is called.
+
+    Args:
+        name: Such as 'all_reduce'.
+    """
+
+    name: str
+
+
+def _read(value: Any) -> Any:
+    return cast("Any", value.tolist()) if isinstance(value, Tensor) else value

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from floatline.numerics.foreach import choose
+from floatline.probe.watch.events import StepEvent
 from floatline.probe.watch.patches import Aside
 
 _TAG = "floatline_scale"
@@ -156,7 +157,7 @@ class Held:
     kind: str = "mixed"
     flags: tuple[Tensor, Tensor] | None = None
     fresh: list[Tensor] = field(default_factory=list[Tensor])
-    described: tuple[Any, tuple[int, int], dict[str, Any]] | None = None
+    described: tuple[Any, tuple[int, int], StepEvent] | None = None
 
     @property
     def parameters(self) -> list[Tensor]:

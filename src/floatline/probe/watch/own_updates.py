@@ -6,20 +6,18 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from floatline.probe.watch.full_steps import describe_step
+from floatline.probe.watch.events import ScalerStepEvent, StepEvent
 from floatline.probe.watch.gradient_scales import largest_of
-from floatline.probe.watch.health import are_losses_lost, judge
-from floatline.probe.watch.late_numbers import LateHealth
+from floatline.probe.watch.health import LateHealth, are_losses_lost, judge
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Aside
-
-if TYPE_CHECKING:
-    from floatline.probe.watch.events import LoopEvent, Watch
+from floatline.probe.watch.steps import describe_step
 
 # Weights of which a copy is compared, to see what is written through `.data`, which no version counts.
 _MOST_COMPARED = 2**20
@@ -57,7 +55,7 @@ class OwnUpdates:
         self._alone = True  # the last step had no update by an optimizer
         self._marks: list[tuple[Tensor, int, int, int]] = []  # a weight, its version, its gradient and that's version
         self._copy: tuple[Tensor, Tensor, Tensor | None] | None = None  # a weight, what it held, its gradient
-        self._event: LoopEvent | None = None
+        self._event: StepEvent | None = None
         self._given: dict[int, Tensor | None] | None = None
         self._finite = True
         self._sums = False  # gradients of several passes are summed up
@@ -75,10 +73,11 @@ class OwnUpdates:
         lost = are_losses_lost(seen.step_losses)
         if not self._alone and not lost:
             return
+        leaves = seen.weights.leaves
         if gradients is not None:
-            self._marks = [(p, p._version, 0, 0) for key, p in seen.leaves.items() if gradients.get(key) is not None]
+            self._marks = [(p, p._version, 0, 0) for key, p in leaves.items() if gradients.get(key) is not None]
         else:
-            tensors = [*seen.leaves.values()] if self._by_hand is None else self._by_hand.param_groups[0]["params"]
+            tensors = [*leaves.values()] if self._by_hand is None else self._by_hand.param_groups[0]["params"]
             self._marks = [(p, p._version, id(p.grad), p.grad._version) for p in tensors if p.grad is not None]
         if not self._marks:
             return
@@ -91,7 +90,7 @@ class OwnUpdates:
             self._copy = self._copy_one(min(loose, key=Tensor.numel))
         if self._by_hand is not None:
             self._note_step(self._by_hand)
-            if seen.listener is not None and not seen.roots and gradients is None:
+            if seen.listener is not None and not seen.modules.roots and gradients is None:
                 seen.listener.end_backward()
         else:
             largest = largest_of(self._gradients())
@@ -115,7 +114,7 @@ class OwnUpdates:
         if changed:
             self._was_seen = True
             if self._event is not None and self._is_still_scaled():
-                self._event.put("factors", [self._seen.scale_by_hand])
+                self._event.factors = [self._seen.scaling.by_hand]
         if changed or (gone and self._by_hand is not None):
             self._finish(cleared=cleared)
             return True
@@ -171,7 +170,7 @@ class OwnUpdates:
         if weight.numel() > _MOST_COMPARED:
             return None
         gradient = weight.grad if self._given is None else self._given.get(id(weight))
-        if self._seen.scale_by_hand < _LEAST_SCALE:
+        if self._seen.scaling.by_hand < _LEAST_SCALE:
             gradient = None
         with Aside():
             return weight, weight.detach().clone(), None if gradient is None else gradient.detach().clone()
@@ -194,26 +193,23 @@ class OwnUpdates:
             rate = float(rates.median()) if rates.numel() else 0.0
             if not 0.0 < rate < math.inf or float((rates - rate).abs().max()) > 1e-3 * rate:
                 return False
-        whole = rate * self._seen.scale_by_hand
+        whole = rate * self._seen.scaling.by_hand
         return _has_two_digits(rate) and (whole > 1.0 or not _has_two_digits(whole))
 
     def _make_updates(self, parameters: list[Tensor]) -> Updates:
-        self._seen.busy += 1
-        try:
-            made = Updates(parameters)
-        finally:
-            self._seen.busy -= 1
-        return made
+        with self._seen.one_call:
+            return Updates(parameters)
 
     def _note_step(self, updates: Updates) -> None:
         """What a light step of an optimizer tells: gradients are looked at before the weights change."""
         seen = self._seen
         made = seen.add_optimizer(updates, seen.locate())
-        held = seen.scales.find(updates)
+        held = seen.scaling.gradients.find(updates)
         gradients = self._gradients()
         values, health = judge(seen, largest_of(gradients), gradients)
-        data = describe_step(seen, updates, made, held, (len(held.parameters), len(gradients)), values)
-        self._event = seen.note_cheaply("step", data | {"name": "an update by hand", "region": 0})
+        event = describe_step(seen, updates, made, held, (len(held.parameters), len(gradients)), values)
+        event.name, event.region = "an update by hand", 0
+        self._event = seen.note_cheaply(event, of=event.optimizer)
         if seen.listener is not None:
             seen.listener.see_gradients(updates, self._event, health)
         if not isinstance(health, LateHealth):
@@ -230,15 +226,7 @@ class OwnUpdates:
     def _note_attempt(self, *, applied: bool, late: bool = False) -> None:
         """As a scaler's: a step was made or left out."""
         seen, self.scales_itself = self._seen, True
-        data: dict[str, Any] = {
-            "scaler": -1,
-            "optimizer": -1,
-            "scale": seen.scale_by_hand,
-            "num_gradients": 1,
-            "halves": [],
-            "applied": applied,
-        }
-        event = seen.note("scaler-step", data)
+        event = seen.note(ScalerStepEvent(-1, -1, seen.scaling.by_hand, num_gradients=1, halves=[], applied=applied))
         if seen.listener is not None:
             seen.listener.see_attempt(event, seen.step_losses)
             seen.listener.end_step(late=late)

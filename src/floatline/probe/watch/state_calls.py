@@ -1,4 +1,6 @@
-"""Saving, loading and casting of models, and collectives, as events."""
+"""What a loop calls beside its steps, as events: autocast, schedules, state dicts, casts and collectives."""
+
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -10,8 +12,19 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.precision.user_frames import find_script_line
-from floatline.probe.watch.events import Watch
+from floatline.probe.watch.events import (
+    AutocastEvent,
+    CastEvent,
+    CollectiveEvent,
+    LoadEvent,
+    Owner,
+    ReplaceEvent,
+    SaveEvent,
+    SchedulerEvent,
+)
+from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.patches import Aside, Patches, holds_numbers
+from floatline.probe.watch.steps import read_rates
 
 _Call = Callable[..., Any]
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
@@ -28,7 +41,8 @@ _COLLECTIVES = (
 
 def patch_state(seen: Watch, patches: Patches) -> None:
     """Watch state dicts of modules and optimizers, casts of modules, and collectives."""
-    for owner, kind in ((nn.Module, "module"), (Optimizer, "optimizer")):
+    owners: tuple[tuple[type, Owner], ...] = ((nn.Module, "module"), (Optimizer, "optimizer"))
+    for owner, kind in owners:
         patches.wrap(owner, "state_dict", lambda save, kind=kind: _watch_saving(seen, save, kind))
         patches.wrap(owner, "load_state_dict", lambda load, kind=kind: _watch_loading(seen, load, kind))
     patches.wrap(nn.Module, "__setattr__", lambda put: _watch_replacing(seen, put))
@@ -50,34 +64,26 @@ def fingerprint(state: Any) -> float:
         return sum(float(tensor.detach().double().abs().sum()) for tensor in tensors)
 
 
-def _watch_saving(seen: Watch, save: _Call, kind: str) -> _Call:
+def _watch_saving(seen: Watch, save: _Call, kind: Owner) -> _Call:
     def watched(owner: Any, *args: Any, **kwargs: Any) -> Any:
         if seen.busy or args or "destination" in kwargs or seen.elsewhere:  # a submodule's part of a state dict
             return save(owner, *args, **kwargs)
-        seen.busy += 1
-        try:
+        with seen.one_call:
             state = save(owner, *args, **kwargs)
-        finally:
-            seen.busy -= 1
-        data: dict[str, Any] = {"owner": kind, "number": seen.number(owner)}
-        if kind == "module":
-            data["fingerprint"] = fingerprint(state)
-        seen.note("save", data)
+        seen.note(SaveEvent(kind, fingerprint(state) if kind == "module" else None))
         return state
 
     return watched
 
 
-def _watch_loading(seen: Watch, load: _Call, kind: str) -> _Call:
+def _watch_loading(seen: Watch, load: _Call, kind: Owner) -> _Call:
     def watched(owner: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
         if seen.elsewhere:
             return load(owner, state, *args, **kwargs)
-        data: dict[str, Any] = {"owner": kind, "number": seen.number(owner)}
         if kind == "module":
-            data["fingerprint"] = fingerprint(state)
-        if kind == "optimizer":
-            data["stepped"] = bool(state.get("state"))
-        seen.note("load", data)
+            seen.note(LoadEvent(kind, fingerprint(state)))
+        else:
+            seen.note(LoadEvent(kind, stepped=bool(state.get("state"))))
         return load(owner, state, *args, **kwargs)
 
     return watched
@@ -87,7 +93,7 @@ def _watch_replacing(seen: Watch, put: _Call) -> _Call:
     def watched(module: nn.Module, name: str, value: Any) -> None:
         # Only what comes after an optimizer can be missing in it.
         if seen.optimizers and isinstance(value, (nn.Module, nn.Parameter)) and hasattr(module, name):
-            seen.note("replace", {"owner": seen.number(module), "name": name})
+            seen.note(ReplaceEvent(name))
         put(module, name, value)
 
     return watched
@@ -98,7 +104,7 @@ def _watch_cast(seen: Watch, cast: _Call, name: str) -> _Call:
         dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
         if name != "to" or any(dtype in _SIXTEEN_BITS for dtype in dtypes):
             # PEFT and the like cast on behalf of a line of the user's.
-            seen.note("cast", {"owner": seen.number(module), "call": name}, find_script_line())
+            seen.note(CastEvent(), find_script_line())
         return cast(module, *args, **kwargs)
 
     return watched
@@ -107,8 +113,65 @@ def _watch_cast(seen: Watch, cast: _Call, name: str) -> _Call:
 def _watch_collective(seen: Watch, call: _Call, name: str) -> _Call:
     def watched(*args: Any, **kwargs: Any) -> Any:
         if not seen.busy and not seen.elsewhere:
-            shape = tuple(args[0].shape) if args and isinstance(args[0], Tensor) else ()
-            seen.note("collective", {"name": name, "shape": shape})
+            seen.note(CollectiveEvent(name))
         return call(*args, **kwargs)
 
     return watched
+
+
+def patch_autocast(seen: Watch, patches: Patches) -> None:
+    """Watch which autocast regions are open."""
+
+    def watch_entry(enter: _Call) -> _Call:
+        def watched(region: Any) -> Any:
+            if seen.regions.enter(enabled=region._enabled) and seen.detailed:
+                seen.note(AutocastEvent(region._enabled, str(region.fast_dtype)))
+            return enter(region)
+
+        return watched
+
+    def watch_exit(leave: _Call) -> _Call:
+        def watched(region: Any, kind: Any, error: Any, trace: Any) -> Any:
+            seen.regions.leave(error, enabled=region._enabled)
+            return leave(region, kind, error, trace)
+
+        return watched
+
+    patches.wrap(torch.amp.autocast_mode.autocast, "__enter__", watch_entry)
+    patches.wrap(torch.amp.autocast_mode.autocast, "__exit__", watch_exit)
+
+
+def patch_schedulers(seen: Watch, patches: Patches) -> None:
+    """Watch learning-rate schedulers; one inside another is not counted twice."""
+    schedulers = torch.optim.lr_scheduler
+    depth = 0
+
+    def watch_step(step: _Call) -> _Call:
+        def watched(scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal depth
+            depth += 1
+            try:
+                result = step(scheduler, *args, **kwargs)
+            finally:
+                depth -= 1
+            if not depth:
+                number = seen.number(scheduler.optimizer)
+                seen.note_cheaply(SchedulerEvent(number, read_rates(seen, scheduler.optimizer)), of=number)
+            return result
+
+        return watched
+
+    def watch_first(first: _Call) -> _Call:
+        def watched(scheduler: Any) -> Any:  # a scheduler steps once when it is made: that is no step of the loop
+            nonlocal depth
+            depth += 1
+            try:
+                return first(scheduler)
+            finally:
+                depth -= 1
+
+        return watched
+
+    patches.wrap(schedulers.LRScheduler, "_initial_step", watch_first)
+    for kind in (schedulers.LRScheduler, schedulers.SequentialLR, schedulers.ChainedScheduler):
+        patches.wrap(kind, "step", watch_step)

@@ -1,20 +1,28 @@
-"""Change: what a replay of a target does otherwise, to see whether that mends it."""
+"""The conditions a target is run under: seeds, path, output, precision, a time limit, and a Change that is tried."""
 
 from __future__ import annotations
 
 import contextlib
+import random
+import signal
+import sys
+import threading
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.precision.islands import Line, LineIslands
+from floatline.probe.steps.other_precision import as_bf16, as_fp32
 from floatline.probe.watch.patches import Aside, Patches
+from floatline.workload import Target
 
+Precision = Literal["fp32", "bf16"]
 _NARROW = (torch.float16, torch.bfloat16)
 
 
@@ -26,7 +34,7 @@ class Change:
         islands: Modules that compute in FP32, by their names in the model that is called.
         lines: Lines of code that are computed in FP32.
         fitting: Lines whose constants are brought within their format.
-        loss_factor: In the recorded step, backward begins with this in the place of 1.
+        loss_factor: In the recorded step, backward begins with this instead of 1.
         fp32_updates: Whether optimizers update FP32 copies of 16-bit weights, with FP32 states.
     """
 
@@ -81,7 +89,7 @@ def _fp32_updates() -> Generator[None]:
 
     Numerics:
         The FP32 copy of a weight is kept from step to step, so that no update is lost. A weight that the code writes
-        to between steps is taken anew.
+        to between steps is copied again.
     """
     masters: dict[int, tuple[Tensor, Tensor]] = {}  # the FP32 copy, and what the model got of it
     widened: list[tuple[Tensor, torch.dtype]] = []
@@ -120,3 +128,60 @@ def _fp32_updates() -> Generator[None]:
 
 def _narrow_weights(optimizer: Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"] if p.dtype in _NARROW]
+
+
+class LimitReached(BaseException):
+    """The time is up. Not an Exception: the user's loop may catch those."""
+
+
+@contextlib.contextmanager
+def prepared(target: Target, precision: Precision | None, seed: int) -> Generator[None]:
+    """Seeds, search path, output and precision, for as long as the user's code runs."""
+    set_seeds(seed)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        stack.enter_context(_on_path(str(target.folder)))
+        if precision != "fp32":  # what lies on a GPU passes through it
+            stack.enter_context(HalfOnCPU())
+        if precision is not None:
+            stack.enter_context(as_fp32() if precision == "fp32" else as_bf16())
+        yield
+
+
+def set_seeds(seed: int) -> None:
+    """Seed torch, random, and numpy where it is installed."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    with contextlib.suppress(ImportError):
+        import numpy
+
+        numpy.random.seed(seed)  # the user's code may draw from it
+
+
+@contextlib.contextmanager
+def _on_path(folder: str) -> Generator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Generator[None]:
+    """Interrupt a loop that calls nothing we watch, where this is the main thread of a Unix process."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise LimitReached
+
+    old = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
