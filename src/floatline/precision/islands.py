@@ -20,7 +20,7 @@ from floatline.errors import GuardError, PlanError, suggest
 from floatline.plans import Plan
 from floatline.plans.plan import name_modules
 from floatline.precision.dtypes import DTYPES, NARROW, find_overflow
-from floatline.precision.fp32_call import call_in_fp32, is_autocast_on
+from floatline.precision.fp32_call import call_in_fp32
 from floatline.precision.nonfinite import NonfinitePlace, first_nonfinite
 from floatline.precision.user_frames import find_caller
 
@@ -249,7 +249,7 @@ class LineIslands(TorchFunctionMode):
             return _run_behind(func, args, kwargs)
         if name in _NARROWING:
             return args[0].float()
-        busy = [device for device in ("cpu", "cuda") if is_autocast_on(device)]
+        busy = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
         with contextlib.ExitStack() as stack:
             for device in busy:
                 stack.enter_context(torch.autocast(device, enabled=False))
