@@ -23,7 +23,7 @@ OTHERS = {
     "diagnosis/scripts/main.py": "a message from one process of a command to another",
     "diagnosis/islands/log.py": "keys, hashes and answers, which search_judge turns into texts",
     "guard/checkpoints/run_files.py": "a hash of what was encoded before",
-    "probe/trace/trace_file.py": "texts and settings inside a trace",
+    "probe/trace/trace.py": "texts and settings inside a trace",
     "rescuing/trials.py": "a hash",
     "validation/signoff/approval.py": "a hash",
     "validation/running/child.py": "the text of an error",

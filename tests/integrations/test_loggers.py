@@ -64,6 +64,13 @@ def train(guard: fl.Guard, *, steps: int = 57, before: int = 0) -> None:
         guard.step(lambda batch, f=factor: ((guard.model(batch[0]) - batch[1]) ** 2).mean() * f, (inputs, targets))
 
 
+def forget_wandb() -> None:
+    """W&B writes to the folder in which a process first called it, whichever test that was."""
+    import wandb
+
+    wandb.teardown()
+
+
 def find_wandb_file(folder):
     """The one W&B file below a folder, once its process has written it: `finish` waits for neither name nor rows."""
     for _ in range(2500):
@@ -81,6 +88,7 @@ def logged(tmp_path_factory):
     for package in ("tensorboard", "wandb", "mlflow"):
         pytest.importorskip(package, reason=f"{package} is not installed")
     folder = tmp_path_factory.mktemp("logged")
+    forget_wandb()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)  # wandb writes where it is called
         patch.setenv("WANDB_SILENT", "true")
@@ -171,6 +179,7 @@ def test_events_and_the_plan_are_where_the_tools_show_them(logged, monkeypatch):
 
 def test_a_shared_wandb_run_keeps_the_users_own_rows_and_stays_open(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="wandb is not installed")
+    forget_wandb()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_SILENT", "true")
     run = wandb.init(mode="offline", project="mine", config={"seed": 3}, dir=str(tmp_path))

@@ -112,6 +112,8 @@ PRIVATES: tuple[Private, ...] = (
             "torch._C._set_grad_enabled",
             "torch._C._is_any_autocast_enabled",
             "torch._C._get_dispatch_stack_at",
+            "torch.utils._python_dispatch._pop_mode",
+            "torch.utils._python_dispatch._push_mode",
         ),
         "the recorder, HalfOnCPU and doctor see every operation, and work beside them",
     ),
