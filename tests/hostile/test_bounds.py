@@ -26,7 +26,7 @@ REFUSED = {
     "checkpoint of a million brackets": "state.json is not JSON",
     "kept of a million brackets": "cannot be read: maximum recursion depth",
     "ledger of a million brackets": "no whole header line",
-    "study of a million brackets": "is no report",
+    "study of a million brackets": "is not the report",
     "texts of a million brackets": "No metric was found",
     "W&B run of 100,000 empty pieces": "No metric was found",
 }

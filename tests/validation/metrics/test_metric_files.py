@@ -132,7 +132,7 @@ def test_a_wandb_file_is_checked(wandb_file):
     with pytest.raises(ComparisonError, match="checksum is wrong"):
         read_metrics(wandb_file)
     wandb_file.write_bytes(b"not W&B at all")
-    with pytest.raises(ComparisonError, match="no W&B run"):
+    with pytest.raises(ComparisonError, match="is not a W&B run"):
         read_metrics(wandb_file)
 
 
@@ -179,7 +179,7 @@ def test_the_mlflow_database_is_read_with_its_infinities(database):
 
 
 def test_a_file_that_is_no_database_is_refused(tmp_path):
-    with pytest.raises(ComparisonError, match="no database of MLflow's"):
+    with pytest.raises(ComparisonError, match="is not a database of MLflow"):
         read_metrics(write(tmp_path / "mlflow.db", "hello"))
 
 

@@ -133,7 +133,7 @@ def test_a_list_is_no_run():
         ({"margins": (0.0, 0.01)}, "do not rise"),
         ({"looks": (1, 2)}, "must rise"),
         ({"alpha": 0.5}, "between 0 and 0.5"),
-        ({"horizon": 0}, "no training"),
+        ({"horizon": 0}, "trains nothing"),
     ],
 )
 def test_terms_that_cannot_be_met_are_refused(setting, word):
