@@ -18,8 +18,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from floatline.validation.verdict.power import USUAL_SPREADS, judge_studies, plan_seeds, seeds_needed
-from floatline.validation.verdict.statistics import chance_to_cross, computed_factors, critical_factors, nominal_level
-from floatline.validation.verdict.statistics import quantile
+from floatline.validation.verdict.statistics import (
+    chance_to_cross,
+    computed_factors,
+    critical_factors,
+    nominal_level,
+    quantile,
+)
 from floatline.validation.verdict.terms import LOOKS, Terms
 
 SD = 0.01
