@@ -243,21 +243,20 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
         if seen_in_loss:
             seen = f"the difference is off by {error:.0%} of its size, its operands by less than {silent.CLEAN:.0%}"
             findings.append(_at(op, "cancellation", seen))
-    for cause_id, op, error in silent.amplified(trace)[:1]:
+    for op, error in silent.amplified(trace)[:1]:
         if behind and not findings:
-            findings.append(_amplified(cause_id, op, error))
+            findings.append(_amplified(op, error))
     stuck = silent.stuck_updates(trace)
     if stuck and not lost and (evidence.falls_behind_by(SLOWLY) or evidence.stands_still):
         findings.append(_lost_update(evidence, stuck))
     return findings
 
 
-def _amplified(cause_id: str, op: Op, error: float) -> Finding:
+def _amplified(op: Op, error: float) -> Finding:
     size = max(operand.value.largest for operand in op.inputs)
     read = f"numbers up to {size:.4g}, off by less than {silent.CLEAN:.0%}"
-    found = _at(op, cause_id, f"{base_name(op.name)} of {read}, is off by {error:.0%} of its size")
-    fix = found.cause.remedies[1] if cause_id == "integer-not-exact" else found.fix
-    return replace(found, fix=fix)
+    found = _at(op, "integer-not-exact", f"{base_name(op.name)} of {read}, is off by {error:.0%} of its size")
+    return replace(found, fix=found.cause.remedies[1])
 
 
 def _at(op: Op, cause_id: str, seen: str) -> Finding:

@@ -36,11 +36,8 @@ POLES = _names("div reciprocal log log2 log10 log1p sqrt rsqrt pow xlogy lgamma 
 ENDS = _names("acos asin atanh logit acosh erfinv special_xlog1py")
 AT_ZERO = POLES - {"log1p"} | {"logit"}
 AT_ONE = ENDS | {"log1p"}
-# Operations that may make a large error of a small one: they take it modulo a period, or less its mean or top.
+# Operations that make a large error of a small one where what they read is large against their period.
 PERIODIC = _names("sin cos tan remainder fmod frac")
-CENTRED = SPREADS | _names(
-    "_softmax _log_softmax native_layer_norm native_batch_norm native_group_norm _native_batch_norm_legit"
-)
 CASTS = _names("_to_copy to copy")
 # Operations that hand numbers on as they are.
 CARRIERS = CASTS | _names(

@@ -9,7 +9,6 @@ from floatline.diagnosis.detectors.first_nonfinite import FORMATS, ancestors
 from floatline.diagnosis.detectors.op_kinds import (
     ADDITIONS,
     CASTS,
-    CENTRED,
     LINEAR,
     PERIODIC,
     PRODUCTS,
@@ -251,21 +250,19 @@ def _is_wide(op: Op, trace: Trace) -> bool:
     return False
 
 
-def amplified(trace: Trace) -> list[tuple[str, Op, float]]:
-    """Operations that make a large error of rounding: cause, operation and error of what it gives.
+def amplified(trace: Trace) -> list[tuple[Op, float]]:
+    """Sines and other periodic operations that make a large error of rounding, with the error of what they give.
 
-    Sines of large angles, softmaxes of large numbers, norms of what is nearly constant: what they read agrees with FP32
-    to the last digits that 16 bits have, and what they give does not.
+    What they read agrees with FP32 to the last digits that 16 bits have, and what they give does not.
     """
-    found: list[tuple[str, Op, float]] = []
+    found: list[tuple[Op, float]] = []
     for op in trace.ops:
-        if op.phase != "forward" or base_name(op.name) not in PERIODIC | CENTRED or not op.outputs or not op.inputs:
+        if op.phase != "forward" or base_name(op.name) not in PERIODIC or not op.outputs or not op.inputs:
             continue
         out = op.outputs[0]
         worst = max((operand.value.error or 0.0 for operand in op.inputs), default=0.0)
         if out.numel > 1 and not out.nonfinite and 0.0 < worst < CLEAN and CANCELLED < (out.error or 0.0) < math.inf:
-            cause = "integer-not-exact" if base_name(op.name) in PERIODIC else "cancellation"
-            found.append((cause, op, out.error or 0.0))
+            found.append((op, out.error or 0.0))
     return found
 
 
