@@ -1,4 +1,4 @@
-"""A character-level GPT that FP16 breaks in one place: `floatline rescue examples/broken_gpt.py` finds and mends it.
+"""A character-level GPT that FP16 breaks in one place: `floatline rescue examples/broken_gpt.py` finds and fixes it.
 
 Its last projection has large weights. The norm behind it takes the scale out again, so FP32 does not mind; but that
 norm is written by hand, and its squares pass 65,504, the largest number of FP16. Nothing becomes NaN, and no error is

@@ -1,6 +1,6 @@
 """A small attention model that FP16 breaks: `floatline diagnose examples/broken_mask.py` says where and why.
 
-Its mask hides the future with -1e9, which float32 holds and float16 does not. `broken_mask.py:mended` is the same with
+Its mask hides the future with -1e9, which float32 holds and float16 does not. `broken_mask.py:fixed` is the same with
 a mask that fits.
 """
 
@@ -68,6 +68,6 @@ def build() -> tuple:
     return Model(-1e9), make_batches(), F.cross_entropy, "fp16-mixed", make_optimizer
 
 
-def mended() -> tuple:
+def fixed() -> tuple:
     """The same, with a mask that softmax turns into zeros in every format."""
     return Model(float("-inf")), make_batches(), F.cross_entropy, "fp16-mixed", make_optimizer

@@ -1,7 +1,7 @@
 """The model of the ten-minute tour: it learns which of two items a user prefers, and FP16 breaks its loss.
 
 The loss takes the log of a sigmoid. Float32 holds the probability of a pair that the model gets very wrong; in FP16 it
-is 0, and its log is -inf. `tour.py:mended` is the same with `logsigmoid`.
+is 0, and its log is -inf. `tour.py:fixed` is the same with `logsigmoid`.
 """
 
 import torch
@@ -30,7 +30,7 @@ def ranking_loss(margin: torch.Tensor) -> torch.Tensor:
     return -torch.log(torch.sigmoid(margin)).mean()
 
 
-def mended_loss(margin: torch.Tensor) -> torch.Tensor:
+def fixed_loss(margin: torch.Tensor) -> torch.Tensor:
     """The same function, in a form that FP16 can hold."""
     return -F.logsigmoid(margin).mean()
 
@@ -65,7 +65,7 @@ def build(seed: int = 0) -> tuple:
     return model, make_batches(seed), ranking_loss, "fp16-mixed", make_optimizer
 
 
-def mended(seed: int = 0) -> tuple:
+def fixed(seed: int = 0) -> tuple:
     """The one that trains."""
     model, batches, _, precision, optimizer = build(seed)
-    return model, batches, mended_loss, precision, optimizer
+    return model, batches, fixed_loss, precision, optimizer

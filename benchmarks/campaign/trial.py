@@ -213,7 +213,7 @@ def _digest(*tensors: Tensor) -> str:
 
 def _wrap(layout: str, net: Net) -> nn.Module:
     if layout == "ddp":
-        # Else torch lays its buckets out anew after the first step, and a resumed run, whose first step is a later one,
+        # Else torch lays its buckets out again after the first step, and a resumed run, whose first step is later,
         # adds the gradients of three processes up in another order.
         return DistributedDataParallel(net, find_unused_parameters=True)
     if layout == "fsdp2":

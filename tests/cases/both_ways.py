@@ -216,7 +216,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prefixes", nargs="*", metavar="PREFIX")
     parser.add_argument("--lists", choices=LISTS)
-    parser.add_argument("--fixed", action="store_true", help="the mended twins")
+    parser.add_argument("--fixed", action="store_true", help="the fixed twins")
     asked = parser.parse_args()
     same: dict[Lists, int] = dict.fromkeys(LISTS, 0)
     cases = [case for case in all_cases() if case.name.startswith(tuple(asked.prefixes) or ("",))]

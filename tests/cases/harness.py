@@ -1,9 +1,9 @@
-"""Runs the failure cases of this folder: as given, in FP32, and mended. `python tests/cases/harness.py 053` shows one.
+"""Runs the failure cases of this folder: as given, in FP32, and fixed. `python tests/cases/harness.py 053` shows one.
 
 A case is a file NNN_slug.py that needs torch and nothing else, so that it is a target as users write them. It holds
 
 - a docstring: the symptom as the user sees it, the truth, the right fix, a common wrong fix, a public source;
-- `build()`, or `train(steps, fp32, probe)` where the fault is in the loop, and `fixed`, the same mended;
+- `build()`, or `train(steps, fp32, probe)` where the fault is in the loop, and `fixed`, the same fixed;
 - TARGET, which the final metric (the loss, or `metric(model)`) stays below when it trains; FP32_TRAINS; STEPS;
   FP32_AS_GIVEN where nothing in it is 16-bit;
 - EXPECT: cause, where (`A|B`: either is right: a module, a parameter, or file:line), code (what stands on that line),

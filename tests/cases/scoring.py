@@ -1,4 +1,4 @@
-"""Scores a diagnosis of a case: is the cause right, the place, the verdict; is a mended twin left in peace?"""
+"""Scores a diagnosis of a case: is the cause right, the place, the verdict; is a fixed twin left in peace?"""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Diagnose = Callable[[str], dict[str, Any]]  # a target's text to what --format j
 
 @dataclass(frozen=True)
 class Score:
-    """What was found for a case as given, and for its mended twin, against what the case expects."""
+    """What was found for a case as given, and for its fixed twin, against what the case expects."""
 
     name: str
     expected: str
@@ -42,7 +42,7 @@ class Score:
 
 
 def score_case(case: Case, diagnose: Diagnose) -> Score:
-    """Diagnose a case and its mended twin."""
+    """Diagnose a case and its fixed twin."""
     given, twin = answer(diagnose, str(case.path)), answer(diagnose, f"{case.path}:fixed")
     first = given["findings"][0] if given["findings"] else None
     return Score(
@@ -93,7 +93,7 @@ def is_place_right(case: Case, finding: dict[str, Any] | None) -> bool:
 
 
 def find_alarms(case: Case, given: dict[str, Any], twin: dict[str, Any]) -> tuple[str, ...]:
-    """Findings where nothing is wrong: in a control, and in every mended twin. An error is one, too."""
+    """Findings where nothing is wrong: in a control, and in every fixed twin. An error is one, too."""
     silent = [twin, given] if case.healthy else [twin]
     causes = [[finding["cause"] for finding in run["findings"]] or [run["verdict"]] for run in silent]
     return tuple(name for names in causes for name in names if name != "healthy")

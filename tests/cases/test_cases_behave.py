@@ -1,4 +1,4 @@
-"""Every case does what it says: it fails as given, behaves in FP32 as stated, and trains when mended."""
+"""Every case does what it says: it fails as given, behaves in FP32 as stated, and trains when fixed."""
 
 import ast
 import sys
@@ -74,7 +74,7 @@ def test_every_cause_of_the_catalogue_has_a_case():
 
 @pytest.mark.parametrize("suffix", ["", ":fixed"])
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
-def test_the_case_and_its_mended_twin_load_as_targets(case, suffix):
+def test_the_case_and_its_fixed_twin_load_as_targets(case, suffix):
     target = load_target(f"{case.path}{suffix}")
     if case.kind == "train":
         assert target.builder is None

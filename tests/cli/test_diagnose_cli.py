@@ -127,7 +127,7 @@ def test_the_broken_example_is_explained():
 
 
 def test_the_fixed_example_is_healthy():
-    result = run(f"{EXAMPLE}:mended")
+    result = run(f"{EXAMPLE}:fixed")
     assert result.returncode == 0, result.stdout
     assert result.stdout.startswith("healthy")
 

@@ -1,4 +1,4 @@
-"""Trainings of many kinds: each failure has its cause and place, mended twins and look-alikes are left in peace."""
+"""Trainings of many kinds: each failure has its cause and place, fixed twins and look-alikes are left in peace."""
 
 import importlib.util
 from pathlib import Path
@@ -29,7 +29,7 @@ RAISED = {"backward_without_scale": 1}
 
 
 def steps_of(name):
-    return None if name.removesuffix("_mended") in LONG else 12
+    return None if name.removesuffix("_fixed") in LONG else 12
 
 
 @pytest.mark.parametrize("name", mostly_slow(CAUSES, every=8, rare=5))
@@ -44,8 +44,8 @@ def test_a_failure_has_its_cause_and_place(name):
 
 
 @pytest.mark.parametrize("name", mostly_slow(CAUSES, every=8, rare=5))
-def test_its_mended_twin_is_healthy(name):
-    result = diagnose(f"{FAILURES}:{name}_mended", steps=steps_of(name))
+def test_its_fixed_twin_is_healthy(name):
+    result = diagnose(f"{FAILURES}:{name}_fixed", steps=steps_of(name))
     assert (result.verdict, result.findings) == ("healthy", ())
 
 

@@ -68,11 +68,11 @@ def test_a_script_is_told_what_a_target_is(case, lists):
 
 @pytest.mark.parametrize("lists", LISTS)
 @pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=100, ids=CASES, rare=8))
-def test_a_mended_script_is_left_in_peace(case, lists, tmp_path):
+def test_a_fixed_script_is_left_in_peace(case, lists, tmp_path):
     if case.name == "085_rank_skips_bad_batch":
         pytest.skip("trains in processes of its own, which are not watched")
     if case.name == "012_steep_step_function" and lists == "cuda":
-        pytest.skip("F.binary_cross_entropy is in the mended case, too, and CUDA's autocast refuses it")
+        pytest.skip("F.binary_cross_entropy is in the fixed case, too, and CUDA's autocast refuses it")
     with under(lists):
         said = diagnose_as_script(write_script(case, tmp_path, name="fixed"))
     assert said.verdict == "healthy", said

@@ -1,4 +1,4 @@
-"""Cases with their model and batches on a GPU: the same causes and places, and silence on mended twins."""
+"""Cases with their model and batches on a GPU: the same causes and places, and silence on fixed twins."""
 
 import re
 import sys
@@ -9,7 +9,7 @@ from tests.cases.harness import all_cases
 from tests.cases.scoring import expected_verdict, find_alarms, is_cause_right, is_place_right
 from tools.score_cases import diagnose_quietly
 
-# A case says in its docstring what a GPU does. Those that autocast mends there are another matter.
+# A case says in its docstring what a GPU does. Those that autocast fixes there are another matter.
 CASES = {
     case.name: case
     for case in all_cases()
@@ -77,6 +77,6 @@ def test_the_case_is_named_for_what_it_is_on_a_gpu(case, tmp_path):
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_mended_twin_is_left_in_peace_on_a_gpu(case, tmp_path):
+def test_the_fixed_twin_is_left_in_peace_on_a_gpu(case, tmp_path):
     twin = diagnose_on_gpu(case, tmp_path, "fixed")
     assert not find_alarms(case, {"verdict": "healthy", "findings": []}, twin), twin["findings"]

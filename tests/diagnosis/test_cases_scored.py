@@ -1,4 +1,4 @@
-"""Every case is diagnosed: cause, place and verdict as expected, and silence on mended twins. Misses are named here."""
+"""Every case is diagnosed: cause, place and verdict as expected, and silence on fixed twins. Misses are named here."""
 
 import pytest
 from tests.cases.harness import all_cases
@@ -25,7 +25,7 @@ def test_the_case_is_named_for_what_it_is(case):
 
 
 @pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=10, ids=CASES, rare=6))
-def test_the_mended_twin_is_left_in_peace(case):
+def test_the_fixed_twin_is_left_in_peace(case):
     twin = answer(diagnose_quietly, f"{case.path}:fixed")
     alarms = find_alarms(case, {"verdict": "healthy", "findings": []}, twin)
     assert not alarms, twin["findings"]

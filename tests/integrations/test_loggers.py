@@ -4,11 +4,13 @@ import csv
 import importlib.util
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,11 +66,21 @@ def train(guard: fl.Guard, *, steps: int = 57, before: int = 0) -> None:
         guard.step(lambda batch, f=factor: ((guard.model(batch[0]) - batch[1]) ** 2).mean() * f, (inputs, targets))
 
 
-def forget_wandb() -> None:
-    """W&B writes to the folder in which a process first called it, whichever test that was."""
-    import wandb
+def run_alone(function, folder) -> None:
+    """A function of this file in a process and a folder of its own, since W&B keeps both for as long as it lives.
 
-    wandb.teardown()
+    It writes to the folder in which a process first called it, and its service cannot be begun twice in one process.
+    """
+    for name in ("wandb", "mlflow", "tensorboard"):
+        pytest.importorskip(name, reason=f"{name} is not installed")
+    names = ("WANDB_DIR", "WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR")
+    settings = dict.fromkeys(names, str(folder)) | {"WANDB_SILENT": "true", "MLFLOW_ALLOW_FILE_STORE": "true"}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    run = subprocess.run(
+        [sys.executable, __file__, function.__name__],
+        cwd=folder, env=kept | settings, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def find_wandb_file(folder):
@@ -82,30 +94,43 @@ def find_wandb_file(folder):
     raise AssertionError(f"W&B wrote no run of more than 1,000 bytes; there are {written}")
 
 
+def log_to_every_tool() -> None:
+    """A guarded run in this folder that every tool has heard of."""
+    folder = Path.cwd()
+    guard = make_guard(folder=folder / "run", record_layers_every=10)
+    guard.attach(TensorBoardLogger(folder / "board"))
+    guard.attach(WandbLogger(mode="offline"))
+    guard.attach(MLflowLogger(tracking_uri=(folder / "mlruns").as_uri()))
+    guard.attach(CSVLogger(folder / "files" / "run.csv"))
+    guard.attach(JSONLLogger(folder / "files" / "run.jsonl"))
+    train(guard)
+    guard.run.diary.note("note", "half way <b>")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        guard.close()
+
+
+def log_to_a_shared_run() -> None:
+    """Five steps in a W&B run of this folder that the user began, with rows of their own before and after."""
+    import wandb
+
+    run = wandb.init(mode="offline", project="mine", config={"seed": 3})
+    guard = make_guard()
+    logger = guard.attach(WandbLogger(run, every=1))
+    for i in range(5):
+        train(guard, steps=1, before=30 + i)
+        run.log({"val/loss": 10.0 + i})
+    guard.close()
+    run.log({"val/loss": 99.0})
+    run.finish()
+    assert logger.num_left_out == 0
+
+
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """A guarded run that every tool has heard of; its folder and its history."""
-    for package in ("tensorboard", "wandb", "mlflow"):
-        pytest.importorskip(package, reason=f"{package} is not installed")
+    """The folder and the history of a run that every tool has heard of."""
     folder = tmp_path_factory.mktemp("logged")
-    forget_wandb()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)  # wandb writes where it is called
-        patch.setenv("WANDB_SILENT", "true")
-        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-        for name in ("WANDB_CONFIG_DIR", "WANDB_CACHE_DIR", "WANDB_DATA_DIR"):
-            patch.setenv(name, str(folder / "wandb-home"))
-        guard = make_guard(folder=folder / "run", record_layers_every=10)
-        guard.attach(TensorBoardLogger(folder / "board"))
-        guard.attach(WandbLogger(mode="offline"))
-        guard.attach(MLflowLogger(tracking_uri=(folder / "mlruns").as_uri()))
-        guard.attach(CSVLogger(folder / "files" / "run.csv"))
-        guard.attach(JSONLLogger(folder / "files" / "run.jsonl"))
-        train(guard)
-        guard.run.diary.note("note", "half way <b>")
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", RuntimeWarning)
-            guard.close()
+    run_alone(log_to_every_tool, folder)
     find_wandb_file(folder)
     return folder, fl.Ledger.read(folder / "run")
 
@@ -177,26 +202,12 @@ def test_events_and_the_plan_are_where_the_tools_show_them(logged, monkeypatch):
     assert {"step": 57, "event": "note: half way <b>"} in lines
 
 
-def test_a_shared_wandb_run_keeps_the_users_own_rows_and_stays_open(tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
-    forget_wandb()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    run = wandb.init(mode="offline", project="mine", config={"seed": 3}, dir=str(tmp_path))
-    guard = make_guard()
-    logger = guard.attach(WandbLogger(run, every=1))
-    for i in range(5):
-        train(guard, steps=1, before=30 + i)
-        run.log({"val/loss": 10.0 + i})
-    guard.close()
-    run.log({"val/loss": 99.0})
-    run.finish()
-    path = find_wandb_file(tmp_path)
-    (recorded,) = read_metrics(path)
+def test_a_shared_wandb_run_keeps_the_users_own_rows_and_stays_open(tmp_path):
+    run_alone(log_to_a_shared_run, tmp_path)
+    (recorded,) = read_metrics(find_wandb_file(tmp_path))
     assert [value for _, value in recorded.values["val/loss"]] == [10.0, 11.0, 12.0, 13.0, 14.0, 99.0]
     assert sorted(value for _, value in recorded.values["floatline/step"]) == [1, 2, 3, 4, 5]
     assert recorded.settings["seed"] == 3
-    assert logger.num_left_out == 0
 
 
 def test_nothing_is_imported_unless_it_is_used(tmp_path):
@@ -389,3 +400,7 @@ def test_a_board_needs_exactly_one_place(tmp_path):
         TensorBoardLogger()
     with pytest.raises(GuardError, match="folder or a writer"):
         TensorBoardLogger(tmp_path, writer=object())
+
+
+if __name__ == "__main__":
+    {"log_to_every_tool": log_to_every_tool, "log_to_a_shared_run": log_to_a_shared_run}[sys.argv[1]]()

@@ -224,7 +224,7 @@ _VAE = (
         ('scaler = torch.amp.GradScaler(device, enabled=args.precision == "fp16")',),
         loud=True,
         arguments=("--epochs", "10", "--batch-size", "160"),
-        why="A scaler made anew in every epoch searches its scale anew, and skips most of the few steps of the epoch.",
+        why="A new scaler in every epoch searches its scale again, and skips most of the few steps of the epoch.",
     ),
 )
 

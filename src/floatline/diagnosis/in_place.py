@@ -101,7 +101,7 @@ class Diagnoser:
         if self.seconds + need > self._budget:
             words = f"not diagnosed: recording a step takes about {need:.2g} s, more than the budget has left"
             return self._once("budget", words)
-        # An overflow gets here at the smallest scale only: there is no search left that could mend it.
+        # An overflow gets here at the smallest scale only: there is no search left that could fix it.
         finding = _find(step, scale=1.0 if failed.outcome.reason == "overflow" else step.scale)
         if finding is None:
             return self._once("nothing", _say_nothing_found(failed))

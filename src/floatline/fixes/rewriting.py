@@ -114,7 +114,7 @@ def _in_same_parentheses(old: cst.BaseExpression, new: cst.BaseExpression) -> cs
 
 
 class _Put(cst.CSTTransformer):
-    """Puts the new nodes in the place of the old ones, the outermost first."""
+    """Replaces the old nodes by the new ones, the outermost first."""
 
     def __init__(self, nodes: dict[cst.CSTNode, cst.BaseExpression], lines: dict[cst.CSTNode, NewStatements]) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class _Put(cst.CSTTransformer):
 
 
 def exchange(line: cst.SimpleStatementLine, new: NewStatements) -> cst.FlattenSentinel[cst.BaseStatement]:
-    """Other statements in the place of one, with its comments."""
+    """Other statements instead of one, with its comments."""
     lines = [cst.parse_statement(text) for text in new.statements]
     lines[0] = lines[0].with_changes(leading_lines=line.leading_lines)
     lines[-1] = lines[-1].with_changes(trailing_whitespace=line.trailing_whitespace)
@@ -177,7 +177,7 @@ class Replace(cst.CSTTransformer):
 
 
 class Exchange(cst.CSTTransformer):
-    """Puts other statements in the place of one."""
+    """Replaces one statement by others."""
 
     def __init__(self, line: cst.SimpleStatementLine, new: NewStatements) -> None:
         super().__init__()

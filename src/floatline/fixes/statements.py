@@ -14,7 +14,7 @@ _MAKERS = ("rand", "randn", "zeros", "ones", "full", "empty", "tensor")
 
 @dataclass(frozen=True)
 class NewStatements:
-    """What stands in the place of one statement.
+    """What replaces one statement.
 
     Args:
         statements: As source, one each.
@@ -36,7 +36,7 @@ def unscale_before_clip(line: cst.SimpleStatementLine, around: cst.CSTNode, name
 
 
 def step_through_scaler(line: cst.SimpleStatementLine, around: cst.CSTNode, names: Names) -> NewStatements | None:
-    """`scaler.step(optimizer)` in the place of `optimizer.step()`."""
+    """`scaler.step(optimizer)` instead of `optimizer.step()`."""
     del names
     scaler = _find_scaler(around)
     if (

@@ -62,8 +62,8 @@ def test_a_failing_step_has_its_cause_and_place(name):
 
 
 @pytest.mark.parametrize("name", mostly_slow(CAUSES, every=4))
-def test_its_mended_twin_is_healthy(name):
-    assert diagnose(f"{TARGETS}:{name}_mended", steps=16).verdict == "healthy"
+def test_its_fixed_twin_is_healthy(name):
+    assert diagnose(f"{TARGETS}:{name}_fixed", steps=16).verdict == "healthy"
 
 
 # Traces made by hand: each rule, and a twin that must not fire it.
@@ -224,7 +224,7 @@ def test_finite_and_fp32_operands_are_no_unfit_constants():
     assert not find_unfit_constants(trace_of(("add", [half(), single(1, neg_inf=1)], [half(nan=1)])))
 
 
-# In FP32: what no format mends.
+# In FP32: what no format fixes.
 
 
 def fp32_cause(*steps):

@@ -185,4 +185,4 @@ def test_a_scale_beyond_what_a_half_loss_holds_is_named():
 def test_losses_far_apart_have_no_scale():
     result = diagnose(f"{FAILURES}:losses_far_apart")
     assert (result.primary.cause.id, result.scale.kind) == ("gradient-underflow", "no-scale")
-    assert diagnose(f"{FAILURES}:losses_far_apart_mended").verdict == "healthy"
+    assert diagnose(f"{FAILURES}:losses_far_apart_fixed").verdict == "healthy"

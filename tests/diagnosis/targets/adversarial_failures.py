@@ -1,4 +1,4 @@
-"""Small trainings of many kinds that fail, each with its mended twin; the guilty lines are marked."""
+"""Small trainings of many kinds that fail, each with its fixed twin; the guilty lines are marked."""
 
 import math
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ CAUSES = {}
 
 
 def target(cause, place=""):
-    """Make `name()` and `name_mended()` of a function of `mended`."""
+    """Make `name()` and `name_fixed()` of a function of `fixed`."""
 
     def register(function):
         name = function.__name__
         CAUSES[name] = (cause, place)
-        globals()[f"{name}_mended"] = lambda: function(True)
+        globals()[f"{name}_fixed"] = lambda: function(True)
         return lambda: function(False)
 
     return register
@@ -31,13 +31,13 @@ def loop(cause, place=""):
         name = function.__name__
         CAUSES[name] = (cause, place)
 
-        def mended(steps=24):
+        def fixed(steps=24):
             return function(steps, True)
 
         def given(steps=24):
             return function(steps, False)
 
-        globals()[f"{name}_mended"] = mended
+        globals()[f"{name}_fixed"] = fixed
         return given
 
     return register
@@ -105,9 +105,9 @@ class Tower(nn.Module):
 
 
 @target("activation-overflow", "stages.2")
-def conv_tower(mended):
+def conv_tower(fixed):
     batches = blobs(1, 7, 7, seed=11, scale=30)
-    return Tower(1.0 if mended else 20000.0), batches, F.cross_entropy, "fp16-mixed", sgd(0.05)
+    return Tower(1.0 if fixed else 20000.0), batches, F.cross_entropy, "fp16-mixed", sgd(0.05)
 
 
 class Reader(nn.Module):
@@ -132,8 +132,8 @@ class Reader(nn.Module):
 
 
 @target("activation-overflow")
-def recurrent_reader(mended):
-    return Reader(mended), blobs(6, 4, seed=3), logits_of, "fp16-true", sgd(1e-3)
+def recurrent_reader(fixed):
+    return Reader(fixed), blobs(6, 4, seed=3), logits_of, "fp16-true", sgd(1e-3)
 
 
 class Molecule(nn.Module):
@@ -153,7 +153,7 @@ class Molecule(nn.Module):
 
 
 @target("reduction-overflow")
-def graph_hub(mended):
+def graph_hub(fixed):
     generator = rng(5)
     x = torch.randn(30, 5, generator=generator)
     source = torch.randint(0, 30, (1400,), generator=generator)
@@ -163,7 +163,7 @@ def graph_hub(mended):
         return F.cross_entropy(out["atoms"], y)
 
     y = (x[:, 1] > 0).long()
-    return Molecule(mended), [((x, source, sink), (y,))], loss, "fp16-mixed", sgd(0.1)
+    return Molecule(fixed), [((x, source, sink), (y,))], loss, "fp16-mixed", sgd(0.1)
 
 
 class Bilinear(nn.Module):
@@ -178,24 +178,24 @@ class Bilinear(nn.Module):
 
 
 @target("activation-overflow")
-def trilinear_form(mended):
-    batches = blobs(6, kinds=3, seed=2, scale=3.0 if mended else 180.0)
-    return Bilinear(0.1 if mended else 3e-5), batches, logits_of, "fp16-mixed", sgd(1e-2)
+def trilinear_form(fixed):
+    batches = blobs(6, kinds=3, seed=2, scale=3.0 if fixed else 180.0)
+    return Bilinear(0.1 if fixed else 3e-5), batches, logits_of, "fp16-mixed", sgd(1e-2)
 
 
 @target("product-overflow")
-def squared_margin(mended):
+def squared_margin(fixed):
     def loss(out, y):
         sign = torch.where(y == 0, 1.0, -1.0).to(out.dtype)
-        slack = (1 - sign * out[:, 0] * (1 if mended else 60)).clamp(min=0)
-        if mended:
+        slack = (1 - sign * out[:, 0] * (1 if fixed else 60)).clamp(min=0)
+        if fixed:
             slack = slack.float()
         return (slack * slack).mean() / 4096  # guilty: squared_margin
 
     model = nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 1))
     with torch.no_grad():
         model[2].weight.mul_(30)
-    return model, blobs(4, kinds=2, seed=8), loss, "fp16-true", sgd(10.0 if mended else 1e-2)
+    return model, blobs(4, kinds=2, seed=8), loss, "fp16-true", sgd(10.0 if fixed else 1e-2)
 
 
 @dataclass
@@ -222,14 +222,14 @@ class Encoder(nn.Module):
 
 
 @target("exp-overflow")
-def latent_divergence(mended):
+def latent_divergence(fixed):
     def loss(out, x):
         rebuilt = (out.decoded.float() - x).pow(2).mean()
         kl = -0.5 * (1 + out.spread - out.mean.pow(2) - out.spread.exp())  # guilty: latent_divergence
         return rebuilt + 1e-3 * kl.float().mean()
 
     batches = [((x,), (x,)) for (x,), _ in blobs(6, seed=4)]
-    return Encoder(mended), batches, loss, "fp16-mixed", adam(1e-2)
+    return Encoder(fixed), batches, loss, "fp16-mixed", adam(1e-2)
 
 
 class Gate(nn.Module):
@@ -246,12 +246,12 @@ class Gate(nn.Module):
 
 
 @target("exp-overflow")
-def softplus_by_hand(mended):
-    return Gate(not mended), blobs(5, seed=6), logits_of, "fp16-true", sgd(0.05)
+def softplus_by_hand(fixed):
+    return Gate(not fixed), blobs(5, seed=6), logits_of, "fp16-true", sgd(0.05)
 
 
 @target("reduction-overflow")
-def length_of_features(mended):
+def length_of_features(fixed):
     class Unit(nn.Module):
         def __init__(self):
             super().__init__()
@@ -262,7 +262,7 @@ def length_of_features(mended):
         def forward(self, x):
             h = self.up(x)
             squares = h * h
-            total = squares.float().sum(-1) if mended else squares.sum(-1)  # guilty: length_of_features
+            total = squares.float().sum(-1) if fixed else squares.sum(-1)  # guilty: length_of_features
             length = total.sqrt().to(h.dtype)[:, None]
             return self.down(h / length * 20)
 
@@ -284,29 +284,29 @@ class Pointer(nn.Module):
 
 
 @target("scalar-out-of-range")
-def mask_by_product(mended):
+def mask_by_product(fixed):
     batches = []
     for (x,), (y,) in blobs(5, 4, seed=10):
         used = torch.ones(len(x), 5)
         used[:, 4] = 0
         batches.append(((x, used), (y,)))
-    return Pointer(-3e4 if mended else -1e9), batches, logits_of, "fp16-true", sgd(0.1)
+    return Pointer(-3e4 if fixed else -1e9), batches, logits_of, "fp16-true", sgd(0.1)
 
 
 @target("input-out-of-range")
-def clock_in_seconds(mended):
+def clock_in_seconds(fixed):
     class Clock(nn.Module):
         def __init__(self):
             super().__init__()
             self.inp, self.out = nn.Linear(3, 16), nn.Linear(16, 4)
 
         def forward(self, x):
-            h = self.inp(x / 86400 if mended else x)  # guilty: clock_in_seconds
+            h = self.inp(x / 86400 if fixed else x)  # guilty: clock_in_seconds
             return self.out(torch.tanh(h))
 
     batches = []
     for (x,), (y,) in blobs(3, seed=12):
-        batches.append(((x.abs() * 1e5 / (1 if not mended else 4),), (y,)))
+        batches.append(((x.abs() * 1e5 / (1 if not fixed else 4),), (y,)))
     return Clock(), batches, logits_of, "fp16-mixed", sgd(0.1)
 
 
@@ -324,14 +324,14 @@ class InverseSquare(nn.Module):
 
 
 @target("gradient-overflow")
-def inverse_square_law(mended):
+def inverse_square_law(fixed):
     def loss(out, y):
         return 600 * (out.float() - 2 - y).pow(2).mean()
 
     def sink(model):
         return torch.optim.SGD(model.parameters(), 1e-7)
 
-    return InverseSquare(mended), curve(seed=13), loss, "fp16-true", sink
+    return InverseSquare(fixed), curve(seed=13), loss, "fp16-true", sink
 
 
 class ChannelNorm(nn.Module):
@@ -349,15 +349,15 @@ class ChannelNorm(nn.Module):
 
 
 @target("eps-underflow")
-def norm_of_constant_channel(mended):
-    return ChannelNorm(1e-3 if mended else 1e-9), blobs(2, 9, seed=14), logits_of, "fp16-true", sgd(0.05)
+def norm_of_constant_channel(fixed):
+    return ChannelNorm(1e-3 if fixed else 1e-9), blobs(2, 9, seed=14), logits_of, "fp16-true", sgd(0.05)
 
 
 @target("eps-underflow")
-def entropy_bonus(mended):
+def entropy_bonus(fixed):
     def loss(out, y):
         p = out.softmax(-1)
-        eps = 1e-5 if mended else 1e-10
+        eps = 1e-5 if fixed else 1e-10
         entropy = -(p * torch.log(p + eps)).sum(-1)  # guilty: entropy_bonus
         return F.cross_entropy(out.float(), y) - 0.01 * entropy.float().mean()
 
@@ -370,7 +370,7 @@ def entropy_bonus(mended):
 # --- the loss scale
 
 
-def half_loop(steps, mended, *, scale, loss_in_half, seed, weight=1.0):
+def half_loop(steps, fixed, *, scale, loss_in_half, seed, weight=1.0):
     model = nn.Sequential(nn.Linear(5, 24), nn.Tanh(), nn.Linear(24, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.1 / weight)
     batches = curve(seed=seed)
@@ -380,12 +380,12 @@ def half_loop(steps, mended, *, scale, loss_in_half, seed, weight=1.0):
         with torch.autocast("cpu", dtype=torch.float16):
             out = model(x)
         loss = (out - y.to(out.dtype)).pow(2).mean() if loss_in_half else weight * F.mse_loss(out.float(), y)
-        yield model, optimizer, loss, (1024.0 if mended else scale)
+        yield model, optimizer, loss, (1024.0 if fixed else scale)
 
 
 @loop("gradient-overflow")
-def scale_beyond_half(steps, mended):
-    for model, optimizer, loss, scale in half_loop(steps, mended, scale=2.0**17, loss_in_half=True, seed=16):
+def scale_beyond_half(steps, fixed):
+    for model, optimizer, loss, scale in half_loop(steps, fixed, scale=2.0**17, loss_in_half=True, seed=16):
         (loss * scale).backward()  # guilty: scale_beyond_half
         if all(p.grad.isfinite().all() for p in model.parameters()):
             for p in model.parameters():
@@ -394,9 +394,9 @@ def scale_beyond_half(steps, mended):
 
 
 @loop("gradient-underflow")
-def rare_event_weight(steps, mended):
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, enabled=mended)
-    for _, optimizer, loss, _ in half_loop(steps, mended, scale=1.0, loss_in_half=False, seed=17, weight=1e-8):
+def rare_event_weight(steps, fixed):
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, enabled=fixed)
+    for _, optimizer, loss, _ in half_loop(steps, fixed, scale=1.0, loss_in_half=False, seed=17, weight=1e-8):
         scaler.scale(loss).backward()  # guilty: rare_event_weight
         scaler.step(optimizer)
         scaler.update()
@@ -422,9 +422,9 @@ class Hyperbolic(nn.Module):
 
 
 @target("rounded-onto-singularity")
-def hyperbolic_distance(mended):
-    batches = blobs(4, seed=18, scale=0.1 if mended else 1.0)
-    return Hyperbolic(mended), batches, logits_of, "fp16-true", sgd(0.02)
+def hyperbolic_distance(fixed):
+    batches = blobs(4, seed=18, scale=0.1 if fixed else 1.0)
+    return Hyperbolic(fixed), batches, logits_of, "fp16-true", sgd(0.02)
 
 
 class Squash(nn.Module):
@@ -444,20 +444,20 @@ class Squash(nn.Module):
 
 
 @target("rounded-onto-singularity")
-def squashed_policy(mended):
+def squashed_policy(fixed):
     def loss(out, y):
         action, log_slope = out
         return (action.float() - y).pow(2).mean() + 1e-3 * log_slope.float().mean()
 
     batches = [((x,), (x[:, :2].tanh(),)) for (x,), _ in blobs(4, seed=19)]
-    return Squash(mended), batches, loss, "fp16-mixed", sgd(0.02)
+    return Squash(fixed), batches, loss, "fp16-mixed", sgd(0.02)
 
 
 @loop("accumulator-stagnation")
-def running_centre(steps, mended):
+def running_centre(steps, fixed):
     model = nn.Linear(6, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    dtype = torch.float32 if mended else torch.bfloat16
+    dtype = torch.float32 if fixed else torch.bfloat16
     centre = torch.full((6,), 2.0, dtype=dtype)
     batches = blobs(6, seed=20)
     for step in range(steps):
@@ -470,18 +470,18 @@ def running_centre(steps, mended):
 
 
 @target("update-lost-to-rounding", "optimizer.step")
-def slow_finetuning(mended):
+def slow_finetuning(fixed):
     model = nn.Sequential(nn.Conv1d(3, 8, 3), nn.GELU(), nn.Flatten(), nn.Linear(32, 4))
-    precision = "bf16-mixed" if mended else "bf16-true"
+    precision = "bf16-mixed" if fixed else "bf16-true"
     return model, blobs(3, 6, seed=21), logits_of, precision, sgd(5e-4)
 
 
 @target("optimizer-state-underflow", "optimizer.step")
-def rmsprop_in_half(mended):
+def rmsprop_in_half(fixed):
     model = nn.Sequential(nn.Linear(5, 16), nn.SiLU(), nn.Linear(16, 1))
 
     def rmsprop(model):
-        return torch.optim.RMSprop(model.parameters(), 1e-3, eps=1e-4 if mended else 1e-9)
+        return torch.optim.RMSprop(model.parameters(), 1e-3, eps=1e-4 if fixed else 1e-9)
 
     def loss(out, y):
         return 1e-2 * mse(out, y)
@@ -504,10 +504,10 @@ class Clockwork(nn.Module):
 
 
 @target("integer-not-exact")
-def minute_of_the_day(mended):
+def minute_of_the_day(fixed):
     minute = torch.randint(300, 1440, (96, 1), generator=rng(23))
     y = (torch.sin(minute[:, 0] * 1.7) > 0).long()
-    return Clockwork(mended), [((minute,), (y,))], logits_of, "bf16-true", sgd(0.5)
+    return Clockwork(fixed), [((minute,), (y,))], logits_of, "bf16-true", sgd(0.5)
 
 
 class Kernel(nn.Module):
@@ -531,8 +531,8 @@ class Kernel(nn.Module):
 
 
 @target("cancellation")
-def gram_distances(mended):
-    return Kernel(mended), blobs(4, seed=25), logits_of, "bf16-mixed", sgd(0.5)
+def gram_distances(fixed):
+    return Kernel(fixed), blobs(4, seed=25), logits_of, "bf16-mixed", sgd(0.5)
 
 
 class Policy(nn.Module):
@@ -545,11 +545,11 @@ class Policy(nn.Module):
 
 
 @target("cancellation")
-def ratio_of_rounded_logs(mended):
+def ratio_of_rounded_logs(fixed):
     def loss(out, action, old):
-        logits = out.float() if mended else out
+        logits = out.float() if fixed else out
         logp = torch.log_softmax(logits, -1).gather(1, action[:, None])[:, 0]
-        if not mended:
+        if not fixed:
             logp = logp.to(torch.bfloat16)
         ratio = torch.exp((logp - old.to(logp.dtype)).float())  # guilty: ratio_of_rounded_logs
         return (ratio - 1).pow(2).mean() * 1e3
@@ -583,10 +583,10 @@ def scaled_loop(steps, seed, *, lr=0.1):
 
 
 @loop("clip-before-unscale")
-def clip_by_value(steps, mended):
+def clip_by_value(steps, fixed):
     for model, optimizer, scaler, loss in scaled_loop(steps, 30):
         scaler.scale(loss).backward()
-        if mended:
+        if fixed:
             scaler.unscale_(optimizer)
         nn.utils.clip_grad_value_(model.parameters(), 0.05)  # guilty: clip_by_value
         scaler.step(optimizer)
@@ -594,15 +594,15 @@ def clip_by_value(steps, mended):
 
 
 @loop("scaler-misuse")
-def backward_without_scale(steps, mended):
+def backward_without_scale(steps, fixed):
     for _, optimizer, scaler, loss in scaled_loop(steps, 31):
-        (scaler.scale(loss) if mended else loss).backward()  # guilty: backward_without_scale
+        (scaler.scale(loss) if fixed else loss).backward()  # guilty: backward_without_scale
         scaler.step(optimizer)
         scaler.update()
 
 
 @loop("scaled-grad-in-penalty")
-def smooth_critic(steps, mended):
+def smooth_critic(steps, fixed):
     critic = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(critic.parameters(), 5e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
@@ -615,7 +615,7 @@ def smooth_critic(steps, mended):
             gap = critic(fake).mean() - critic(real).mean()
             score = critic(mixed).sum()
         (slope,) = torch.autograd.grad(scaler.scale(score), mixed, create_graph=True)  # guilty: smooth_critic
-        if mended:
+        if fixed:
             slope = slope / scaler.get_scale()
         penalty = (slope.float().norm(dim=1) - 1).pow(2).mean()
         scaler.scale(gap + 10 * penalty).backward()
@@ -624,13 +624,13 @@ def smooth_critic(steps, mended):
 
 
 @loop("params-not-trained", "adapters")
-def adapters_in_a_list(steps, mended):
+def adapters_in_a_list(steps, fixed):
     class Adapted(nn.Module):
         def __init__(self):
             super().__init__()
             self.base = nn.Linear(5, 8)
             made = [nn.Linear(8, 8), nn.Linear(8, 1)]
-            self.adapters = nn.ModuleList(made) if mended else made
+            self.adapters = nn.ModuleList(made) if fixed else made
 
         def forward(self, x):
             h = self.base(x)
@@ -653,7 +653,7 @@ def adapters_in_a_list(steps, mended):
 
 
 @target("bad-input-data", "batches[1].inputs[0]['image']")
-def hole_in_an_image(mended):
+def hole_in_an_image(fixed):
     class ByName(nn.Module):
         def __init__(self):
             super().__init__()
@@ -664,25 +664,25 @@ def hole_in_an_image(mended):
 
     batches = []
     for i, ((x,), (y,)) in enumerate(blobs(1, 6, 6, seed=34)):
-        if i == 1 and not mended:
+        if i == 1 and not fixed:
             x[2, 0, 3, 3] = math.nan
         batches.append((({"image": x},), (y,)))
     return ByName(), batches, lambda out, y: F.cross_entropy(out["logits"], y), "fp16-mixed", sgd(0.1)
 
 
 @target("optimization-divergence", "optimizer")
-def greedy_convolutions(mended):
+def greedy_convolutions(fixed):
     model = nn.Sequential(nn.Conv1d(2, 16, 3), nn.ReLU(), nn.Conv1d(16, 16, 3), nn.Flatten(), nn.Linear(80, 1))
     generator = rng(35)
     x = torch.randn(32, 2, 9, generator=generator) * 2
-    return model, [((x,), (x[:, 0, :1] * 3,))], mse, "bf16-mixed", sgd(0.01 if mended else 5.0)
+    return model, [((x,), (x[:, 0, :1] * 3,))], mse, "bf16-mixed", sgd(0.01 if fixed else 5.0)
 
 
 @target("empty-reduction")
-def nothing_detected(mended):
+def nothing_detected(fixed):
     def loss(out, found, y):
         error = (out.float()[:, 0] - y).pow(2)[found]
-        if mended:
+        if fixed:
             return error.sum() / found.sum().clamp(min=1)
         return error.mean()  # guilty: nothing_detected
 
@@ -708,21 +708,21 @@ class Retrieve(nn.Module):
 
 
 @target("fully-masked-softmax")
-def every_key_hidden(mended):
+def every_key_hidden(fixed):
     batches = []
     for (x,), (y,) in blobs(5, 4, seed=37):
         hidden = torch.zeros(len(x), 5, dtype=torch.bool)
         hidden[:, 3:] = True
         hidden[1] = True
         batches.append(((x, hidden), (y,)))
-    return Retrieve(mended), batches, logits_of, "bf16-mixed", sgd(0.05)
+    return Retrieve(fixed), batches, logits_of, "bf16-mixed", sgd(0.05)
 
 
 @target("singular-gradient")
-def twin_anchors(mended):
+def twin_anchors(fixed):
     def loss(out, other):
         gap = out.float() - other
-        if mended:
+        if fixed:
             return (gap.pow(2).sum(-1) + 1e-6).sqrt().mean()
         return gap.square().sum(-1).sqrt().mean()  # guilty: twin_anchors
 
@@ -736,10 +736,10 @@ def twin_anchors(mended):
 
 
 @target("clamp-kills-gradient")
-def clipped_objective(mended):
+def clipped_objective(fixed):
     def loss(out, y):
         ratio = torch.exp(out.float()[:, 0] - y)
-        if not mended:
+        if not fixed:
             ratio = ratio.clamp(0.8, 1.2)  # guilty: clipped_objective
         return (ratio - 1).abs().mean()
 
@@ -766,16 +766,16 @@ class Twofold(nn.Module):
 
 
 @target("activation-overflow")
-def two_faults(mended):
-    model = Twofold(1.0 if mended else 60000.0, 1.0 if mended else 12.0)
+def two_faults(fixed):
+    model = Twofold(1.0 if fixed else 60000.0, 1.0 if fixed else 12.0)
     return model, blobs(5, seed=40), logits_of, "fp16-mixed", sgd(0.05)
 
 
 @loop("activation-overflow", "0")
-def schedule_behind_an_overflow(steps, mended):
+def schedule_behind_an_overflow(steps, fixed):
     model = nn.Sequential(nn.Linear(5, 16), nn.LayerNorm(16), nn.Linear(16, 1))
     with torch.no_grad():
-        model[0].weight.mul_(1.0 if mended else 1e5)
+        model[0].weight.mul_(1.0 if fixed else 1e5)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=20)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
@@ -808,8 +808,8 @@ class Deep(nn.Module):
 
 
 @target("activation-overflow", "blocks.2")
-def recomputed_block(mended):
-    return Deep(1.0 if mended else 1e6), blobs(5, seed=42), logits_of, "fp16-mixed", sgd(0.05)
+def recomputed_block(fixed):
+    return Deep(1.0 if fixed else 1e6), blobs(5, seed=42), logits_of, "fp16-mixed", sgd(0.05)
 
 
 class Apart(nn.Module):
@@ -822,10 +822,10 @@ class Apart(nn.Module):
 
 
 @target("gradient-underflow", "faint")
-def losses_far_apart(mended):
+def losses_far_apart(fixed):
     def loss(out, y):
         loud, faint = out
         loud, faint = (loud.float() - 3 * y).pow(2).mean(), (faint.float() - y).pow(2).mean()
-        return loud + faint if mended else 3e5 * loud + 1e-7 * faint
+        return loud + faint if fixed else 3e5 * loud + 1e-7 * faint
 
     return Apart(), curve(4, seed=43), loss, "fp16-mixed", adam(3e-2, eps=1e-20)

@@ -1,4 +1,4 @@
-"""Small trainings whose steps fail, each with its mended twin; the guilty lines are marked."""
+"""Small trainings whose steps fail, each with its fixed twin; the guilty lines are marked."""
 
 import torch
 import torch.nn.functional as F
@@ -9,12 +9,12 @@ CAUSES = {}
 
 
 def target(cause):
-    """Make `name()` and `name_mended()` of a function of `mended`."""
+    """Make `name()` and `name_fixed()` of a function of `fixed`."""
 
     def register(function):
         name = function.__name__
         CAUSES[name] = cause
-        globals()[f"{name}_mended"] = lambda: function(True)
+        globals()[f"{name}_fixed"] = lambda: function(True)
         return lambda: function(False)
 
     return register
@@ -80,8 +80,8 @@ class Checkpointed(nn.Module):
 
 
 @target("activation-overflow")
-def checkpointed_block(mended):
-    return Checkpointed(1.0 if mended else 900.0), classes(6), F.cross_entropy, "fp16-mixed", sgd(0.05)
+def checkpointed_block(fixed):
+    return Checkpointed(1.0 if fixed else 900.0), classes(6), F.cross_entropy, "fp16-mixed", sgd(0.05)
 
 
 class Hub(nn.Module):
@@ -100,13 +100,13 @@ class Hub(nn.Module):
 
 
 @target("reduction-overflow")
-def sum_at_a_hub(mended):
+def sum_at_a_hub(fixed):
     generator = torch.Generator().manual_seed(4)
     x = torch.randn(20, 4, generator=generator)
     source = torch.randint(0, 20, (500,), generator=generator)
     sink = torch.cat([torch.zeros(420, dtype=torch.long), torch.randint(0, 20, (80,), generator=generator)])
     batches = [((x, source, sink), ((x[:, 0] > 0).long(),))]
-    return Hub(1 / 400 if mended else 1.0), batches, F.cross_entropy, "fp16-mixed", sgd(0.05)
+    return Hub(1 / 400 if fixed else 1.0), batches, F.cross_entropy, "fp16-mixed", sgd(0.05)
 
 
 class Cube(torch.autograd.Function):
@@ -133,11 +133,11 @@ class Cubic(nn.Module):
 
 
 @target("product-overflow")
-def custom_function(mended):
+def custom_function(fixed):
     def loss(out, y):
         return F.cross_entropy(out["logits"], y)
 
-    return Cubic(1 if mended else 120), classes(6), loss, "fp16-mixed", sgd(0.05)
+    return Cubic(1 if fixed else 120), classes(6), loss, "fp16-mixed", sgd(0.05)
 
 
 class Autoencoder(nn.Module):
@@ -159,26 +159,26 @@ def evidence_bound(out, x):
 
 
 @target("exp-overflow")
-def variance_of_a_code(mended):
+def variance_of_a_code(fixed):
     batches = [((x,), (x,)) for (x,), _ in classes(6)]
-    return Autoencoder(1.0 if mended else 11.6), batches, evidence_bound, "fp16-true", sgd(0.05)
+    return Autoencoder(1.0 if fixed else 11.6), batches, evidence_bound, "fp16-true", sgd(0.05)
 
 
 class Steps(nn.Module):
-    def __init__(self, mended):
+    def __init__(self, fixed):
         super().__init__()
-        self.mended, self.inp, self.head, self.power = mended, nn.Linear(6, 8), nn.Linear(8, 3), None
+        self.fixed, self.inp, self.head, self.power = fixed, nn.Linear(6, 8), nn.Linear(8, 3), None
 
     def forward(self, x):
         h = self.inp(x)
         self.power = (h.detach() * 300).square().sum()  # inf, and nobody reads it
-        step = torch.sigmoid(h * 20) if self.mended else 1 / (1 + torch.exp(-h * 20))  # guilty: behind_a_dead_branch
+        step = torch.sigmoid(h * 20) if self.fixed else 1 / (1 + torch.exp(-h * 20))  # guilty: behind_a_dead_branch
         return self.head(step)
 
 
 @target("exp-overflow")
-def behind_a_dead_branch(mended):
-    return Steps(mended), classes(6), F.cross_entropy, "fp16-true", sgd(0.05)
+def behind_a_dead_branch(fixed):
+    return Steps(fixed), classes(6), F.cross_entropy, "fp16-true", sgd(0.05)
 
 
 class Doubling(nn.Module):
@@ -193,8 +193,8 @@ class Doubling(nn.Module):
 
 
 @target("exp-overflow")
-def power_of_two(mended):
-    return Doubling(3.0 if mended else 16.5), lines(5), F.mse_loss, "fp16-true", sgd(0.01)
+def power_of_two(fixed):
+    return Doubling(3.0 if fixed else 16.5), lines(5), F.mse_loss, "fp16-true", sgd(0.01)
 
 
 class Biased(nn.Module):
@@ -211,8 +211,8 @@ class Biased(nn.Module):
 
 
 @target("scalar-out-of-range")
-def mask_in_a_buffer(mended):
-    return Biased(-1e4 if mended else -1e9), classes(5, 6, n=8), F.cross_entropy, "fp16-true", sgd(0.05)
+def mask_in_a_buffer(fixed):
+    return Biased(-1e4 if fixed else -1e9), classes(5, 6, n=8), F.cross_entropy, "fp16-true", sgd(0.05)
 
 
 class Joined(nn.Module):
@@ -225,8 +225,8 @@ class Joined(nn.Module):
 
 
 @target("input-out-of-range")
-def joined_inputs(mended):
-    batches = [((x[:, :3], x[:, 3:] * (1 if mended else 1e6)), (y,)) for (x,), (y,) in lines(6)]
+def joined_inputs(fixed):
+    batches = [((x[:, :3], x[:, 3:] * (1 if fixed else 1e6)), (y,)) for (x,), (y,) in lines(6)]
     return Joined(), batches, F.mse_loss, "fp16-mixed", sgd(0.02)
 
 
@@ -235,9 +235,9 @@ def huber(out, y):
 
 
 @target("input-out-of-range")
-def targets_beyond_the_format(mended):
+def targets_beyond_the_format(fixed):
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
-    batches = [((x,), (y * (1 if mended else 1e5),)) for (x,), (y,) in lines(5)]
+    batches = [((x,), (y * (1 if fixed else 1e5),)) for (x,), (y,) in lines(5)]
     return model, batches, huber, "fp16-true", sgd(0.05)
 
 
@@ -250,10 +250,10 @@ def soft_poisson(rate, y):
 
 
 @target("eps-underflow")
-def guard_of_a_rate(mended):
+def guard_of_a_rate(fixed):
     model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
     batches = [((x,), ((x[:, :1] > 0).float(),)) for (x,), _ in lines(5)]
-    return model, batches, soft_poisson if mended else poisson, "fp16-true", sgd(0.01)
+    return model, batches, soft_poisson if fixed else poisson, "fp16-true", sgd(0.01)
 
 
 class Ball(nn.Module):
@@ -266,17 +266,17 @@ class Ball(nn.Module):
 
 
 @target("rounded-onto-singularity")
-def edge_of_a_ball(mended):
-    return Ball(0.98 if mended else 0.999), classes(6), F.cross_entropy, "bf16-true", sgd(0.01)
+def edge_of_a_ball(fixed):
+    return Ball(0.98 if fixed else 0.999), classes(6), F.cross_entropy, "bf16-true", sgd(0.01)
 
 
 @target("optimizer-state-underflow")
-def rows_without_gradients(mended):
+def rows_without_gradients(fixed):
     model = nn.Sequential(nn.Embedding(30, 4), nn.Flatten(), nn.Linear(12, 3))
     tokens = torch.randint(0, 15, (10, 3), generator=torch.Generator().manual_seed(3))
 
     def make(m):
-        return torch.optim.RMSprop(m.parameters(), 1e-3, eps=1e-3 if mended else 1e-8)
+        return torch.optim.RMSprop(m.parameters(), 1e-3, eps=1e-3 if fixed else 1e-8)
 
     return model, [((tokens,), (tokens[:, 0] % 3,))], F.cross_entropy, "fp16-true", make
 
@@ -295,8 +295,8 @@ class Written(nn.Module):
 
 
 @target("fully-masked-softmax")
-def softmax_by_hand(mended):
-    return Written(), masked(empty=not mended), F.cross_entropy, "bf16-mixed", sgd(0.05)
+def softmax_by_hand(fixed):
+    return Written(), masked(empty=not fixed), F.cross_entropy, "bf16-mixed", sgd(0.05)
 
 
 class Segments(nn.Module):
@@ -312,8 +312,8 @@ class Segments(nn.Module):
 
 
 @target("empty-reduction")
-def segment_without_members(mended):
-    batches = [((x, torch.arange(16) % (4 if mended else 3)), (torch.arange(4) % 3,)) for (x,), _ in lines(6)]
+def segment_without_members(fixed):
+    batches = [((x, torch.arange(16) % (4 if fixed else 3)), (torch.arange(4) % 3,)) for (x,), _ in lines(6)]
     return Segments(), batches, F.cross_entropy, "fp16-mixed", sgd(0.05)
 
 
@@ -328,10 +328,10 @@ class Logs(nn.Module):
 
 
 @target("singular-gradient")
-def where_after_the_log(mended):
-    return Logs(0.1 if mended else 0.0), classes(6), F.cross_entropy, "fp16-mixed", sgd(0.02)
+def where_after_the_log(fixed):
+    return Logs(0.1 if fixed else 0.0), classes(6), F.cross_entropy, "fp16-mixed", sgd(0.02)
 
 
 @target("optimization-divergence")
-def diverges_without_inf_in_fp32(mended):
-    return nn.Linear(6, 1), lines(6), F.mse_loss, "fp16-true", sgd(0.1 if mended else 0.9)  # guilty by its rate
+def diverges_without_inf_in_fp32(fixed):
+    return nn.Linear(6, 1), lines(6), F.mse_loss, "fp16-true", sgd(0.1 if fixed else 0.9)  # guilty by its rate

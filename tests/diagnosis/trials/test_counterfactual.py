@@ -1,4 +1,4 @@
-"""The counterfactual choice: what mends the step comes first, what changes nothing goes, what stays wrong stays."""
+"""The counterfactual choice: what fixes the step comes first, what changes nothing goes, what stays wrong stays."""
 
 from pathlib import Path
 
@@ -64,14 +64,14 @@ def overflowing(evidence, module):
 GUILTY, INNOCENT = "layers.1", "layers.0"
 
 
-def test_the_one_whose_removal_mends_the_step_comes_first_and_the_innocent_goes():
+def test_the_one_whose_removal_fixes_the_step_comes_first_and_the_innocent_goes():
     evidence = evidence_of(1.0, 1e6, 1.0)
     choice = Counterfactuals(evidence, budget=30).choose([finding(INNOCENT), overflowing(evidence, GUILTY)])
     assert [found.module for found in choice.findings] == [GUILTY]
     assert choice.tried[0].startswith("with `layers.1` in FP32 the step is finite and its gradient matches FP32 to 0.")
 
 
-def test_a_fault_that_hides_behind_another_is_found_and_both_are_mended_together():
+def test_a_fault_that_hides_behind_another_is_found_and_both_are_fixed_together():
     evidence = evidence_of(1e6, 1e6)
     choice = Counterfactuals(evidence, budget=30).choose([overflowing(evidence, INNOCENT)])
     assert [found.module for found in choice.findings] == [INNOCENT, GUILTY]

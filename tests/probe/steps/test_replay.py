@@ -308,7 +308,7 @@ def test_a_scale_that_is_too_large_overflows_and_another_does_not(loop):
     assert not step.replay(scale=2.0**24).finite
 
 
-def test_a_module_in_fp32_mends_an_overflow_in_it():
+def test_a_module_in_fp32_fixes_an_overflow_in_it():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.LayerNorm(8))
     with torch.no_grad():

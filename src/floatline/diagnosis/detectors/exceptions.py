@@ -83,7 +83,7 @@ def _describe(cause: Cause, failure: Failure) -> Finding:
     fixes = {
         "unsupported-half-op": 'with torch.autocast("cuda", enabled=False): y = op(x.float())  # leave it and cast',
         "autocast-region-misuse": "cast at the border: call the module with x.float() inside the disabled region",
-        "scalar-out-of-range": "torch.finfo(x.dtype).min  # in the place of the constant",
+        "scalar-out-of-range": "torch.finfo(x.dtype).min  # instead of the constant",
         _TWO_DTYPES: "x.to(other.dtype)  # where the two meet",
     }
     fix = fixes.get(cause.id, cause.remedies[0])

@@ -119,7 +119,7 @@ def loss_is_blown(trace: Trace) -> bool:
 def damages_loss(birth: Birth, trace: Trace) -> bool:
     """Whether inf of the forward pass was swallowed, and left a loss that is not that of FP32.
 
-    Of the same weights and batch, and before the loss scale comes in: no search for one mends it.
+    Of the same weights and batch, and before the loss scale comes in: no search for one fixes it.
     """
     last = last_of_forward(trace)
     if last is None or birth.op.phase != "forward" or last.outputs[0].numel != 1:
@@ -214,7 +214,7 @@ def _classify_backward(op: Op, trace: Trace, out: Values) -> Birth:
 
 
 def is_search(birth: Birth, scale: float) -> bool:
-    """Whether a gradient overflowed by its scale alone: at a scale of 1 it would not, so that a search mends it."""
+    """Whether a gradient overflowed by its scale alone: at a scale of 1 it would not, so that a search fixes it."""
     if birth.cause != "gradient-overflow":
         return False
     tops = [out.twin_largest / scale < _limit(out.dtype) for out in birth.op.outputs if out.blown and out.twin_largest]

@@ -154,7 +154,7 @@ def _trace(step: CapturedStep, fmt: Format, scale: float, refused: dict[Line, Fi
         trace = _try_trace(step, fmt, scale, refused)
         if trace is not None:
             return trace
-    raise ReplayError(f"More than {_MOST_REFUSED} lines raise in {fmt.name}. Mend the first: {next(iter(refused))}.")
+    raise ReplayError(f"More than {_MOST_REFUSED} lines raise in {fmt.name}. Fix the first: {next(iter(refused))}.")
 
 
 def _try_trace(step: CapturedStep, fmt: Format, scale: float, refused: dict[Line, FitRow]) -> Trace | None:

@@ -179,7 +179,7 @@ class _Search:
         return sorted(modules, key=lambda name: not any(covers((name,), module) for module in accused))
 
     def _take_apart(self, name: str, kept: tuple[str, ...]) -> tuple[str, ...]:
-        """The set with the fewest children in the place of a container, where they suffice and cost less."""
+        """The set with the fewest children instead of a container, where they suffice and cost less."""
         rest = [other for other in kept if other != name]
         children = self._rank(self._tree.children(name))
         if not children or name not in kept or not self._passes([*rest, *children]):
@@ -193,7 +193,7 @@ class _Search:
         return smaller
 
     def _join(self, kept: tuple[str, ...]) -> tuple[str, ...]:
-        """A container in the place of several members in it, where it costs no more."""
+        """A container instead of several members in it, where it costs no more."""
         for parent in dict.fromkeys(name.rpartition(".")[0] for name in kept):
             inside = [name for name in kept if is_inside(name, parent)]
             joined = self._tree.normalize([*(name for name in kept if name not in inside), parent])

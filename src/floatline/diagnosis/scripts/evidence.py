@@ -112,7 +112,7 @@ class ScriptEvidence(Evidence):
 
 
 def stand_in_for_fp32(given: RunRecord) -> RunRecord:
-    """A record in the place of the FP32 run: the losses up to the failure, and all parameters as moved."""
+    """A record instead of the FP32 run: the losses up to the failure, and all parameters as moved."""
     end = given.first_bad_step
     kept = [(x, s) for x, s in zip(given.losses, given.loss_steps, strict=True) if end is None or s < end]
     return RunRecord(

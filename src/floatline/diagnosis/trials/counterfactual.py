@@ -1,4 +1,4 @@
-"""The counterfactual choice: what is found is taken away by replay, and what mends the step comes first."""
+"""The counterfactual choice: what is found is taken away by replay, and what fixes the step comes first."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from floatline.probe.watch.events import ScalerStepEvent
 # A gradient this near to FP32's is that of a healthy 16-bit step.
 AGREES = 0.1
 # So is one whose error fell to this share of what it was.
-MENDS = 0.25
-# No update mends a step whose gradient is this far off.
+HELPS = 0.25
+# No update fixes a step whose gradient is this far off.
 BROKEN = 0.5
 MOST_REPLAYS = 4
 # A run that an exception ended is tried for so many steps more.
@@ -94,7 +94,7 @@ class Counterfactuals:
         return time.perf_counter() + self._evidence.seconds_of_trace < self._end
 
     def choose(self, findings: list[Finding]) -> Choice:
-        """Order findings: one whose removal mends everything first, then what stays wrong without it."""
+        """Order findings: one whose removal fixes everything first, then what stays wrong without it."""
         trace = self._evidence.found_in
         removals = [(finding, find_removals(finding, trace, self._evidence)) for finding in findings]
         kept = {_key(finding) for finding, ways in removals if not ways}  # nothing is known against them
@@ -187,7 +187,7 @@ class Counterfactuals:
         keys = {_place(birth.cause, birth.op) for birth in births}
         keys |= {_place(cause, op) for cause, op in find_damage(trace)}
         gone = not any(_key(finding) in keys for finding in findings)
-        agrees = after is None or after < AGREES or (before is not None and after < MENDS * before)
+        agrees = after is None or after < AGREES or (before is not None and after < HELPS * before)
         if before is not None and before < AGREES:  # the damage was not in the gradient
             agrees = after is not None and after < AGREES
         cures = finite and gone and agrees

@@ -226,8 +226,8 @@ def _skip_own(trace: TracebackType | None) -> TracebackType | None:
 def _measure_motion(seen: Watch, capture: StepCapture) -> float | None:
     """How far the weights of the optimizers are from their start, against their size; None where it is not known."""
     held = {id(p): p.detach() for made in seen.optimizers.values() for p in made.parameters}
-    if capture.before_failure is not None:
-        kept = capture.before_failure
+    if capture.retries.before is not None:
+        kept = capture.retries.before
         held |= {id(p): copy for p, copy in zip(kept.tensors, kept.copies, strict=True) if id(p) in held}
     start = seen.weights.start
     pairs = [(start[key].to(p.device).double(), p.double()) for key, p in held.items() if key in start]

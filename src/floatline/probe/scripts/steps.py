@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,19 +15,17 @@ from torch.optim import Optimizer
 
 from floatline.probe.scripts.last_forward import HeldForwards, has_room, replay_forward
 from floatline.probe.scripts.recording import BetweenSteps, Schedule, ScriptRecording, fails_by_state
-from floatline.probe.scripts.weight_copies import LateSteps, Weights, all_finite
+from floatline.probe.scripts.retries import ATTEMPTS, Retries
+from floatline.probe.scripts.weight_copies import LateSteps, Weights, all_finite, all_weights, find_loose, find_model
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import ForwardEvent, ScalerStepEvent, StepEvent
 from floatline.probe.watch.health import Health, LateHealth, ScaledLoss, are_losses_finite, are_losses_lost
 from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.own_updates import LooseWeights
-from floatline.probe.watch.patches import unwrap
 from floatline.probe.watch.steps import share_of_dead_moments
 
 Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
-# How many steps are recorded to see a failure come again: some batches only bring it about.
-_ATTEMPTS = 8
 # Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
 _SEARCH = (8, 18)
 
@@ -54,8 +52,7 @@ class StepCapture:
 
     Healthy steps are recorded when `Schedule` says so. A step fails where its loss or gradients are not finite and
     nothing will leave it out. The weights, which are still healthy then, are copied; the next step runs on that copy
-    and is recorded; then the script gets back the weights that it had. A failure that does not come again is tried
-    three times.
+    and is recorded; then the script gets back the weights that it had (`Retries`).
 
     Args:
         seen: The watch.
@@ -64,7 +61,7 @@ class StepCapture:
         steps: What was recorded.
         seconds: How long recording took.
         errors: What went wrong with it, or is not as it should be.
-        before_failure: The weights with which a step failed; None where none did, or they were not finite.
+        retries: Steps that are run on the weights from before a failure.
         setup: What the script computed in 16 bits before its first pass; None where that could not be recorded.
     """
 
@@ -72,20 +69,17 @@ class StepCapture:
         self.steps: list[Captured] = []
         self.seconds = 0.0
         self.errors: list[str] = []
-        self.before_failure: Weights | None = None
+        self.retries = Retries()
         self.setup: Trace | None = None
         self._seen = seen
         self._recording = ScriptRecording()
-        self._last_step = self._applied_step = self._failed_step = -1
+        self._last_step = self._applied_step = -1
         self._clock = 0.0
         self._schedule = Schedule()
         self._held = HeldForwards()
-        self._healthy: Weights | None = None  # those of the step that failed
-        self._stashed: Weights | None = None
         self._before: Weights | None = None
         self._late = LateSteps(seen.late, self._fail_late)
         self._stepping: StepEvent | ScalerStepEvent | None = None
-        self._attempts, self._tries = 0, False  # steps that ran on these weights; whether one does now
         self._kind: Kind = "healthy"
         self._skips = self._relapses = self._lost = 0
         self._worked = 0.0
@@ -157,7 +151,7 @@ class StepCapture:
         guarded, detailed = event.through_scaler, self._seen.detailed
         if guarded and event.scales_itself:
             return  # it leaves the step out by itself, if it must
-        if not guarded and self._healthy is None and not self._attempts:  # after a failure nobody asks for more
+        if not guarded and not self.retries.pending and not self.retries.num:  # after a failure nobody asks for more
             self._late.keep(optimizer, event.step, detailed=detailed)
         self._late.ask(event, health)
 
@@ -173,7 +167,7 @@ class StepCapture:
         """An optimizer has stepped."""
         self._judge_weights(optimizer)
         if len(self._seen.optimizers) == 1:  # no other needs them in this step, and the script may end now
-            self._try(self._give_back)
+            self._try(self.retries.give_back)
 
     def _judge_weights(self, optimizer: Optimizer) -> None:
         event, before = self._stepping, self._before
@@ -241,7 +235,7 @@ class StepCapture:
         if not are_losses_finite(losses):  # no scale is searched for in a forward pass: the next step may tell why
             self._lost += 1
             recorded = self._recording.runs and event.step == self._recording.step
-            self._hunts = 0 if recorded else _ATTEMPTS if self._lost in (1, 3, 9) else self._hunts
+            self._hunts = 0 if recorded else ATTEMPTS if self._lost in (1, 3, 9) else self._hunts
 
     # What is done about it.
 
@@ -255,23 +249,19 @@ class StepCapture:
         """
         if not self._recording.runs or event.step >= self._recording.step:
             self._kind = "failed"
-        if self._recording.runs or self._healthy is not None or self._attempts:
+        if self._recording.runs or self.retries.pending or self.retries.num:
             return
         self._held.note_bad_inputs(event.step)
-        found = Weights.copy(list(self._all_weights())) if healthy is None else healthy
-        if found is not None and all_finite(found.copies):
-            self._healthy, self.before_failure, self._failed_step = found, found, event.step
-            if of_step is not None and abs(of_step - event.step) > 1:
-                tried = f"its cause was looked for with the weights of step {of_step}, the nearest that were kept"
-                self.errors.append(f"step {event.step} failed; {tried}")
-        else:
-            self._attempts = _ATTEMPTS  # nothing healthy is left to try it on
+        found = Weights.copy(all_weights(self._seen)) if healthy is None else healthy
+        if self.retries.keep(found, event.step) and of_step is not None and abs(of_step - event.step) > 1:
+            tried = f"its cause was looked for with the weights of step {of_step}, the nearest that were kept"
+            self.errors.append(f"step {event.step} failed; {tried}")
 
     def _is_wanted(self, step: int, *, after: int = 0) -> bool:
         """Whether a step is recorded that begins next; `after` is how many will have been applied by then."""
         self._kind = "healthy"
-        if self._healthy is not None:
-            return not self._attempts or step >= self._rests_until
+        if self.retries.pending:
+            return not self.retries.num or step >= self._rests_until
         hunts = self._hunts > 0 and step >= self._rests_until
         self._hunts -= hunts
         if not self._wanted and not hunts and self._schedule.num_applied + after < self._schedule.due:
@@ -295,8 +285,8 @@ class StepCapture:
 
     def _begin_with_forward(self) -> None:
         forward = self._held.calls[-1]
-        model = self._find_model(forward.root)
-        loose = self._find_loose(model)
+        model = find_model(self._seen, forward.root)
+        loose = find_loose(self._seen, model)
         self._begin(forward.root, lambda: self._recording.begin(forward, model, loose))
 
     def _begin_without_module(self, step: int) -> None:
@@ -305,42 +295,29 @@ class StepCapture:
 
     def _begin_between(self) -> None:
         model = LooseWeights([*self._seen.weights.leaves.values()])
-        recorder = BetweenSteps(model, lambda: self._try(self._put_on_healthy), lambda: self._try(self._put_back))
+        recorder = BetweenSteps(model, lambda: self._try(self._put_on), lambda: self._try(self._settle))
         self._begin(model, lambda: self._recording.begin_between(self._seen.step + 1, recorder), at_once=False)
 
     def _begin(self, root: nn.Module, start: Callable[[], None], *, at_once: bool = True) -> None:
-        if self._healthy is None and self._attempts and not all_finite(list(self._all_weights())):
+        if not self.retries.pending and self.retries.num and not all_finite(all_weights(self._seen)):
             self._recording.end()
             return  # a step that failed before has spoilt the weights: this one would show no cause
         if not has_room(root):
             self.errors.append("a step was not recorded: the GPU has not enough free memory for its FP32 twins")
             self._recording.end()
-            self._healthy = None
+            self.retries.drop()
             return
         self._clock = time.perf_counter()
         if at_once:
-            self._put_on_healthy()
+            self._put_on()
         start()
         self._wanted, self._seen.callbacks.event, self._seen.callbacks.clear = False, self._note_event, None
 
-    def _put_on_healthy(self) -> None:
-        """Let the step run on the weights from before the failure."""
-        if self._healthy is not None:
-            self._attempts, self._tries = self._attempts + 1, True
-            self._stashed = Weights.copy(list(self._all_weights()))
-            self._healthy.put_back()
+    def _put_on(self) -> None:
+        self.retries.put_on(all_weights(self._seen))
 
-    def _put_back(self) -> None:
-        """Give the script the weights that it had, and decide whether the failure was seen again."""
-        self._give_back()
-        if self._tries and (self._kind == "failed" or self._attempts >= _ATTEMPTS):
-            self._healthy = None
-        self._tries = False
-
-    def _give_back(self) -> None:
-        if self._stashed is not None:
-            self._stashed.put_back()
-            self._stashed = None
+    def _settle(self) -> None:
+        self.retries.settle(failed=self._kind == "failed")
 
     def finish(self) -> None:
         """The script is over, or is about to be explained."""
@@ -362,13 +339,13 @@ class StepCapture:
         trace, self._seen.callbacks.event = self._recording.end(), None
         if trace is None:
             return
-        again = self._attempts < _ATTEMPTS and self._tries and fails_by_state(trace)
+        again = self.retries.runs and self.retries.has_more and fails_by_state(trace)
         if again:  # the optimizer still holds what the failed step left in it: this one tells nothing
             self._kind = "healthy"
-        self._put_back()
+        self._settle()
         # What comes before the next forward pass went into this step. A step or two further on a whole one begins: now
         # one, now two, as what fails may be every second step.
-        self._rests_until = self._recording.step + 2 + (self._hunts + self._attempts) % 2
+        self._rests_until = self._recording.step + 2 + (self._hunts + self.retries.num) % 2
         seconds = time.perf_counter() - self._clock
         self.seconds += seconds
         if not again:
@@ -385,17 +362,11 @@ class StepCapture:
         """
         if not self._held.calls or any(captured.kind == "failed" for captured in self.steps):
             return False
-        if not self.has_untried and not all_finite(list(self._all_weights())):
+        if not self.has_untried and not all_finite(all_weights(self._seen)):
             return False
-        forward = self._held.find(self._failed_step)
-        now = Weights.copy(list(self._all_weights())) if self._healthy is not None else None
-        try:
-            if self._healthy is not None:
-                self._healthy.put_back()
-            trace = replay_forward(forward, self._find_model(forward.root))
-        finally:
-            if now is not None:
-                now.put_back()
+        forward = self._held.find(self.retries.step)
+        with self.retries.lent(all_weights(self._seen)):
+            trace = replay_forward(forward, find_model(self._seen, forward.root))
         if trace is not None:
             self.steps.append(Captured(forward.event.step, "failed", trace, 0.0))
         return trace is not None
@@ -415,31 +386,7 @@ class StepCapture:
         """Whether a step failed, and the script ended before another was tried on the weights from before it."""
         if self._lost and not any(one.kind != "healthy" for one in self.steps):
             return True  # a scaler left it out: its weights are there still
-        return self._healthy is not None and not self._attempts
-
-    def _find_model(self, root: nn.Module) -> nn.Module:
-        """The largest module that was called by itself and that the root is a part of."""
-        owners = [m for m in self._seen.modules.roots.values() if any(part is root for part in m.modules())]
-        return unwrap(max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root))
-
-    def _find_loose(self, model: nn.Module) -> dict[str, Tensor]:
-        """Weights of the optimizers that are none of the model's, by name: another model's, or those of no call."""
-        named = {id(p) for p in model.parameters()}
-        others = {id(p): name for root in self._seen.modules.roots.values() for name, p in root.named_parameters()}
-        return {
-            others.get(id(p), f"parameter {i} of {made.name}"): p
-            for made in self._seen.optimizers.values()
-            for i, p in enumerate(made.parameters)
-            if id(p) not in named
-        }
-
-    def _all_weights(self) -> Iterator[Tensor]:
-        """Parameters and buffers; not those that count, such as the batches that a norm has seen."""
-        owners = self._seen.modules.roots.values()
-        tensors = [tensor for owner in owners for tensor in (*owner.parameters(), *owner.buffers())]
-        tensors += [p for made in self._seen.optimizers.values() for p in made.parameters]
-        tensors += [] if owners else self._seen.weights.leaves.values()
-        yield from {id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}.values()
+        return self.retries.pending and not self.retries.num
 
     def _try(self, work: Any) -> None:
         """Do something beside the script; what goes wrong with it must not end it."""
@@ -447,7 +394,8 @@ class StepCapture:
             work()
         except Exception as error:
             self.errors.append(f"a step was not recorded: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            self._healthy = None
+            with contextlib.suppress(Exception):
+                self.retries.drop()
             if self._seen.hooked:
                 self._broken, self._seen.callbacks.event = self._recording.runs, self._note_event
                 return

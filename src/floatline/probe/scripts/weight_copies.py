@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.numerics import foreach
 from floatline.probe.watch.events import StepEvent
 from floatline.probe.watch.gradient_scales import largest_of
 from floatline.probe.watch.health import LateHealth, LateNumbers
-from floatline.probe.watch.patches import Aside
+from floatline.probe.watch.loop import Watch
+from floatline.probe.watch.patches import Aside, unwrap
 
 # A copy for each step is made of no more than that; one for a failing step is.
 _MOST = 2**24
@@ -143,3 +144,30 @@ def _pack(numbers: list[Tensor]) -> Tensor:
             return torch.stack(numbers)
         except RuntimeError:  # they lie on several devices
             return torch.stack([number.to(numbers[-1].device, torch.float32) for number in numbers])
+
+
+def all_weights(seen: Watch) -> list[Tensor]:
+    """Parameters and buffers of a loop; not those that count, such as the batches that a norm has seen."""
+    owners = seen.modules.roots.values()
+    tensors = [tensor for owner in owners for tensor in (*owner.parameters(), *owner.buffers())]
+    tensors += [p for made in seen.optimizers.values() for p in made.parameters]
+    tensors += [] if owners else seen.weights.leaves.values()
+    return [*{id(tensor): tensor for tensor in tensors if tensor.is_floating_point()}.values()]
+
+
+def find_model(seen: Watch, root: nn.Module) -> nn.Module:
+    """The largest module that was called by itself and that the root is a part of."""
+    owners = [m for m in seen.modules.roots.values() if any(part is root for part in m.modules())]
+    return unwrap(max(owners, key=lambda m: sum(1 for _ in m.modules()), default=root))
+
+
+def find_loose(seen: Watch, model: nn.Module) -> dict[str, Tensor]:
+    """Weights of the optimizers that are none of the model's, by name: another model's, or those of no call."""
+    named = {id(p) for p in model.parameters()}
+    others = {id(p): name for root in seen.modules.roots.values() for name, p in root.named_parameters()}
+    return {
+        others.get(id(p), f"parameter {i} of {made.name}"): p
+        for made in seen.optimizers.values()
+        for i, p in enumerate(made.parameters)
+        if id(p) not in named
+    }
