@@ -1,8 +1,8 @@
 """What it costs to put buffers back: guarded steps of models with BatchNorm, with and without that part.
 
-    python benchmarks/buffers.py [--rounds N] [--batch N]
+    python benchmarks/buffers.py [--rounds N] [--batches N ...] [--dbnet N]
 
-Two copies of a model are trained by turns in one process, ten steps each; the ratio is the median over all rounds.
+Two copies of a model are trained by turns in one process, five steps each; the ratio is the median over all rounds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import floatline as fl
 
 RESULT = Path(__file__).parent / "results/buffers_h200.md"
-STEPS = 10
+STEPS = 5
 
 
 class Bottleneck(nn.Module):
@@ -54,18 +54,41 @@ def resnet50() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 
 
-def make_step(device: torch.device, batch: int, *, keeps: bool) -> Callable[[], None]:
+Loss = Callable[[], Tensor]
+
+
+def make_resnet(batch: int, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer, Loss]:
+    """ResNet-50 on random pictures of 224 x 224."""
+    model = resnet50().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    x = torch.randn(batch, 3, 224, 224, device=device).to(memory_format=torch.channels_last)
+    y = torch.randint(0, 1000, (batch,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    return model, optimizer, lambda: nn.functional.cross_entropy(model(x), y)
+
+
+def make_dbnet(batch: int, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer, Loss]:
+    """The detector, as large as on a GPU of this kind, on drawn pictures of 640 x 640."""
+    from floatline.systems.dbnet import VARIANTS, Config, build
+
+    sizes = {"batch_size": batch, "num_images": batch, "held_out": 1}
+    work = build(Config.model_validate({**VARIANTS["h200"], **sizes}))
+    model = work.model.to(device)
+    inputs, targets = ([part.to(device) for part in parts] for parts in work.batches[0])
+    return model, work.make_optimizer(model), lambda: work.loss_fn(model(*inputs), *targets)
+
+
+MODELS = {"ResNet-50": make_resnet, "dbnet": make_dbnet}
+
+
+def make_step(name: str, batch: int, device: torch.device, *, keeps: bool) -> Callable[[], None]:
     """A guarded step of a model; without keeping buffers where that is asked for."""
     torch.manual_seed(0)
-    model = resnet50().to(device, memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+    model, optimizer, loss = MODELS[name](batch, device)
     guard = fl.Guard(model, optimizer, plan="fp16-mixed")
     if not keeps:
         guard._buffers.remove()
         guard._buffers._holders = []
-    x = torch.randn(batch, 3, 224, 224, device=device).to(memory_format=torch.channels_last)
-    y = torch.randint(0, 1000, (batch,), device=device)
-    return lambda: void(guard.step(lambda _: nn.functional.cross_entropy(model(x), y), None))
+    return lambda: void(guard.step(lambda _: loss(), None))
 
 
 def void(_: object) -> None:
@@ -73,7 +96,7 @@ def void(_: object) -> None:
 
 
 def seconds(step: Callable[[], None], device: torch.device) -> float:
-    """Of ten steps."""
+    """Of five steps."""
     torch.cuda.synchronize(device)
     began = time.perf_counter()
     for _ in range(STEPS):
@@ -82,24 +105,36 @@ def seconds(step: Callable[[], None], device: torch.device) -> float:
     return time.perf_counter() - began
 
 
+def measure(name: str, batch: int, rounds: int) -> str:
+    """A row of the table."""
+    device = torch.device("cuda")
+    ways = [make_step(name, batch, device, keeps=keeps) for keeps in (False, True)]
+    for step in ways * 3:
+        seconds(step, device)
+    times = [[seconds(step, device) for step in ways] for _ in range(rounds)]
+    ratios = sorted(kept / bare for bare, kept in times)
+    bare, kept = (statistics.median(row[i] for row in times) / STEPS for i in (0, 1))
+    quarter = len(ratios) // 4
+    row = f"| {name} | {batch} | {1000 * bare:.2f} ms | {1000 * kept:.2f} ms | {statistics.median(ratios):.4f} "
+    return row + f"| {ratios[quarter]:.4f} to {ratios[-1 - quarter]:.4f} |"
+
+
 def main() -> None:
     """Measure, and write the result."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--batches", type=int, nargs="+", default=[64, 256], help="of ResNet-50")
+    parser.add_argument("--dbnet", type=int, default=16, help="batch of dbnet; 0 leaves it out")
     given = parser.parse_args()
-    device = torch.device("cuda")
-    ways = [make_step(device, given.batch, keeps=keeps) for keeps in (False, True)]
-    for step in ways * 2:
-        seconds(step, device)
-    times = [[seconds(step, device) for step in ways] for _ in range(given.rounds)]
-    ratios = sorted(kept / bare for bare, kept in times)
-    bare = statistics.median(row[0] for row in times) / STEPS
-    line = f"ResNet-50, batch {given.batch}, fp16-mixed: {1000 * bare:.2f} ms a step without, "
-    line += f"ratio {statistics.median(ratios):.4f} (of {given.rounds} rounds {ratios[0]:.4f} to {ratios[-1]:.4f})"
-    print(line)
-    where = f"{date.today()}, {torch.cuda.get_device_name()}, torch {torch.__version__}: `python benchmarks/buffers.py`"
-    RESULT.write_text(f"# Keeping buffers for a skip\n\n{where}\n\n{line}\n", encoding="utf-8")
+    rows = [measure("ResNet-50", batch, given.rounds) for batch in given.batches]
+    rows += [measure("dbnet", given.dbnet, given.rounds)] if given.dbnet else []
+    head = "| model | batch | without | kept | ratio, median | half of the rounds |\n|---|---|---|---|---|---|"
+    table = "\n".join([head, *rows])
+    print(table)
+    where = (
+        f"{date.today()}, {torch.cuda.get_device_name()}, torch {torch.__version__}, fp16-mixed, {given.rounds} rounds"
+    )
+    RESULT.write_text(f"# Keeping buffers for a skip\n\n{where}: `python benchmarks/buffers.py`\n\n{table}\n", "utf-8")
 
 
 if __name__ == "__main__":

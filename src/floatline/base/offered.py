@@ -134,7 +134,7 @@ class _OldModules(MetaPathFinder, Loader):
 def redirect_old_modules() -> None:
     """Let imports of old modules find the new ones."""
     if not any(isinstance(finder, _OldModules) for finder in sys.meta_path):
-        sys.meta_path.append(_OldModules())
+        sys.meta_path.insert(0, _OldModules())  # before a folder that an older version left behind
     for folder in _FOLDERS:
         module = sys.modules.setdefault(f"floatline.{folder}", ModuleType(f"floatline.{folder}"))
         module.__path__ = []

@@ -299,7 +299,8 @@ class Buffers:
         self._moving: list[nn.Module] = []
         self._modes: list[bool] = []
         self._looks = False  # all buffers are kept, to see which of them change
-        self._slots: list[_BufferSlot] | None = None
+        self._last: list[_BufferSlot] = []
+        self._slots: list[_BufferSlot] | None = None  # of the step that has begun
         self._blocks: list[_Block] = []
         self._hook = model.register_forward_pre_hook(self._begin) if self._holders else None
 
@@ -314,15 +315,21 @@ class Buffers:
         if (self._slots is not None and not again) or not self._holders:
             return
         modes = [module.training for module in self._holders]
-        self._looks, self._modes = modes != self._modes, modes
-        holders = self._holders if self._looks else self._moving
-        self._slots = [_BufferSlot(module, name, b) for module in holders for name, b in module._buffers.items()]
-        found = list({id(slot.tensor): slot.tensor for slot in self._slots if slot.tensor is not None}.values())
-        held = [tensor for block in self._blocks for tensor in block.tensors]
-        if {*map(id, found)} != {*map(id, held)}:
+        looked, self._looks, self._modes = self._looks, modes != self._modes, modes
+        if self._looks or looked or not self._is_as_before():
+            holders = self._holders if self._looks else self._moving
+            self._last = [_BufferSlot(module, name, b) for module in holders for name, b in module._buffers.items()]
+            found = list({id(slot.tensor): slot.tensor for slot in self._last if slot.tensor is not None}.values())
             self._blocks = _make_blocks(found)
+        self._slots = self._last
         for block in self._blocks:
             block.keep()
+
+    def _is_as_before(self) -> bool:
+        """Whether the modules that are kept have the tensors of the last step, and no others."""
+        slots = self._last
+        num = sum(len(module._buffers) for module in self._moving)
+        return num == len(slots) and all(slot.module._buffers.get(slot.name) is slot.tensor for slot in slots)
 
     @torch.no_grad()
     def settle(self, applied: Tensor) -> None:
@@ -330,17 +337,22 @@ class Buffers:
         slots, self._slots = self._slots, None
         if not slots:
             return
-        kept = {id(t): part for b in self._blocks for t, part in zip(b.tensors, b.parts_before, strict=True)}
         if self._looks:
+            kept = self._kept_values()
             changed = {id(slot.module) for slot in slots if _is_changed(slot, kept)}
             self._moving = [module for module in self._holders if id(module) in changed or _tracks(module)]
         if not self._moving or (applied.device.type == "cpu" and bool(applied)):
             return
-        for slot in slots:
-            if slot.now is not slot.tensor:
-                _put_back(slot, None if slot.tensor is None else kept[id(slot.tensor)], applied)
+        replaced = [slot for slot in slots if slot.module._buffers.get(slot.name) is not slot.tensor]
+        kept = self._kept_values() if replaced else {}
+        for slot in replaced:
+            _put_back(slot, None if slot.tensor is None else kept[id(slot.tensor)], applied)
         for block in self._blocks:
             block.settle(applied)
+
+    def _kept_values(self) -> dict[int, Tensor]:
+        """What each tensor held when the step began."""
+        return {id(t): part for b in self._blocks for t, part in zip(b.tensors, b.parts_before, strict=True)}
 
     def undo(self) -> None:
         """A step raised: what it changed goes back."""
