@@ -21,6 +21,8 @@ class Finding:
         file: Source file, where the place is a line of code.
         line: Line in that file, counted from 1.
         op: The operation, such as 'aten.mm'.
+        patch: The fix as a unified diff, where it is a change of the user's source that was tried; '' where it is not.
+        tried: What came of trying fixes in the user's source, as one sentence; '' where none was tried.
     """
 
     cause: Cause
@@ -30,6 +32,8 @@ class Finding:
     file: str = ""
     line: int = 0
     op: str = ""
+    patch: str = ""
+    tried: str = ""
 
     @property
     def where(self) -> str:
@@ -48,6 +52,8 @@ class Finding:
             "op": self.op,
             "seen": self.seen,
             "fix": self.fix,
+            "patch": self.patch,
+            "tried": self.tried,
             "remedies": list(self.cause.remedies),
         }
 

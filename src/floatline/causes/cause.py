@@ -27,6 +27,7 @@ class Cause:
         family: Which part of the catalogue it belongs to.
         mechanism: What happens to the numbers. Every number in it has a test.
         told_apart: How it is told from its neighbours, which are named by their ids.
+        advice: What to do, as one sentence that names nothing which the reader does not have.
         remedies: Lines of code, each as 'code  # why', or sentences that end with a full stop.
         wrong_fix: What people try, and why it fails.
         messages: Regular expressions of error messages and log lines that only this cause gives.
@@ -39,6 +40,7 @@ class Cause:
     family: Family
     mechanism: str
     told_apart: str
+    advice: str
     remedies: tuple[str, ...]
     wrong_fix: str
     messages: tuple[str, ...]

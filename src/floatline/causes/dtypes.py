@@ -19,6 +19,7 @@ UNSUPPORTED_HALF_OP = Cause(
         "names two dtypes, it is dtype-mismatch or autocast-region-misuse. A kernel name that ends in _cpu "
         "may only mean that the model was not moved to the GPU."
     ),
+    advice="Leave autocast around this operation, and give it FP32 inputs.",
     remedies=(
         'with torch.autocast("cuda", enabled=False): d = w.float().slogdet()  # leave it and cast',
         "torch.cdist(x.float(), y.float())  # or cast the inputs where they are used",
@@ -57,6 +58,7 @@ DTYPE_MISMATCH = Cause(
         "a buffer, mask or cache, or a tensor made without a dtype. Raised inside a disabled autocast "
         "region: autocast-region-misuse. If it names one dtype only, it is unsupported-half-op."
     ),
+    advice="Cast one of the two to the format of the other here; a custom autograd function needs custom_fwd.",
     remedies=(
         '@torch.amp.custom_fwd(device_type="cuda")  # above forward of the custom Function',
         '@torch.amp.custom_bwd(device_type="cuda")  # above its backward',
@@ -93,6 +95,7 @@ AUTOCAST_REGION_MISUSE = Cause(
         "silent form: the weights change and the loss of the same batch does not, in any digit. If the "
         "weights stand still too, it is update-lost-to-rounding or params-not-trained."
     ),
+    advice="Cast at the border of the region, and keep backward and the optimizer's step outside of it.",
     remedies=(
         'with torch.autocast("cuda", enabled=False): y = self.head(x.float())  # cast at the border',
         'with torch.autocast("cuda", dtype=torch.float16): loss = fn(model(x), y)  # forward only',

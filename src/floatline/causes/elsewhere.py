@@ -21,6 +21,7 @@ PARAMS_NOT_TRAINED = Cause(
         "update-lost-to-rounding. If gradients were cleared between backward and step, it is the loop: "
         "scaler-misuse."
     ),
+    advice="Make the optimizer after the last change of the model, from all parameters that are to be trained.",
     remedies=(
         "optimizer = torch.optim.AdamW(model.parameters())  # after the last change of the model",
         'optimizer.add_param_group({"params": model.head.parameters()})  # or add the new part',
@@ -54,6 +55,7 @@ BAD_INPUT_DATA = Cause(
         "input-out-of-range. A batch without labels is empty-reduction. Finite data and the same flat loss "
         "in FP32: look at samples beside their labels. NaN that only 16 bits show is not this."
     ),
+    advice="Look at the batches where they are loaded, and drop or repair what is not finite.",
     remedies=(
         "assert torch.isfinite(x).all(), path  # in the loader, with the name of the file",
         "keep = torch.isfinite(x).flatten(1).all(1); x, y = x[keep], y[keep]  # drop bad rows",
@@ -83,6 +85,7 @@ OPTIMIZATION_DIVERGENCE = Cause(
         "with calm after it is a batch: bad-input-data. SGD that explodes at once with AMP only is "
         "scaler-misuse."
     ),
+    advice="Lower the learning rate or warm it up, and clip the gradients.",
     remedies=(
         'for group in optimizer.param_groups: group["lr"] *= 0.1  # lower the learning rate',
         "torch.optim.lr_scheduler.LinearLR(optimizer, 0.01, total_iters=500)  # or warm up",
@@ -111,6 +114,7 @@ EMPTY_REDUCTION = Cause(
         "is fully-masked-softmax. NaN in the data is bad-input-data. A count that is zero beside a guard "
         "that rounded to zero is eps-underflow: FP32 is fine then."
     ),
+    advice="Divide by the number of elements, at least one.",
     remedies=(
         'total = torch.nn.functional.cross_entropy(x, y, reduction="sum")  # sum, then divide',
         "loss = total / (y != -100).sum().clamp(min=1)  # by the number of labels, at least one",
@@ -144,6 +148,7 @@ FULLY_MASKED_SOFTMAX = Cause(
         "nothing else; FP32 is NaN too. If the -inf came from a constant or a sum that left FP16's range, it "
         "is scalar-out-of-range, and FP32 is fine. If there is no row at all, it is empty-reduction."
     ),
+    advice="Leave at least one entry of every row unmasked, and zero the output of the empty ones.",
     remedies=(
         "keep = keep | ~keep.any(-1, keepdim=True)  # open empty rows before the softmax",
         'probs = scores.masked_fill(~keep, float("-inf")).softmax(-1)  # and zero their output',
@@ -172,6 +177,7 @@ SINGULAR_GRADIENT = Cause(
         "near it and rounding moved the value, it is rounded-onto-singularity. If FP32's gradient is finite "
         "and large, it is gradient-overflow."
     ),
+    advice="Replace the singular points by a harmless number before this operation, and put their value back after it.",
     remedies=(
         "safe = torch.where(d2 > 0, d2, 1.0)  # first where: keep the root off the point",
         "d = torch.where(d2 > 0, safe.sqrt(), 0.0)  # second where: put the value back",
@@ -200,6 +206,7 @@ CLAMP_KILLS_GRADIENT = Cause(
         "element. Zeros that go away with a larger scale are gradient-underflow. Gradients that are None are "
         "params-not-trained."
     ),
+    advice="Train on the unclamped number, and clamp only a detached copy.",
     remedies=(
         "loss.backward()  # the loss itself, not its clamped copy",
         "shown = loss.detach().clamp(max=6.0)  # clamp only what is plotted",
@@ -229,6 +236,7 @@ DISTRIBUTED_DESYNC = Cause(
         "another cause, often bad-input-data or empty-reduction. If no rank skipped anything, a rank died or "
         "the network failed."
     ),
+    advice="Decide on all ranks together, by an all-reduce of the decision, so that all skip or none.",
     remedies=(
         "bad = (~torch.isfinite(loss)).float()  # decide together: a flag on every rank",
         "torch.distributed.all_reduce(bad); skip = bool(bad > 0)  # then all skip, or none",

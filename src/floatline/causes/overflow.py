@@ -22,6 +22,7 @@ ACTIVATION_OVERFLOW = Cause(
         "batch itself is input-out-of-range. If norms grow without end in FP32 too, it is "
         "optimization-divergence."
     ),
+    advice="Run this layer in FP32, or train in BF16, which has the range of FP32.",
     remedies=(
         'with torch.autocast("cuda", enabled=False): y = layer(x.float())  # this layer in FP32',
         "y = residual.float() + y  # and the add that follows, if the sum is too large as well",
@@ -52,6 +53,7 @@ PRODUCT_OVERFLOW = Cause(
         "non-finite may leave the layer, so look inside it. A matmul is activation-overflow. A sum of "
         "squares that each fit is reduction-overflow. exp is exp-overflow."
     ),
+    advice="Make this product in FP32: widen one factor with .float(), and cast back what is small again.",
     remedies=(
         "ms = x.float().pow(2).mean(-1, keepdim=True)  # square in FP32",
         "y = (x.float() * torch.rsqrt(ms + eps)).to(x.dtype)  # cast the normalised result back",
@@ -80,6 +82,7 @@ REDUCTION_OVERFLOW = Cause(
         "only. A bmm with weights of one is a sum too. If the squares themselves are inf, it is "
         "product-overflow. If there is nothing to sum, it is empty-reduction."
     ),
+    advice="Add up in FP32, or take a mean instead of a sum.",
     remedies=(
         "total = probs.sum(dtype=torch.float32)  # accumulate and store in FP32",
         "penalty = h.float().pow(2).mean()  # a mean stays in range",
@@ -109,6 +112,7 @@ EXP_OVERFLOW = Cause(
         "above 11.09. torch.softmax and torch.logsumexp subtract the maximum first and are safe. If the "
         "input of exp is not finite, look upstream: activation-overflow."
     ),
+    advice="Take the exponential in FP32, or use sigmoid, softplus or logsumexp, which take none of a large number.",
     remedies=(
         "torch.sigmoid(k * x)  # instead of 1 / (1 + exp(-k * x))",
         "torch.logsumexp(x, dim=-1)  # instead of exp(x).sum(-1).log()",
@@ -141,6 +145,7 @@ SCALAR_OUT_OF_RANGE = Cause(
         "code itself wrote float('-inf'), the empty row is the fault: fully-masked-softmax. If no constant "
         "is near, it is activation-overflow."
     ),
+    advice="Use a constant that the tensor's own format can hold, and fill once instead of adding masks.",
     remedies=(
         "scores.masked_fill(mask, torch.finfo(scores.dtype).min)  # the dtype of the filled tensor",
         "mask = causal | padding  # join masks as booleans and fill once: never add two masks",
@@ -171,6 +176,7 @@ INPUT_OUT_OF_RANGE = Cause(
         "is not finite, it is bad-input-data. If the cast is fine and the first layer's output is not, it is "
         "activation-overflow."
     ),
+    advice="Bring the input to numbers around 1 in FP32, before it meets 16 bits.",
     remedies=(
         "x = raw.float() / 65535  # raw 16-bit images: scale in FP32, before the network",
         "x = (raw.float() - mean) / std  # counts and prices: standardise in FP32",
@@ -202,6 +208,7 @@ GRADIENT_OVERFLOW = Cause(
         "is activation-overflow, product-overflow or exp-overflow. If FP32's backward is non-finite too, it "
         "is singular-gradient. A few skipped steps at the start and none later: healthy, change nothing."
     ),
+    advice="Run this operation in FP32; a loss scale of your own should be replaced by a dynamic one.",
     remedies=(
         "depth = focal / disparity.float()  # take the steep operation in FP32",
         'scaler = torch.amp.GradScaler("cuda")  # dynamic, instead of a constant factor',

@@ -21,6 +21,7 @@ ROUNDED_ONTO_SINGULARITY = Cause(
         "too, it is singular-gradient. If what became zero is a guard constant, it is eps-underflow. If a "
         "subtraction made the value, it is cancellation."
     ),
+    advice="Compute what leads here in FP32, or use a form without this point: logsigmoid, log_softmax.",
     remedies=(
         "torch.nn.functional.binary_cross_entropy_with_logits(x, target)  # logits, not probabilities",
         "torch.nn.functional.logsigmoid(-x)  # instead of log(1 - sigmoid(x))",
@@ -55,6 +56,7 @@ UPDATE_LOST_TO_ROUNDING = Cause(
         "same arithmetic in an EMA, a counter or a buffer is accumulator-stagnation. Some lost updates are "
         "harmless: compare the loss with FP32 before you change anything."
     ),
+    advice="Keep FP32 weights and compute under torch.autocast; 16-bit weights need an optimizer of floatline.optim.",
     remedies=(
         "model.float()  # FP32 weights, torch.autocast with torch.bfloat16 for the compute",
         "for p in adapter.parameters(): p.data = p.data.float()  # FP32 adapters, 16-bit base",
@@ -85,6 +87,7 @@ ACCUMULATOR_STAGNATION = Cause(
         "reduction-overflow. If integers are rounded by a cast and nothing is added, it is "
         "integer-not-exact."
     ),
+    advice="Keep what is added up over many steps in FP32, and count in integers.",
     remedies=(
         "ema = copy.deepcopy(model).float()  # the averaged copy in FP32",
         "ema_p.lerp_(p.float(), 1 - decay)  # its update as well",
@@ -114,6 +117,7 @@ INTEGER_NOT_EXACT = Cause(
         "Nothing is non-finite; the loss stops at a floor that FP32 passes, and it gets worse with length. A "
         "counter that stands still is accumulator-stagnation. Digits lost in a difference are cancellation."
     ),
+    advice="Keep positions, ids and counts in integers or FP32, and cast only what is computed from them.",
     remedies=(
         "pos = torch.arange(n, device=x.device, dtype=torch.float32)  # not x.dtype",
         "angle = t.float()[:, None] * freq.float()  # angles in FP32, autocast off",
@@ -144,6 +148,7 @@ CANCELLATION = Cause(
         "exactly zero or one without a subtraction, it is rounded-onto-singularity. If FP32 is negative as "
         "well, the formula is at fault in any precision."
     ),
+    advice="Compute this difference in FP32, or subtract before squaring.",
     remedies=(
         "var = (x - x.mean(-1, keepdim=True)).square().mean(-1)  # subtract first, then square",
         "var = x.float().var(-1, unbiased=False)  # or in FP32",

@@ -19,6 +19,7 @@ CLIP_BEFORE_UNSCALE = Cause(
         "Without clipping the model trains. If gradients are exactly zero, it is gradient-underflow. If "
         "optimizer.step() runs on scaled gradients, it is scaler-misuse."
     ),
+    advice="Call unscale_ of the scaler once, after the last backward pass and before the gradients are clipped.",
     remedies=(
         "scaler.unscale_(optimizer)  # once, after the last backward and before clipping",
         "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # then clip",
@@ -47,6 +48,7 @@ FP16_PARAMS_WITH_SCALER = Cause(
         "parameters do not raise and need no scaler. Without the scaler the same model runs into "
         "optimizer-state-underflow, gradient-underflow or update-lost-to-rounding."
     ),
+    advice="Keep the parameters that are trained in FP32, and compute under torch.autocast.",
     remedies=(
         "trainable = [p for p in model.parameters() if p.requires_grad]  # adapters over a frozen base",
         "for p in trainable: p.data = p.data.float()  # before the optimizer is built",
@@ -79,6 +81,7 @@ SCALER_MISUSE = Cause(
         "scaled gradients is scaled-grad-in-penalty. 'No inf checks were recorded for this optimizer' is "
         "params-not-trained."
     ),
+    advice="Let the scaler scale every loss, make every step, and be updated once a step.",
     remedies=(
         "scaler.scale(loss / num_micro_batches).backward()  # every micro-batch",
         "scaler.unscale_(optimizer)  # once, after the last one, if you clip",
@@ -116,6 +119,7 @@ SCALER_STATE_LOST = Cause(
         "session trains well. Skips at the very first start are normal. Skips that never end are "
         "gradient-overflow or activation-overflow."
     ),
+    advice="Save the scaler's state_dict with the checkpoint, and load it before the first step.",
     remedies=(
         'state = {"model": model.state_dict(), "scaler": scaler.state_dict()}  # save both',
         'scaler.load_state_dict(checkpoint["scaler"])  # load it before the first step',
@@ -148,6 +152,7 @@ SCHEDULER_VS_SKIPPED_STEP = Cause(
         "flat loss at a healthy learning rate is something else: gradient-underflow or "
         "update-lost-to-rounding."
     ),
+    advice="Step the schedule only when the scaler made a step: its scale falls when it skips one.",
     remedies=(
         "before = scaler.get_scale(); scaler.step(optimizer); scaler.update()  # note the scale",
         "if scaler.get_scale() >= before: scheduler.step()  # it falls only when a step is skipped",
@@ -177,6 +182,7 @@ SCALED_GRAD_IN_PENALTY = Cause(
         "clip-before-unscale. If the penalty is NaN in FP32 too, where a norm is exactly zero, it is "
         "singular-gradient."
     ),
+    advice="Divide these gradients by the scaler's scale before anything is computed from them.",
     remedies=(
         "grads = torch.autograd.grad(scaler.scale(loss), params, create_graph=True)  # scaled",
         "grads = [g / scaler.get_scale() for g in grads]  # unscale before the penalty",

@@ -20,6 +20,7 @@ EPS_UNDERFLOW = Cause(
         "it is rounded-onto-singularity. If it happens in optimizer.step(), it is optimizer-state-underflow. "
         "If FP32 is NaN too, it is singular-gradient or empty-reduction."
     ),
+    advice="Use a guard of 1e-4 or more here, or compute this line in FP32, where the guard can be held.",
     remedies=(
         "x / x.norm(dim=-1, keepdim=True).clamp_min(1e-4)  # a guard that FP16 can hold",
         "torch.nn.functional.normalize(x.float(), dim=-1).to(x.dtype)  # or guard in FP32",
@@ -50,6 +51,7 @@ GRADIENT_UNDERFLOW = Cause(
         "or a dead ReLU. Gradients that are None are params-not-trained. Gradients that are fine while the "
         "weights stand still are update-lost-to-rounding. A loss that has reached its floor is no fault."
     ),
+    advice="Scale the loss with torch.amp.GradScaler before the backward pass, or train in BF16.",
     remedies=(
         "scaler.scale(loss).backward()  # FP16 autocast always needs torch.amp.GradScaler",
         'with torch.autocast("cuda", dtype=torch.bfloat16): y = model(x)  # BF16 needs no scale',
@@ -79,6 +81,7 @@ OPTIMIZER_STATE_UNDERFLOW = Cause(
         "parameters: FP32 parameters under autocast never show it. If the gradients were not finite, look at "
         "gradient-overflow. If the weights are finite and stand still, it is update-lost-to-rounding."
     ),
+    advice="Keep FP32 weights and compute under torch.autocast, so that the optimizer's state is FP32 as well.",
     remedies=(
         "model.float()  # FP32 weights, and torch.autocast for the compute",
         "torch.optim.Adam(params, eps=1e-4)  # the least, if the weights must stay in half",

@@ -71,6 +71,19 @@ def diagnose(
             "--would-fit", metavar="FORMAT", help="Instead, say what of an FP32 or BF16 run does not fit FORMAT."
         ),
     ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Change the line in the source, if the change was tried and holds.")
+    ] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print the change as a diff that git apply takes, and nothing else.")
+    ] = False,
+    tries: Annotated[
+        bool,
+        typer.Option(
+            "--try/--no-try",
+            help="Run the target or script again with the changed line, to see whether the change holds.",
+        ),
+    ] = True,
     as_device: Annotated[
         AsDevice | None,
         typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
@@ -79,7 +92,8 @@ def diagnose(
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.
 
     The target is trained as it is, replayed in FP32 and BF16, and one step is traced operation by operation.
-    A command after -- runs once, as it is, and is observed.
+    A command after -- runs as it is, and is observed. Where a change of the source is known, it runs again for some
+    steps with that change; what it prints then is not shown, and what it writes is kept apart.
     Exit code 0 means that training is healthy, 1 that something is wrong, 2 that nothing can be said, such as of a
     script that ended before its first step. A script that fails for a cause that was found keeps its own.
     """
@@ -93,8 +107,14 @@ def diagnose(
         raise typer.BadParameter("--would-fit looks at a target, and a script is none. Give it a build() file.")
     if _COMMAND in context.meta and bundle is not None:
         raise typer.BadParameter("--bundle holds a step of a target, and a script is none. Give it a build() file.")
+    if (fix or diff) and not tries:
+        raise typer.BadParameter("--fix and --diff give changes that were tried. Leave out --no-try.")
+    if fix and diff:
+        raise typer.BadParameter("--diff writes nothing. Give --fix or --diff.")
     if _COMMAND in context.meta:
-        _diagnose_command(context, output, trace, as_device)
+        _finish(
+            _diagnose_command(context, output, trace, as_device, tries=tries, quiet=diff), output, fix=fix, diff=diff
+        )
         return
     if as_device is not None:
         raise typer.BadParameter(
@@ -116,10 +136,9 @@ def diagnose(
             trace_path=trace,
             bundle=bundle,
             with_data=with_data,
+            tries_fixes=tries,
         )
-    _print(diagnosis, output)
-    if diagnosis.status:
-        raise typer.Exit(diagnosis.status)
+    _finish(diagnosis, output, fix=fix, diff=diff)
 
 
 def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, output: OutputFormat) -> None:
@@ -143,29 +162,46 @@ def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, outpu
 
 
 def _diagnose_command(
-    context: typer.Context, output: OutputFormat, trace: str | None, as_device: AsDevice | None
-) -> None:
+    context: typer.Context,
+    output: OutputFormat,
+    trace: str | None,
+    as_device: AsDevice | None,
+    *,
+    tries: bool,
+    quiet: bool,
+) -> Diagnosis:
     """Observe the script that a command runs."""
     from floatline.diagnosis.scripts.script import diagnose_script
 
     for name in ("steps", "seed"):
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise typer.BadParameter(f"--{name} does not reach into a script. Give the script's own options after it.")
-    diagnosis = diagnose_script(
+    return diagnose_script(
         context.meta[_COMMAND],
         trace_path=trace,
-        keep_stdout=output is OutputFormat.json,
+        keep_stdout=quiet or output is OutputFormat.json,
         as_device="cuda" if as_device is AsDevice.cuda else None,
+        tries_fixes=tries,
+        on_progress=lambda text: typer.echo(f"floatline: {text}", err=True),
     )
-    _print(diagnosis, output)
+
+
+def _finish(diagnosis: Diagnosis, output: OutputFormat, *, fix: bool, diff: bool) -> None:
+    """Print, change the source where that is asked for, and end with the exit code."""
+    patch = "" if diagnosis.primary is None else diagnosis.primary.patch
+    if diff:
+        typer.echo(patch, nl=False)
+        if not patch:
+            typer.echo("floatline: no change of the source is known that holds.", err=True)
+    elif output is OutputFormat.json:
+        print_json(diagnosis.as_json())
+    else:
+        from floatline.report.diagnosis import print_diagnosis
+
+        print_diagnosis(diagnosis, text_console())
+    if fix:
+        from floatline.diagnosis.fix_trials import write_fix
+
+        typer.echo(f"floatline: {write_fix(diagnosis)}", err=True)
     if diagnosis.status:
         raise typer.Exit(diagnosis.status)
-
-
-def _print(diagnosis: Diagnosis, output: OutputFormat) -> None:
-    if output is OutputFormat.json:
-        print_json(diagnosis.as_json())
-        return
-    from floatline.report.diagnosis import print_diagnosis
-
-    print_diagnosis(diagnosis, text_console())

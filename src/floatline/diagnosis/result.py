@@ -10,6 +10,7 @@ from floatline.findings import Finding
 if TYPE_CHECKING:  # torch is not needed to hold a result
     from floatline.diagnosis.detectors.loss_scale import ScaleVerdict
     from floatline.diagnosis.headroom.step_rows import Row
+    from floatline.fixes import CodeFix
 
 Verdict = Literal["precision", "not-precision", "healthy", "no-verdict"]
 
@@ -30,6 +31,7 @@ class Diagnosis:
         unexplained: What went wrong without a finding; '' where nothing did.
         fails_in_fp32: Whether that goes wrong in FP32, too; None where nobody saw FP32 at that point.
         no_verdict: Why nothing can be said, such as an error before the first step; '' where something can.
+        fixes: Changes of the source that were tried together and hold, in the order in which they are made.
     """
 
     target: str
@@ -43,6 +45,7 @@ class Diagnosis:
     unexplained: str = ""
     fails_in_fp32: bool | None = False
     no_verdict: str = ""
+    fixes: tuple[CodeFix, ...] = ()
 
     @property
     def primary(self) -> Finding | None:

@@ -6,6 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from floatline.diagnosis.detectors.exceptions import find_exceptions, find_wrong_indices
@@ -14,6 +15,7 @@ from floatline.diagnosis.detectors.loop import find_loop_faults
 from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
 from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage
 from floatline.diagnosis.evidence import Evidence
+from floatline.diagnosis.fix_trials import run_changed_target, try_fixes
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.trials.counterfactual import Counterfactuals
@@ -43,6 +45,7 @@ def diagnose(
     trace_path: str | None = None,
     bundle: str | None = None,
     with_data: bool = False,
+    tries_fixes: bool = False,
 ) -> Diagnosis:
     """Name what a target's training suffers from, or say that nothing is wrong.
 
@@ -57,6 +60,8 @@ def diagnose(
         trace_path: Where to keep the trace of the step that was looked into.
         bundle: Folder to write that step to, so that it can be replayed elsewhere; it must not hold anything yet.
         with_data: Put the step's batch into the bundle.
+        tries_fixes: Whether changes of the source are tried: the target is then diagnosed again, in another process,
+            with its line changed.
 
     Raises:
         TargetError: The target cannot be run, or ends in an exception that has nothing to do with precision.
@@ -93,7 +98,7 @@ def diagnose(
     notes = (scale.text,) if scale is not None and not findings else ()
     if not findings and evidence.falls_behind:
         notes = (*notes, _explain_lag(given, fp32))
-    return Diagnosis(
+    found_out = Diagnosis(
         target,
         name_precision(given),
         tuple(findings),
@@ -105,6 +110,15 @@ def diagnose(
         unexplained="" if findings else _explain_failure(evidence),
         fails_in_fp32=evidence.fails_in_fp32,
     )
+    if not tries_fixes:
+        return found_out
+    tried_out = try_fixes(
+        found_out,
+        lambda sources: run_changed_target(target, sources, steps=steps, seed=seed),
+        root=Path.cwd(),
+        say=say,
+    )
+    return replace(tried_out, seconds=time.perf_counter() - began)
 
 
 def _explain_unknown(target: str, failure: Failure, in_fp32: Failure | None) -> str:

@@ -33,6 +33,12 @@ class CodeFix:
     after: str
 
     @property
+    def new_code(self) -> str:
+        """What stands there afterwards, in one line; where nothing but lines are added, these."""
+        lines = [line[1:].strip() for line in self.patch.splitlines()[2:] if line.startswith("+")]
+        return "; ".join(line for line in lines if line)
+
+    @property
     def patch(self) -> str:
         """The change as a unified diff."""
         return draw_diff(self.name, self.before, self.after)

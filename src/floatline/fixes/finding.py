@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import libcst as cst
@@ -46,10 +46,20 @@ def fix_finding(finding: Finding, *, root: str | Path | None = None) -> CodeFix 
         finding: With file and line.
         root: Folder that the patch is applied in; None is the file's own.
     """
+    return next(find_fixes(finding, root=root), None)
+
+
+def find_fixes(finding: Finding, *, root: str | Path | None = None, text: str | None = None) -> Iterator[CodeFix]:
+    """Every change of the user's source that may take a finding away, the most exact first.
+
+    Args:
+        finding: With file and line.
+        root: Folder that the patch is applied in; None is the file's own.
+        text: What the file is taken to hold; None reads it.
+    """
     kinds = KINDS_OF_CAUSES.get(finding.cause.id, ())
-    if not finding.file or not finding.line or not kinds:
-        return None
-    return fix_line(finding.file, finding.line, kinds=kinds, op=finding.op, root=root, is_sure=True)
+    if finding.file and finding.line and kinds:
+        yield from _fix_by(finding.file, finding.line, kinds, op=finding.op, root=root, is_sure=True, text=text)
 
 
 def fix_line(
@@ -71,16 +81,30 @@ def fix_line(
         root: Folder that the patch is applied in; None is the file's own.
         is_sure: Whether the line is known to fail: names such as `eps` and `fill` then count as what they say.
     """
+    return next(_fix_by(file, line, kinds, op=op, root=root, is_sure=is_sure), None)
+
+
+def _fix_by(
+    file: str | Path,
+    line: int,
+    kinds: Sequence[FixKind],
+    *,
+    op: str,
+    root: str | Path | None,
+    is_sure: bool,
+    text: str | None = None,
+) -> Iterator[CodeFix]:
+    """The change that each kind makes of a line, where it fits."""
     path = Path(file)
     try:
-        before = path.read_bytes().decode("utf-8")
+        before = path.read_bytes().decode("utf-8") if text is None else text
         wrapper = MetadataWrapper(cst.parse_module(before), unsafe_skip_copy=True)
     except (OSError, UnicodeDecodeError, cst.ParserSyntaxError):
-        return None
+        return
     positions = find_positions(wrapper)
     found = find_statement(wrapper.module, positions, line)
     if found is None:
-        return None
+        return
     reader = ReadImports()
     wrapper.module.visit(reader)
     made = find_made(found.around, positions, line)
@@ -91,13 +115,12 @@ def fix_line(
             change = Replace(found.line, EXPRESSIONS[kind], scene)
             after = wrapper.module.visit(change).code
             if change.says:
-                return CodeFix(path, name, line, kind, change.says[0], change.safe, before, after)
+                yield CodeFix(path, name, line, kind, change.says[0], change.safe, before, after)
             continue
         new = STATEMENTS[kind](found.line, found.around, reader.names)
         if new is not None:
             after = wrapper.module.visit(Exchange(found.line, new)).code
-            return CodeFix(path, name, line, kind, new.says, kind != "step-through-scaler", before, after)
-    return None
+            yield CodeFix(path, name, line, kind, new.says, kind != "step-through-scaler", before, after)
 
 
 def _op_name(op: str) -> str:

@@ -55,11 +55,8 @@ def _print_primary(diagnosis: Diagnosis, finding: Finding, console: Console) -> 
         _print_code("", _line((f"{finding.line} | ", "dim"), source), console)
     _print_prose("seen", finding.seen, console)
     _print_code("fix", _line((finding.fix, "green")), console)
-    code, _, why = next((remedy for remedy in cause.remedies if "  # " in remedy), "").partition("  # ")
-    if code and code not in finding.fix and finding.fix not in cause.remedies:
-        _print_code("code", _line((code, "green"), (f"  # {why}", "dim")), console)
     left = _MOST_TRIED
-    for text in diagnosis.tried:
+    for text in (*([finding.tried] if finding.tried else []), *diagnosis.tried):
         lines = _wrap(text, console)
         if left < len(lines) and left < _MOST_TRIED:
             break

@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from floatline.base.patched_sources import patch_sources
 from floatline.diagnosis.scripts.evidence import (
     ScriptEvidence,
     fails_in_fp32,
@@ -22,12 +24,13 @@ from floatline.diagnosis.scripts.evidence import (
 from floatline.diagnosis.scripts.findings import find_in_script
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
+from floatline.probe.scripts.kept_writes import KeptWrites
 from floatline.probe.scripts.recording import BUDGET, FIRST
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
 from floatline.probe.watch.events import ScalerStepEvent
 
 
-def main(report: str, trace: str, words: list[str], device: str = "") -> None:
+def main(report: str, trace: str, words: list[str], device: str = "", trial: str = "") -> None:
     """Run a script to its end, and write the report; the process ends as the script would have.
 
     Args:
@@ -35,11 +38,27 @@ def main(report: str, trace: str, words: list[str], device: str = "") -> None:
         trace: Where to keep the trace of the step that was looked into; '' keeps none.
         words: The script's file, or `-m` and a module, and its arguments.
         device: 'cuda' stands in for a GPU where there is none; '' does not.
+        trial: A file that says how the script is tried in a changed form: its texts, how many steps, and where its
+            writes go; '' runs the script as it is.
     """
+    if trial:
+        _try_changed(report, words, device, json.loads(Path(trial).read_text(encoding="utf-8")))
     with as_cuda() if device else contextlib.nullcontext("") as note:
         if note:
             sys.stderr.write(f"floatline: {note}\n")
         _run(report, trace, words, note)
+
+
+def _try_changed(report: str, words: list[str], device: str, trial: dict[str, Any]) -> None:
+    """Run changed texts for some steps, with what is written kept apart, and end the process."""
+    patch_sources(trial["sources"])
+    writes = KeptWrites(Path(trial["folder"]))
+    watched = ScriptWatch(words, ends_after=trial["steps"])
+    with as_cuda() if device else contextlib.nullcontext(""), writes.kept():
+        watched.run()
+    write_report(watched, report, "", refused=writes.refused)
+    sys.stdout.flush()
+    os._exit(0)  # what the script does at its end is not kept apart any more
 
 
 def _run(report: str, trace: str, words: list[str], note: str) -> None:
@@ -63,12 +82,14 @@ def _run(report: str, trace: str, words: list[str], note: str) -> None:
     sys.exit(watched.exit_code)
 
 
-def write_report(watched: ScriptWatch, report: str, trace: str, *, ended_by: str = "", note: str = "") -> None:
+def write_report(
+    watched: ScriptWatch, report: str, trace: str, *, ended_by: str = "", note: str = "", refused: Sequence[str] = ()
+) -> None:
     """Explain what was seen so far, and write it down; the note stands after what was seen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         content = explain(watched.sum_up(), trace)
-    content["ended_by"] = ended_by
+    content["ended_by"], content["refused"] = ended_by, list(refused)
     content["notes"] += [note] if note else []
     path = Path(report)
     path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
@@ -101,6 +122,9 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "last_line": run.last_line,
         "num_backward": len(given.losses),
         "num_steps": _num_steps(given),
+        "first_bad_step": given.first_bad_step,
+        "num_recorded": len(capture.steps),
+        "last_recorded": max((one.step for one in capture.steps), default=0),
         "exit_code": run.exit_code,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import signal
@@ -11,16 +12,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import floatline
-from floatline.causes import find_cause
+from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.result import Diagnosis
 from floatline.errors import TargetError
-from floatline.findings import Finding
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
@@ -88,7 +88,7 @@ _START = """
 import sys
 if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
     del sys.path[0]
-report, trace, home, device, *words = sys.argv[1:]
+report, trace, home, device, trial, *words = sys.argv[1:]
 if home not in sys.path:
     sys.path.append(home)
 try:
@@ -96,7 +96,7 @@ try:
 except ImportError as error:
     open(report, "w").write('{"missing": "%s"}' % (error.name or "floatline"))
     sys.exit(2)
-main(report, trace, words, device)
+main(report, trace, words, device, trial)
 """
 
 
@@ -127,6 +127,8 @@ def diagnose_script(
     trace_path: str | None = None,
     keep_stdout: bool = False,
     as_device: Literal["cuda"] | None = None,
+    tries_fixes: bool = False,
+    on_progress: Callable[[str], None] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command and name what its training suffers from.
 
@@ -137,6 +139,9 @@ def diagnose_script(
         trace_path: Where to keep the trace of the step that was looked into.
         keep_stdout: Whether what the script prints goes to stderr.
         as_device: 'cuda' runs a script that is written for a GPU on the CPU, as a GPU would, where there is none.
+        tries_fixes: Whether changes of its source are tried: the script then runs again for some steps, its output is
+            not shown, and what it writes is kept apart.
+        on_progress: Told what is tried.
 
     Raises:
         TargetError: The command runs no Python code, or the script trains nothing.
@@ -149,8 +154,8 @@ def diagnose_script(
         home = str(Path(floatline.__file__).parents[1])
         trace = str(Path(trace_path).absolute()) if trace_path else ""
         given = [str(report), trace, home, as_device or ""]
-        start = [command.python, *command.options, "-c", _START, *given, *command.words]
-        code = _run(start, keep_stdout=keep_stdout)
+        start = [command.python, *command.options, "-c", _START, *given]
+        code = _run([*start, "", *command.words], keep_stdout=keep_stdout)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     seconds = time.perf_counter() - began
     if "missing" in seen:
@@ -158,7 +163,48 @@ def diagnose_script(
             f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
-    return read_report(text, seen, code, seconds)
+    found = read_report(text, seen, code, seconds)
+    if not tries_fixes or found.primary is None:
+        return found
+    steps = max(_AT_LEAST, (seen["first_bad_step"] or 0) + _MORE, seen["last_recorded"] + _MORE)
+
+    def run_changed(sources: Mapping[str, str]) -> Diagnosis | str:
+        return _run_changed(command, as_device or "", sources, steps)
+
+    def say(what: str) -> None:
+        if on_progress is not None:
+            on_progress(f"{what}: the script runs again for up to {steps} steps, its output is not shown")
+
+    tried = try_fixes(found, run_changed, root=Path.cwd(), say=say)
+    return replace(found, findings=tried.findings, fixes=tried.fixes, seconds=time.perf_counter() - began)
+
+
+# Steps of a trial: as many as it took to see what is wrong, and some more.
+_AT_LEAST, _MORE = 40, 20
+
+
+def _run_changed(command: Command, device: str, sources: Mapping[str, str], steps: int) -> Diagnosis | str:
+    """Diagnose the script again, in a changed form and for some steps; what it writes is kept apart."""
+    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
+        report, trial, writes = (Path(folder, name) for name in ("report.json", "trial.json", "writes"))
+        writes.mkdir()
+        job = {"sources": dict(sources), "steps": steps, "folder": str(writes)}
+        trial.write_text(json.dumps(job), encoding="utf-8")
+        home = str(Path(floatline.__file__).parents[1])
+        start = [command.python, *command.options, "-c", _START, str(report), "", home, device, str(trial)]
+        # Services that keep runs elsewhere are not told of a trial.
+        elsewhere = {"WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": writes.as_uri(), "COMET_MODE": "disabled"}
+        problem = run_quietly([*start, *command.words], env=os.environ | elsewhere)
+        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    if not seen or "missing" in seen:
+        return problem or "the process that tried it ended without a word"
+    if seen["refused"]:
+        return f"the script cannot run beside its own files, {seen['refused'][0]}"
+    found = read_report("the script", seen, seen["exit_code"], 0.0)
+    num = seen["num_steps"]
+    return replace(
+        found, notes=(f"{num:,} steps without a finding, {seen['num_recorded']} of them compared with FP32",)
+    )
 
 
 def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> ScriptDiagnosis:
@@ -181,7 +227,7 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
     return ScriptDiagnosis(
         text,
         seen["precision"],
-        tuple(_read_finding(entry) for entry in seen["findings"]),
+        tuple(read_finding(entry) for entry in seen["findings"]),
         seconds,
         notes=tuple(seen["notes"]),
         exit_code=code,
@@ -207,11 +253,6 @@ def _say_end(code: int) -> str:
     """What a shell's exit code says of how a process ended."""
     names = {number.value: number.name for number in signal.Signals}
     return f"was ended by {names[code - 128]}" if code - 128 in names else f"ended with exit code {code}"
-
-
-def _read_finding(entry: dict[str, Any]) -> Finding:
-    names = ("seen", "fix", "module", "file", "line", "op")
-    return Finding(find_cause(entry["cause"]), **{name: entry[name] for name in names})
 
 
 def _run(start: list[str], *, keep_stdout: bool) -> int:

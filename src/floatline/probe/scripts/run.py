@@ -16,6 +16,7 @@ from types import ModuleType, TracebackType
 
 import torch
 
+from floatline.base.patched_sources import read_source
 from floatline.precision.user_frames import find_script_line
 from floatline.probe.runs.failures import describe_failure
 from floatline.probe.runs.records import OptimizerRecord, RunRecord, fill_record
@@ -63,15 +64,34 @@ class ScriptRun:
     last_line: str = ""
 
 
+class _EnoughSteps(BaseException):
+    """Ends a script that has made as many steps as were asked for."""
+
+
+class _LimitedCapture(StepCapture):
+    """Ends the script after a number of steps; None lets it run."""
+
+    def __init__(self, seen: Watch, most: int | None) -> None:
+        super().__init__(seen)
+        self._most = most
+
+    def end_step(self, *, late: bool = False) -> None:
+        """A step is over."""
+        super().end_step(late=late)
+        if self._most is not None and self._seen.step + 1 >= self._most:
+            raise _EnoughSteps
+
+
 class ScriptWatch:
     """A script under watch. `run` runs it to its end; `sum_up` says what was seen, at any time.
 
     Args:
         words: The script's file, or `-m` and a module, and its arguments.
+        ends_after: Steps after which the script is ended; None lets it run.
     """
 
-    def __init__(self, words: list[str]) -> None:
-        self._words = words
+    def __init__(self, words: list[str], *, ends_after: int | None = None) -> None:
+        self._words, self._ends_after = words, ends_after
         self._seen: Watch | None = None
         self._capture: StepCapture | None = None
         self._error: BaseException | None = None
@@ -83,7 +103,7 @@ class ScriptWatch:
         """Run the script. What it raises is printed as Python would, and kept."""
         with watch(light=True) as seen, self._last_line:
             self._seen = seen
-            self._capture = capture = StepCapture(seen)
+            self._capture = capture = _LimitedCapture(seen, self._ends_after)
             seen.listener, seen.locate = capture, find_script_line
             try:
                 run = _prepare(self._words)
@@ -92,6 +112,8 @@ class ScriptWatch:
             except SystemExit as end:
                 self.exit_code = _read_code(end)
                 self._error = end.__context__ if self.exit_code and end.__context__ is not None else None
+            except _EnoughSteps:
+                pass
             except KeyboardInterrupt:
                 self.exit_code = 130
             except BaseException as error:
@@ -193,7 +215,7 @@ def _run_file(path: Path) -> None:
     main.__file__ = str(path)
     former, sys.modules["__main__"] = sys.modules["__main__"], main
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)  # noqa: S102 - it is what the user asked for
+        exec(compile(read_source(path), str(path), "exec"), main.__dict__)  # noqa: S102 - it is what the user asked for
     finally:
         sys.modules["__main__"] = former
 
