@@ -128,7 +128,9 @@ class KeptWrites:
             new = self._folder / str(len(self._moved)) / Path(path).name
             new.parent.mkdir(parents=True)
             if copy and Path(path).is_file():
+                self._on = False
                 shutil.copyfile(path, new)
+                self._on = True
             self._moved[path] = str(new)
         return self._moved[path]
 

@@ -1,0 +1,193 @@
+"""Fixes on the user's own line: only one that was tried and holds is shown as the fix."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from floatline.causes import find_cause
+from floatline.diagnosis.fix_trials import MOST_RUNS, try_fixes, write_fix
+from floatline.diagnosis.result import Diagnosis
+from floatline.findings import Finding
+
+SOURCE = """\
+import torch
+
+
+def loss(margin, weight):
+    total = (weight * weight).sum()
+    return -torch.log(torch.sigmoid(margin)).mean() + total
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "losses.py"
+    path.write_text(SOURCE)
+    return path
+
+
+def find(file, cause="rounded-onto-singularity", line=6, op="aten.log") -> Finding:
+    cause = find_cause(cause)
+    return Finding(cause, "seen", cause.remedies[0], "", str(file), line, op)
+
+
+def diagnosis_of(*findings: Finding) -> Diagnosis:
+    return Diagnosis("train.py", "fp16-mixed", findings, 1.0)
+
+
+HEALTHY = Diagnosis("train.py", "fp16-mixed", (), 1.0, notes=("40 steps without a finding",))
+
+
+def attempt(file, run, *findings):
+    said = []
+    result = try_fixes(diagnosis_of(*(findings or (find(file),))), run, root=file.parent, say=said.append)
+    return result, said
+
+
+def test_a_change_that_holds_is_the_fix_in_the_users_own_names(file):
+    texts = []
+    result, said = attempt(file, lambda sources: texts.append(sources) or HEALTHY)
+    assert result.primary.fix == "return -torch.nn.functional.logsigmoid(margin).mean() + total"
+    assert result.primary.tried == "With this change train.py is healthy: 40 steps without a finding."
+    assert result.primary.patch.startswith("--- a/losses.py\n+++ b/losses.py\n")
+    assert said == [f"trying {result.primary.fix}"]
+    (text,) = texts[0].values()
+    assert "logsigmoid(margin)" in text and file.read_text() == SOURCE
+
+
+def test_a_change_that_does_not_help_is_not_shown_as_the_fix(file):
+    result, _ = attempt(file, lambda _: diagnosis_of(find(file)))
+    assert result.primary.fix == find_cause("rounded-onto-singularity").advice
+    assert "does not help: rounded-onto-singularity at losses.py:6" in result.primary.tried
+    assert result.primary.patch == "" and result.fixes == ()
+    assert write_fix(result) == "no file was changed: no change of the source is known that holds."
+
+
+def test_the_next_change_is_tried_where_the_first_does_not_help(file):
+    answers = iter([diagnosis_of(find(file)), HEALTHY])
+    result, said = attempt(file, lambda _: next(answers))
+    assert len(said) == 2 and "float()" in result.primary.fix and result.fixes
+
+
+def test_what_fails_after_the_first_change_is_changed_as_well(file):
+    other = find(file, "product-overflow", 5, "aten.mul")
+    answers = iter([diagnosis_of(other), HEALTHY])
+    result, _ = attempt(file, lambda _: next(answers))
+    assert "logsigmoid(margin)" in result.primary.patch and "weight.float() * weight" in result.primary.patch
+    assert result.primary.tried.startswith("With these 2 changes")
+    assert result.primary.patch.count("--- a/losses.py") == 1
+
+
+def test_what_could_not_be_tried_says_so_and_is_not_written(file):
+    result, _ = attempt(file, lambda _: "it took longer than 300 s")
+    assert "logsigmoid" in result.primary.fix
+    assert result.primary.tried == "This change was not tried: it took longer than 300 s."
+    assert result.primary.patch == ""
+    write_fix(result)
+    assert file.read_text() == SOURCE
+
+
+def test_no_more_than_a_few_runs_are_made(file):
+    places = iter(range(100))
+    runs = []
+
+    def run(sources):
+        runs.append(sources)
+        return diagnosis_of(find(file, "product-overflow", 5 if next(places) % 2 else 6, "aten.mul"))
+
+    attempt(file, run)
+    assert 1 <= len(runs) <= MOST_RUNS
+
+
+def test_an_example_of_the_catalogue_is_never_the_fix(file):
+    cause = find_cause("activation-overflow")
+    found = Finding(cause, "seen", cause.remedies[0], "blocks.1", str(file), 5, "aten.mm")
+    result, said = attempt(file, lambda _: pytest.fail("there is nothing to try"), found)
+    assert result.primary.fix == cause.advice and not said
+
+
+def test_the_patch_is_taken_by_git_apply_and_makes_the_file_that_was_tried(file):
+    result, _ = attempt(file, lambda _: HEALTHY)
+    subprocess.run(["git", "init", "-q"], cwd=file.parent, check=True)
+    subprocess.run(["git", "apply", "-"], input=result.primary.patch, text=True, cwd=file.parent, check=True)
+    assert file.read_text() == result.fixes[-1].after
+
+
+def test_a_file_that_was_edited_since_is_not_written(file):
+    result, _ = attempt(file, lambda _: HEALTHY)
+    file.write_text(SOURCE + "# edited\n")
+    assert "is not what it was when the change was tried" in write_fix(result)
+    assert file.read_text() == SOURCE + "# edited\n"
+
+
+SCRIPT = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to("cuda")
+nn.init.constant_(model[2].bias, -20.0)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+with open("runs.txt", "a") as log:
+    log.write("began\\n")
+for step in range(60):
+    x = torch.randn(32, 8, device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        margin = model(x)
+        loss = -torch.log(torch.sigmoid(margin)).mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+torch.save(model.state_dict(), "last.pt")
+print("done")
+"""
+
+
+def run_floatline(folder, *words: str) -> subprocess.CompletedProcess[str]:
+    whole = [sys.executable, "-m", "floatline", "diagnose", "--as", "cuda", *words, "--", sys.executable, "train.py"]
+    return subprocess.run(whole, cwd=folder, capture_output=True, text=True)
+
+
+def test_a_scripts_own_line_is_changed_after_the_change_was_tried_beside_its_files(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    run = run_floatline(tmp_path, "--format", "json", "--fix")
+    found = json.loads(run.stdout)["findings"][0]
+    assert found["fix"] == "loss = -nn.functional.logsigmoid(margin).mean()"
+    assert found["tried"].startswith("With this change the script is healthy: 40 steps without a finding")
+    assert script.read_text() == SCRIPT.replace("torch.log(torch.sigmoid(margin))", "nn.functional.logsigmoid(margin)")
+    assert (tmp_path / "runs.txt").read_text() == "began\n"  # the trial wrote elsewhere
+    assert "floatline: changed " in run.stderr
+    again = run_floatline(tmp_path, "--format", "json")
+    assert json.loads(again.stdout)["verdict"] == "healthy" and again.returncode == 0
+
+
+def test_diff_prints_the_patch_alone_and_changes_nothing(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    run = run_floatline(tmp_path, "--diff")
+    assert run.stdout.startswith("--- a/train.py\n+++ b/train.py\n") and run.returncode == 1
+    assert "+        loss = -nn.functional.logsigmoid(margin).mean()" in run.stdout
+    assert script.read_text() == SCRIPT
+
+
+def test_a_target_is_tried_with_its_line_changed():
+    case = Path(__file__).parents[1] / "cases" / "012_steep_step_function.py"
+    words = [sys.executable, "-m", "floatline", "diagnose", case.name, "--format", "json"]
+    run = subprocess.run(words, cwd=case.parent, capture_output=True, text=True)
+    found = json.loads(run.stdout)["findings"][0]
+    assert found["fix"] == "b = torch.sigmoid(self.k * (p - t))"
+    assert found["tried"] == "With this change it is healthy: 40 steps without a finding, compared with FP32."
+
+
+def test_without_a_trial_no_change_is_offered():
+    case = Path(__file__).parents[1] / "cases" / "012_steep_step_function.py"
+    words = [sys.executable, "-m", "floatline", "diagnose", case.name, "--format", "json", "--no-try"]
+    run = subprocess.run(words, cwd=case.parent, capture_output=True, text=True)
+    found = json.loads(run.stdout)["findings"][0]
+    assert (found["patch"], found["tried"]) == ("", "")
