@@ -6,7 +6,7 @@ import math
 import statistics
 
 from floatline.diagnosis.detectors.first_nonfinite import Birth
-from floatline.diagnosis.detectors.op_kinds import (
+from floatline.diagnosis.detectors.operations import (
     ADDITIONS,
     AT_ONE,
     COUNTS,
@@ -15,10 +15,12 @@ from floatline.diagnosis.detectors.op_kinds import (
     POLES,
     SPREADS,
     SUMS,
+    ancestors,
     base_name,
+    first_holder,
+    is_singular_at_zero,
+    maker_of,
 )
-from floatline.diagnosis.detectors.poles import is_singular_at_zero
-from floatline.diagnosis.detectors.provenance import ancestors, first_holder, maker_of
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
 
 # A loss that has grown by this is no noise; one that a run ends with, no healthy run ends with.

@@ -18,7 +18,7 @@ from floatline.diagnosis.detectors.first_nonfinite import (
     keep_harmful,
 )
 from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
-from floatline.diagnosis.detectors.op_kinds import base_name
+from floatline.diagnosis.detectors.operations import base_name
 from floatline.diagnosis.evidence import Evidence
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
