@@ -1,4 +1,4 @@
-"""The same training code in FP32 or BF16: autocast, loss scaler and casts overruled for a while; and autocast as it was."""
+"""The same training code in FP32 or BF16: autocast, scaler and casts overruled for a while; and autocast as it was."""
 
 # torch shows its dispatcher and the scaler's switch to Python under private names only.
 # pyright: reportPrivateUsage=false
