@@ -9,8 +9,7 @@ from floatline.causes import find_cause
 from floatline.diagnosis.detectors.loss_scale import ScaleVerdict
 from floatline.diagnosis.headroom.step_rows import Row, Span
 from floatline.diagnosis.islands.errors import ReplayOutcome
-from floatline.diagnosis.islands.island import Island, Member
-from floatline.diagnosis.islands.lines import LineAlternative
+from floatline.diagnosis.islands.island import Island, LineAlternative, Member
 from floatline.diagnosis.result import Diagnosis
 from floatline.errors import LedgerError, RescueError
 from floatline.findings import Finding

@@ -124,8 +124,6 @@ def validate(
     The arms are trained from the same start over several seeds, until the interval of their difference decides.
     Exit code 0 is a PASS, 1 any other verdict. Ctrl-C keeps what is finished, and exits with 130; --resume goes on.
     """
-    from floatline.cli.validate import StudyProgress
-
     asked: dict[str, Any] = {
         "margins": margin,
         "scale": scale,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ APART = 0.5
 # A slow run is compared step by step. Of FP32's fall this share must be missing, and the gap must grow evenly: what is
 # left beside a straight line is at most this share of it.
 MISSING, UNEVEN, LONG_ENOUGH = 0.5, 0.1, 20
+# A loss that has grown by this is no noise; one that a run ends with, no healthy run ends with.
+GROWN = 10.0
+RUN_AWAY = 1000.0
 
 
 @dataclass
@@ -162,6 +166,30 @@ class Evidence:
         )
         size = max(_rms(weights[name]), usual, 1e-30)
         return _rms(own.detach().double() - weights[name]) / size
+
+
+def is_diverging(losses: list[float]) -> bool:
+    """Whether the losses grow geometrically."""
+    finite = [abs(loss) for loss in losses if abs(loss) < float("inf")]
+    if not finite:
+        return False
+    start = max(min(finite[:3]), 1e-12)
+    return max(finite[-3:]) > 100 * start or (len(finite) < len(losses) and max(finite) > 30 * start)
+
+
+def runs_away(losses: list[float], *, until: int | None = None) -> bool:
+    """Whether losses that stay finite grow without end.
+
+    Args:
+        losses: Of an FP32 run.
+        until: Place among them by which they must have begun to grow; None does not ask.
+    """
+    if len(losses) < 5 or not all(map(math.isfinite, losses)):
+        return False
+    size = max(1, len(losses) // 5)
+    start = max(abs(losses[0]), 1e-6)
+    begun = until is None or max(losses[: until + 1]) > GROWN * start
+    return begun and statistics.median(losses[-size:]) > RUN_AWAY * start
 
 
 def _lowers_scale(steps: list[ScalerStepEvent]) -> bool:

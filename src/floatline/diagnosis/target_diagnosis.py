@@ -18,8 +18,7 @@ from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.fix_trials import run_changed_target, try_fixes
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
 from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.trials.counterfactual import Counterfactuals
-from floatline.diagnosis.trials.replays import apply_scale, try_formats
+from floatline.diagnosis.trials.counterfactual import Counterfactuals, apply_scale, try_formats
 from floatline.errors import TargetError
 from floatline.findings import Finding
 from floatline.probe.bundles.bundle import write_bundle

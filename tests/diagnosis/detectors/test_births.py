@@ -14,7 +14,8 @@ from floatline.diagnosis.detectors.first_nonfinite import (
     keep_harmful,
     loss_is_blown,
 )
-from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, is_diverging, runs_away
+from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32
+from floatline.diagnosis.evidence import is_diverging, runs_away
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
 

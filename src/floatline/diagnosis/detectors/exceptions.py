@@ -7,9 +7,9 @@ import re
 from dataclasses import replace
 
 from floatline.causes import Cause, find_cause, find_named_causes, find_symptom
-from floatline.diagnosis.detectors.first_nonfinite import FORMATS, Birth, ancestors, describe_birth
-from floatline.diagnosis.detectors.loop import describe_half_parameters, find_collective
-from floatline.diagnosis.detectors.not_trained import shared_prefix
+from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth
+from floatline.diagnosis.detectors.loop import describe_half_parameters, find_collective, shared_prefix
+from floatline.diagnosis.detectors.operations import FORMATS, ancestors
 from floatline.diagnosis.detectors.silent import colliding_casts
 from floatline.diagnosis.evidence import Evidence
 from floatline.findings import Finding

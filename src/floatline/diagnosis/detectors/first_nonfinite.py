@@ -6,39 +6,29 @@ import math
 from dataclasses import dataclass
 
 from floatline.causes import Cause, find_cause
-from floatline.diagnosis.detectors.op_kinds import (
+from floatline.diagnosis.detectors.operations import (
     ADDITIONS,
     CASTS,
     ENDS,
     EXPONENTIALS,
     FILLS,
+    FORMATS,
+    HARM,
     MATMULS,
     POLES,
     PRODUCTS,
     SUMS,
     base_name,
+    cancelled_before,
+    find_pole,
+    maker_of,
+    reached_by,
+    reaches_gradient,
+    source_of,
 )
-from floatline.diagnosis.detectors.poles import FORMATS, HARM, cancelled_before, find_pole
-from floatline.diagnosis.detectors.provenance import ancestors, maker_of, reached_by, reaches_gradient, source_of
 from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
-
-__all__ = [
-    "FORMATS",
-    "Birth",
-    "ancestors",
-    "damages_loss",
-    "describe_birth",
-    "find_births",
-    "find_unfit_constants",
-    "is_birth",
-    "is_harmful",
-    "is_search",
-    "keep_harmful",
-    "last_of_forward",
-    "loss_is_blown",
-]
 
 # A loss that is off by this share of its size lacks something; rounding alone does less.
 DAMAGED = 0.1

@@ -8,7 +8,7 @@ import statistics
 import torch
 
 from floatline.causes import find_cause
-from floatline.diagnosis.detectors.op_kinds import base_name
+from floatline.diagnosis.detectors.operations import base_name
 from floatline.diagnosis.evidence import Evidence
 from floatline.findings import Finding
 from floatline.probe.runs.runs import run_target

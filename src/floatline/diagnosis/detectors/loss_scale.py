@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from floatline.diagnosis.detectors.op_kinds import base_name
+from floatline.diagnosis.detectors.operations import base_name
 from floatline.diagnosis.evidence import Evidence
 from floatline.findings import Finding
 from floatline.formats import find_format

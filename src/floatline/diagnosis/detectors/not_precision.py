@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import statistics
 
 from floatline.diagnosis.detectors.first_nonfinite import Birth
-from floatline.diagnosis.detectors.op_kinds import (
+from floatline.diagnosis.detectors.operations import (
     ADDITIONS,
     AT_ONE,
     COUNTS,
@@ -15,15 +14,14 @@ from floatline.diagnosis.detectors.op_kinds import (
     POLES,
     SPREADS,
     SUMS,
+    ancestors,
     base_name,
+    first_holder,
+    is_singular_at_zero,
+    maker_of,
 )
-from floatline.diagnosis.detectors.poles import is_singular_at_zero
-from floatline.diagnosis.detectors.provenance import ancestors, first_holder, maker_of
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
 
-# A loss that has grown by this is no noise; one that a run ends with, no healthy run ends with.
-GROWN = 10.0
-RUN_AWAY = 1000.0
 # No model in training holds this.
 HUGE = 1e15
 
@@ -157,27 +155,3 @@ def _outgrew(operand: Operand) -> bool:
     if operand.value.nonfinite:
         return operand.made_by is not None or operand.role.startswith("param:")
     return operand.value.largest > HUGE
-
-
-def is_diverging(losses: list[float]) -> bool:
-    """Whether the losses grow geometrically."""
-    finite = [abs(loss) for loss in losses if abs(loss) < float("inf")]
-    if not finite:
-        return False
-    start = max(min(finite[:3]), 1e-12)
-    return max(finite[-3:]) > 100 * start or (len(finite) < len(losses) and max(finite) > 30 * start)
-
-
-def runs_away(losses: list[float], *, until: int | None = None) -> bool:
-    """Whether losses that stay finite grow without end.
-
-    Args:
-        losses: Of an FP32 run.
-        until: Place among them by which they must have begun to grow; None does not ask.
-    """
-    if len(losses) < 5 or not all(map(math.isfinite, losses)):
-        return False
-    size = max(1, len(losses) // 5)
-    start = max(abs(losses[0]), 1e-6)
-    begun = until is None or max(losses[: until + 1]) > GROWN * start
-    return begun and statistics.median(losses[-size:]) > RUN_AWAY * start

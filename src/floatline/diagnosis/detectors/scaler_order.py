@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from floatline.causes import find_cause
-from floatline.diagnosis.detectors.not_precision import is_diverging
+from floatline.diagnosis.evidence import is_diverging
 from floatline.findings import Finding
 from floatline.probe.runs.records import OptimizerRecord, RunRecord
 from floatline.probe.watch.events import (

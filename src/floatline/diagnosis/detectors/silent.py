@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from floatline.diagnosis.detectors import silent
-from floatline.diagnosis.detectors.first_nonfinite import FORMATS, ancestors
-from floatline.diagnosis.detectors.op_kinds import (
+from floatline.diagnosis.detectors.operations import (
     ADDITIONS,
     CASTS,
+    FORMATS,
     LINEAR,
     PERIODIC,
     PRODUCTS,
     SCATTERED,
+    ancestors,
     base_name,
 )
 from floatline.formats import find_format
@@ -292,12 +292,12 @@ def _is_target(operand: Operand, trace: Trace) -> bool:
 def find_damage(trace: Trace) -> list[tuple[str, Op]]:
     """Cause and operation of all that vanishes, stands still, collides or cancels."""
     found: list[tuple[str, Op]] = []
-    lost = silent.first_lost(trace) if silent.lost_gradients(trace) else None
+    lost = first_lost(trace) if lost_gradients(trace) else None
     if lost is not None:
         found.append(("gradient-underflow", lost))
-    for op, _ in [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=False)]:
+    for op, _ in [*stuck_states(trace), *stuck_sums(trace, ruinous=False)]:
         found.append(("accumulator-stagnation", op))
-    found += [("accumulator-stagnation", op) for op, _ in silent.stuck_scatters(trace, ruinous=False)]
-    found += [("integer-not-exact", op) for op, _ in silent.colliding_casts(trace)]
-    found += [("cancellation", op) for op, _ in silent.cancelled(trace)]
+    found += [("accumulator-stagnation", op) for op, _ in stuck_scatters(trace, ruinous=False)]
+    found += [("integer-not-exact", op) for op, _ in colliding_casts(trace)]
+    found += [("cancellation", op) for op, _ in cancelled(trace)]
     return found

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from floatline.diagnosis.detectors.op_kinds import base_name
+from floatline.diagnosis.detectors.operations import base_name
 from floatline.findings import Finding
 from floatline.formats import Format, find_format
 from floatline.numerics.ranges import Ranges, measure_ranges

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
 from floatline.diagnosis.detectors.loss_scale import MARGIN
-from floatline.diagnosis.detectors.op_kinds import ADDITIONS, FILLS, MATMULS, base_name
+from floatline.diagnosis.detectors.operations import ADDITIONS, FILLS, MATMULS, base_name
 from floatline.diagnosis.detectors.silent import LOST_SHARE
 from floatline.errors import FormatError, ReplayError
 from floatline.formats import Format, find_format

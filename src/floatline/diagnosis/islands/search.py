@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from torch import nn
 
 from floatline.diagnosis.islands.errors import Tolerance
-from floatline.diagnosis.islands.island import Island, Member
+from floatline.diagnosis.islands.island import Island, LineAlternative, Member
 from floatline.diagnosis.islands.judge import BudgetUsed, ErrorSpread, IslandJudge, find_update_fault
-from floatline.diagnosis.islands.lines import LineAlternative, find_lines
 from floatline.diagnosis.islands.log import SearchLog
 from floatline.diagnosis.islands.module_sets import ModuleTree, covers, is_inside, minimize
-from floatline.diagnosis.islands.suspects import Suspect, find_suspects
+from floatline.diagnosis.islands.suspects import Suspect, count_operations, find_suspects, narrow_operations
 from floatline.errors import ReplayError
+from floatline.precision.islands import Line
 from floatline.probe.steps.capture import CapturedStep
+from floatline.probe.trace.trace import Trace
 
 __all__ = ["Island", "Tolerance", "find_island"]
 
 # So many modules are added one after the other by what the trace shows, before the search bisects.
 _MOST_GUIDED = 6
+# So many lines are tried alone, and so many together are still a place in the code.
+_MOST_ALONE = 8
+_MOST_TOGETHER = 12
 
 
 def find_island(
@@ -120,10 +124,10 @@ class _Search:
         if found is None:
             found = self._start_from_all()
         if isinstance(found, str):
-            lines = find_lines(judge, judge.trace(self._failing[0]), self._suspects, ())
+            lines = _find_lines(judge, judge.trace(self._failing[0]), self._suspects, ())
             return self._finish((), found, lines=lines)
         modules = self._reduce(found)
-        lines = find_lines(judge, judge.trace(self._failing[0]), self._suspects, modules)
+        lines = _find_lines(judge, judge.trace(self._failing[0]), self._suspects, modules)
         return self._finish(modules, "", lines=lines)
 
     def _passes(self, names: Sequence[str]) -> bool:
@@ -267,6 +271,38 @@ class _Search:
             return
         smallest = f", smallest that passes: {', '.join(self._best)}" if self._best else ""
         self._progress(f"searching the FP32 island: {len(self._judge.tried)} sets tried{smallest}")
+
+
+def _find_lines(
+    judge: IslandJudge, trace: Trace, suspects: Sequence[Suspect], modules: Sequence[str]
+) -> LineAlternative | None:
+    """Lines that suffice without any module in FP32: one if possible, else the fewest; None where none were found.
+
+    Args:
+        judge: Tries them.
+        trace: A failing step as it was.
+        suspects: What it accuses.
+        modules: The island; none looks at the code outside of all modules.
+    """
+    own = [op for op in narrow_operations(trace) if (covers(modules, op.module) if modules else not op.module)]
+    accused = [s.line for s in suspects if covers(modules, s.module) or not s.module]
+    rows = _known_lines([*accused, *((op.file, op.line) for op in own)])
+    for line in rows[:_MOST_ALONE]:
+        if judge.passes((), (line,)):
+            return _describe_lines((line,), trace, len(own) if modules else 0)
+    together = rows[:_MOST_TOGETHER]
+    if len(together) < 2 or not judge.passes((), together):
+        return None
+    fewest = minimize(together, lambda some: judge.passes((), some))
+    return _describe_lines(tuple(fewest), trace, len(own) if modules else 0)
+
+
+def _known_lines(lines: Iterable[Line]) -> list[Line]:
+    return list(dict.fromkeys(line for line in lines if line[0] and line[1]))
+
+
+def _describe_lines(lines: tuple[Line, ...], trace: Trace, of_island: int) -> LineAlternative:
+    return LineAlternative(lines, count_operations(trace, lines=frozenset(lines)), of_island)
 
 
 def _find_fp32_fault(judge: IslandJudge, i: int) -> str:

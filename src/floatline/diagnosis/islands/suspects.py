@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from floatline.diagnosis.detectors.first_nonfinite import FORMATS, find_births, is_search, keep_harmful
-from floatline.diagnosis.detectors.op_kinds import base_name
+from floatline.diagnosis.detectors.first_nonfinite import find_births, is_search, keep_harmful
+from floatline.diagnosis.detectors.operations import FORMATS, base_name
 from floatline.diagnosis.detectors.silent import CLEAN, GROWN, find_damage
 from floatline.precision.islands import Line
 from floatline.probe.trace.trace import Op, Trace

@@ -5,8 +5,7 @@ from __future__ import annotations
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.exceptions import describe_collision
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births
-from floatline.diagnosis.detectors.op_kinds import ADDITIONS, CASTS, PRODUCTS, base_name
-from floatline.diagnosis.detectors.provenance import reached_by
+from floatline.diagnosis.detectors.operations import ADDITIONS, CASTS, PRODUCTS, base_name, reached_by
 from floatline.diagnosis.scripts.evidence import ScriptEvidence, reads_inf
 from floatline.findings import Finding
 from floatline.formats import find_format

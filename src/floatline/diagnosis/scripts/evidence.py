@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from floatline.diagnosis.detectors.first_nonfinite import last_of_forward
-from floatline.diagnosis.detectors.poles import FORMATS
+from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.detectors.silent import STUCK_SHARE, stuck_updates
 from floatline.diagnosis.evidence import Evidence
 from floatline.probe.runs.records import RunRecord

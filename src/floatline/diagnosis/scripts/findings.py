@@ -8,12 +8,14 @@ from dataclasses import replace
 
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors.exceptions import find_exceptions
-from floatline.diagnosis.detectors.first_nonfinite import FORMATS, Birth, ancestors
+from floatline.diagnosis.detectors.first_nonfinite import Birth
 from floatline.diagnosis.detectors.learning import find_what_never_learns
 from floatline.diagnosis.detectors.loop import find_loop_faults
-from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, is_diverging, overflows, runs_away
+from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, overflows
 from floatline.diagnosis.detectors.numbers import find_dead_state, find_failures, find_silent_damage
+from floatline.diagnosis.detectors.operations import FORMATS, ancestors
 from floatline.diagnosis.detectors.resuming import find_schedule_ahead
+from floatline.diagnosis.evidence import is_diverging, runs_away
 from floatline.diagnosis.scripts.before_training import find_damaged_setup, find_failing_setup
 from floatline.diagnosis.scripts.evidence import ScriptEvidence, lacks_forward, starts_spoilt, step_fails
 from floatline.findings import Finding

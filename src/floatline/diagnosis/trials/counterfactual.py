@@ -1,4 +1,4 @@
-"""The counterfactual choice: what is found is taken away by replay, and what fixes the step comes first."""
+"""Counterfactuals: what is found is taken away by replay, what fixes the step comes first; and other formats tried."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births, is_search, keep_harmful
-from floatline.diagnosis.detectors.loss_scale import ScaleOutcome, best_factor
+from floatline.diagnosis.detectors.loss_scale import ScaleOutcome, ScaleVerdict, best_factor
 from floatline.diagnosis.detectors.silent import find_damage
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.trials.removals import Removal, find_removals, join_removals
-from floatline.errors import FloatlineError
+from floatline.errors import FloatlineError, TargetError
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Change, replay_step, run_target
@@ -224,6 +226,36 @@ class Counterfactuals:
         cures = record.first_bad_step is None and not evidence.is_behind(record) and sound
         text = f"with {removal.text}: {describe_run(record)}"
         return Counterfactual(removal, record.first_bad_step is None, None, before, frozenset(), cures, text)
+
+
+def try_formats(evidence: Evidence, findings: list[Finding], *, may_run: bool) -> tuple[str, ...]:
+    """The run in BF16, where range or rounding is to blame and the run is short, and in FP32: one sentence each."""
+    if not findings or evidence.given.exception is not None:
+        return ()
+    tried: list[str] = []
+    given, numeric = evidence.given, findings[0].cause.family in ("range", "rounding")
+    if may_run and numeric and evidence.fails and given.num_steps <= MOST_STEPS:
+        evidence.on_progress("trying BF16")
+        try:
+            steps = given.num_steps if given.kind == "build" else evidence.steps
+            bf16 = run_target(evidence.target, steps=steps, seed=evidence.seed, precision="bf16")
+            tried.append(f"in BF16: {describe_run(bf16)}")
+        except TargetError:
+            pass
+    return (*tried, f"in FP32, same seed and batches: {describe_run(evidence.fp32)}")
+
+
+def apply_scale(findings: list[Finding], scale: ScaleVerdict | None, evidence: Evidence) -> list[Finding]:
+    """The findings, with the recommended scale in the fix of the first."""
+    if scale is None or scale.recommended is None or not findings:
+        return findings
+    power = f"2.0**{round(math.log2(scale.recommended))}"
+    model = evidence.given.model
+    halves = model is not None and any(p.dtype == torch.float16 for p in model.parameters())
+    fix = f"scaler = torch.amp.GradScaler(init_scale={power}); scaler.scale(loss).backward()"
+    if halves:
+        fix = f"(loss.float() * {power}).backward()  # then divide the gradients by it in FP32"
+    return [replace(findings[0], fix=fix), *findings[1:]]
 
 
 def describe_run(record: RunRecord) -> str:

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from floatline.diagnosis.detectors.first_nonfinite import FORMATS
 from floatline.diagnosis.detectors.loss_scale import best_factor, present_scale, say_scale
-from floatline.diagnosis.detectors.op_kinds import FILLS, MATMULS, base_name
-from floatline.diagnosis.detectors.provenance import ancestors
+from floatline.diagnosis.detectors.operations import FILLS, FORMATS, MATMULS, ancestors, base_name
 from floatline.diagnosis.evidence import Evidence
 from floatline.findings import Finding
 from floatline.precision.islands import Line

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from floatline.diagnosis.in_place import Diagnoser
+from floatline.diagnosis.diagnoser import Diagnoser
 from floatline.errors import GuardError, LedgerError
 from floatline.findings import GuardStop
 from floatline.guard.diary import say

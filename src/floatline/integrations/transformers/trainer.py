@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from floatline import optim
-from floatline.diagnosis.in_place import Diagnoser
+from floatline.diagnosis.diagnoser import Diagnoser
 from floatline.errors import GuardError
 from floatline.guard.failures import OnFailure
 from floatline.guard.policy import Policy

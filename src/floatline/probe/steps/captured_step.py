@@ -27,9 +27,8 @@ from floatline.precision.islands import Islands
 from floatline.precision.micro_batches import Loss, LossSum, run_micro_batches
 from floatline.precision.nested import find_tensors, map_tensors
 from floatline.precision.random_state import RandomState
-from floatline.probe.steps.autocast_state import AutocastState
 from floatline.probe.steps.bundle_files import DATA, STATE, pack, write_files
-from floatline.probe.steps.other_precision import as_bf16, as_fp16, as_fp32
+from floatline.probe.steps.other_precision import AutocastState, as_bf16, as_fp16, as_fp32
 from floatline.probe.steps.replayed import Replay
 from floatline.probe.steps.weight_copies import StandIns
 from floatline.probe.trace.trace import Trace

@@ -1,4 +1,4 @@
-"""The same training code in FP32 or BF16: autocast, loss scaler and casts overruled for a while."""
+"""The same training code in FP32 or BF16: autocast, scaler and casts overruled for a while; and autocast as it was."""
 
 # torch shows its dispatcher and the scaler's switch to Python under private names only.
 # pyright: reportPrivateUsage=false
@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,58 @@ from floatline.probe.watch.patches import Patches
 
 _HALF = (torch.float16,)
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+_FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class AutocastState:
+    """Autocast around a step.
+
+    Args:
+        devices: Whether it is on and its format, by kind of device.
+        cache: Whether casts of weights are kept.
+    """
+
+    devices: dict[str, tuple[bool, torch.dtype]]
+    cache: bool
+
+    @classmethod
+    def now(cls) -> AutocastState:
+        """As it is."""
+        kinds = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+        devices = {kind: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds}
+        return cls(devices, torch.is_autocast_cache_enabled())
+
+    @contextlib.contextmanager
+    def replayed(self) -> Generator[None]:
+        """Autocast as it was, with a cache of its own: the casts in it are those of other weights."""
+        now = AutocastState.now()
+        torch.clear_autocast_cache()
+        self.restore()
+        try:
+            yield
+        finally:
+            torch.clear_autocast_cache()
+            now.restore()
+
+    def restore(self) -> None:
+        """Go back to it."""
+        for kind, (enabled, dtype) in self.devices.items():
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(self.cache)
+
+    def as_json(self) -> dict[str, Any]:
+        """Texts, numbers and lists."""
+        devices = {kind: [on, str(dtype).removeprefix("torch.")] for kind, (on, dtype) in self.devices.items()}
+        return {"devices": devices, "cache": self.cache}
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> AutocastState:
+        """What `as_json` was called on, for the devices there are; KeyError or ValueError for anything else."""
+        here = cls.now().devices
+        known = {kind: (bool(on), _FORMATS[name]) for kind, (on, name) in fields["devices"].items() if kind in here}
+        return cls(known, bool(fields["cache"]))
 
 
 @contextlib.contextmanager
@@ -75,26 +128,14 @@ def _overruled(old: tuple[torch.dtype, ...], new: torch.dtype) -> Generator[None
         patches.wrap(torch, "set_autocast_enabled", _never_on)
     else:
         patches.wrap(torch, "set_autocast_dtype", rename)
-    before = {device: _autocast_state(device) for device in _devices()}
+    before = AutocastState.now()
     try:
-        for device, (enabled, dtype) in before.items():
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
+        before.restore()  # through the patches
         with _Recast(old, new):
             yield
     finally:
         patches.undo()
-        for device, (enabled, dtype) in before.items():
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-
-
-def _devices() -> list[str]:
-    return ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
-
-
-def _autocast_state(device: str) -> tuple[bool, torch.dtype]:
-    return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+        before.restore()
 
 
 def _keep_switch(scaler: Any, value: bool) -> None:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import floatline as fl
-from floatline.diagnosis import Diagnoser, in_place
+from floatline.diagnosis import Diagnoser
 from floatline.errors import GuardError
 from floatline.probe.bundles.bundle import read_bundle
 
@@ -73,7 +73,7 @@ def test_the_cause_is_named_once_with_its_line(fault, tmp_path):
     assert [(named.attempt, named.finding.cause.id) for named in diagnoser.named] == [(5, FAULTS[fault])]
     events = [line for line in (tmp_path / "run").rglob("*.jsonl") for line in line.read_text().splitlines()]
     assert len([line for line in events if '"diagnosis"' in line]) == 1
-    assert f"diagnosis of step 5: {FAULTS[fault]} at test_in_place.py:" in summary
+    assert f"diagnosis of step 5: {FAULTS[fault]} at test_diagnoser.py:" in summary
     assert Path(diagnoser.named[0].finding.file) == Path(__file__)
 
 
@@ -120,7 +120,7 @@ def test_a_budget_of_0_names_nothing_and_says_why_once():
 
 
 def test_a_run_of_several_processes_is_left_alone(monkeypatch):
-    monkeypatch.setattr(in_place, "num_processes", lambda group: 4)
+    monkeypatch.setattr("floatline.diagnosis.diagnoser.num_processes", lambda group: 4)
     diagnoser = Diagnoser()
     summary, _, _, _ = train(diagnoser, fault="bad data")
     assert diagnoser.named == []
