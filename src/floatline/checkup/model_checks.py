@@ -72,7 +72,7 @@ def find_forward_failure(problem: str, plan: Plan) -> list[Finding]:
         Finding(
             cause=causes[0],
             seen=f"the first forward pass in {plan.name} raised {problem}",
-            fix=causes[0].remedies[0],
+            fix=causes[0].advice,
         )
     ]
 

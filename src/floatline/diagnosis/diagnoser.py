@@ -144,7 +144,7 @@ def find_in_fp32(trace: Trace) -> Finding | None:
     birth = first_birth_in_fp32(trace)
     if birth is None and overflows(trace):
         cause = find_cause("optimization-divergence")
-        return Finding(cause, "numbers of the step are too large for FP32", next(iter(cause.remedies), ""), "optimizer")
+        return Finding(cause, "numbers of the step are too large for FP32", cause.advice, "optimizer")
     if birth is None:
         return None
     finding = _finding(birth)
@@ -195,7 +195,7 @@ def _broken_weights(step: CapturedStep) -> str:
 def _finding(birth: Birth) -> Finding:
     cause, op = find_cause(birth.cause), birth.op
     named = op.node if op.phase == "backward" and op.node else op.name
-    return Finding(cause, birth.seen, next(iter(cause.remedies), ""), op.module, op.file, op.line, named)
+    return Finding(cause, birth.seen, cause.advice, op.module, op.file, op.line, named)
 
 
 def _say(finding: Finding, bundle: Path | None) -> str:

@@ -70,12 +70,7 @@ def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callabl
                 break
             fixes.append(following)
     tried = f"{'; '.join(failed)}." if failed else ""
-    return _replace_primary(diagnosis, replace(primary, fix=_advise(primary), tried=tried))
-
-
-def _advise(finding: Finding) -> str:
-    """What to do where no code is known: a sentence, never an example with names that the user does not have."""
-    return finding.cause.advice if finding.fix in finding.cause.remedies else finding.fix
+    return _replace_primary(diagnosis, replace(primary, tried=tried))
 
 
 def _different(fixes: Iterator[CodeFix]) -> Iterator[CodeFix]:

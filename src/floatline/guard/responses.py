@@ -341,5 +341,5 @@ class Responses:
         finding = None
         if action.cause_id:
             cause = find_cause(action.cause_id)
-            finding = Finding(cause, seen=action.message, fix=next(iter(cause.remedies), ""))
+            finding = Finding(cause, seen=action.message, fix=cause.advice)
         raise GuardStop(message, finding=finding)

@@ -80,15 +80,9 @@ def _cleared_before_step(given: RunRecord) -> bool:
 
 
 def _describe(cause: Cause, failure: Failure) -> Finding:
-    fixes = {
-        "unsupported-half-op": 'with torch.autocast("cuda", enabled=False): y = op(x.float())  # leave it and cast',
-        "autocast-region-misuse": "cast at the border: call the module with x.float() inside the disabled region",
-        "scalar-out-of-range": "torch.finfo(x.dtype).min  # instead of the constant",
-        _TWO_DTYPES: "x.to(other.dtype)  # where the two meet",
-    }
-    fix = fixes.get(cause.id, cause.remedies[0])
+    fix = cause.advice
     if cause.id == _TWO_DTYPES and failure.in_backward:
-        fix = '@torch.amp.custom_fwd(device_type="cuda") above forward, @torch.amp.custom_bwd(...) above backward'
+        fix = "Put torch.amp.custom_fwd above forward and torch.amp.custom_bwd above backward of this function."
     module = failure.module if failure.in_module else failure.function if failure.in_backward else ""
     code = linecache.getline(failure.file, failure.line).strip() if failure.file else ""
     seen = f"{failure.kind}: {_first_line(failure.message)}" + (f", at `{code}`" if code else "")
@@ -114,7 +108,7 @@ def _describe_idle(given: RunRecord, failure: Failure) -> Finding:
     return Finding(
         find_cause("params-not-trained"),
         f"{failure.kind}: {_first_line(failure.message)}: {what}",
-        f"let the loss reach {name or 'them'} (no detach), or step only optimizers that have gradients",
+        f"Let the loss reach {name or 'them'}, without detach, or step only optimizers that have gradients.",
         name,
         failure.file,
         failure.line,
@@ -134,8 +128,8 @@ def _describe_unused(given: RunRecord, failure: Failure) -> Finding:
     return Finding(
         find_cause("params-not-trained"),
         f"DistributedDataParallel waited for the gradients of {listed}, which the loss does not reach on this rank",
-        "let the loss reach them on every rank, take them out of the model, or give DistributedDataParallel "
-        "find_unused_parameters=True",
+        "Let the loss reach them on every rank, take them out of the model, or give DistributedDataParallel "
+        "find_unused_parameters=True.",
         shared_prefix(names),
         failure.file,
         failure.line,
@@ -144,32 +138,30 @@ def _describe_unused(given: RunRecord, failure: Failure) -> Finding:
 
 
 def _describe_misuse(given: RunRecord, failure: Failure) -> Finding:
-    file, line, fix = (
-        failure.file,
-        failure.line,
-        "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()",
-    )
+    cause = find_cause("scaler-misuse")
+    file, line, fix = failure.file, failure.line, cause.advice
     calls = re.findall(r"\b(unscale_|step|update)\b", failure.message)
     op = f"torch.amp.GradScaler.{calls[0]}" if calls else "torch.amp.GradScaler"
     if "No inf checks were recorded for this optimizer" in failure.message:
         cleared = given.of(ClearEvent)[-1]
         file, line, op = cleared.file, cleared.line, "torch.optim.Optimizer.zero_grad"
-        fix = "optimizer.zero_grad()  # after scaler.step(optimizer), not between backward and step"
+        fix = "Clear the gradients after the scaler's step, not between the backward pass and the step."
     elif "unscale_() has already" in failure.message:
-        fix = "scaler.unscale_(optimizer)  # once, after the last micro-batch; scaler.update() after each step"
+        fix = "Call unscale_ once a step, after the last micro-batch, and update the scaler after each step."
     elif "step() has already" in failure.message:
-        fix = "scaler.update()  # once after every scaler.step(optimizer)"
+        fix = "Update the scaler once after each of its steps."
     seen = f"{failure.kind}: {_first_line(failure.message)}"
-    return Finding(find_cause("scaler-misuse"), seen, fix, given.entry, file, line, op)
+    return Finding(cause, seen, fix, given.entry, file, line, op)
 
 
 def _describe_desync(given: RunRecord, failure: Failure) -> Finding:
     file = failure.file or given.file
     name, line = find_collective(file)
+    cause = find_cause("distributed-desync")
     return Finding(
-        find_cause("distributed-desync"),
+        cause,
         f"{failure.kind}: {_first_line(failure.message)}; a collective that waits has no partner on another rank",
-        "torch.distributed.all_reduce(bad); skip = bool(bad > 0)  # all ranks skip together, or none",
+        cause.advice,
         given.entry,
         file,
         line or failure.line,
@@ -195,9 +187,7 @@ def describe_collision(op: Op, largest: float) -> Finding:
     dtype = op.outputs[0].dtype
     exact = find_format(FORMATS[dtype]).max_exact_integer
     seen = f"numbers up to {largest:g} become {dtype}, which holds whole numbers up to {exact:g} only"
-    found = describe_birth(Birth(op, "integer-not-exact", seen))
-    made_here = "arange" in op.name
-    return found if made_here else replace(found, fix=found.cause.remedies[1])
+    return describe_birth(Birth(op, "integer-not-exact", seen))
 
 
 def find_wrong_indices(evidence: Evidence) -> list[Finding]:
@@ -218,5 +208,5 @@ def find_wrong_indices(evidence: Evidence) -> list[Finding]:
             evidence.found_in = trace
             found, message = describe_collision(op, largest), failure.message.partition("\n")[0]
             seen = f"{failure.kind}: {message}, which FP32 does not raise; {found.seen}"
-            return [replace(found, seen=seen, fix="ids = ids.long()  # an index stays whole, or goes through FP32")]
+            return [replace(found, seen=seen, fix="Keep this index in integers, or take it through FP32.")]
     return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from floatline.causes import Cause, find_cause
+from floatline.causes import find_cause
 from floatline.diagnosis.detectors.operations import (
     ADDITIONS,
     CASTS,
@@ -58,19 +58,12 @@ def describe_birth(birth: Birth, *, module: str | None = None, op: str = "") -> 
     return Finding(
         cause,
         seen=birth.seen,
-        fix=_find_remedy(cause, birth.op),
+        fix=cause.advice,
         module=birth.op.module if module is None else module,
         file=birth.op.file,
         line=birth.op.line,
         op=named,
     )
-
-
-def _find_remedy(cause: Cause, op: Op) -> str:
-    """The first remedy; for a guard inside a logarithm, the one that does without it."""
-    if cause.id == "eps-underflow" and base_name(op.name) == "log":
-        return next(remedy for remedy in cause.remedies if "instead of log(" in remedy)
-    return next(iter(cause.remedies), "")
 
 
 def find_births(trace: Trace, *, phases: tuple[str, ...] = ("forward", "outside", "backward")) -> list[Birth]:

@@ -32,7 +32,7 @@ def find_what_never_learns(evidence: Evidence) -> list[Finding]:
     if clamp is not None:
         cause = find_cause("clamp-kills-gradient")
         seen = f"every gradient is exactly 0, in FP32 too: the loss stands at the bound of {base_name(clamp.name)}"
-        fix = next(iter(cause.remedies), "")
+        fix = cause.advice
         return [Finding(cause, seen, fix, clamp.module, clamp.file, clamp.line, clamp.name)]
     trace = evidence.trace(step)  # it was looked at before: a loss that falls to that of guessing costs nothing more
     return [] if trace is None else _nothing_to_learn(evidence, trace)
@@ -61,7 +61,7 @@ def _nothing_to_learn(evidence: Evidence, trace: Trace) -> list[Finding]:
     cause = find_cause("bad-input-data")
     seen = f"after {len(losses)} steps in FP32, which moved the weights by {_motion(evidence):.0%}, the loss is "
     seen += f"{last:.4g}: that of guessing among {classes} classes is {math.log(classes):.4g}"
-    return [Finding(cause, seen, next(iter(cause.remedies), ""), "batches[*].targets[0]", op="input")]
+    return [Finding(cause, seen, cause.advice, "batches[*].targets[0]", op="input")]
 
 
 def _is_guessing(losses: list[float], classes: int, share: float) -> bool:

@@ -90,7 +90,7 @@ def _find_idle(given: RunRecord) -> list[Finding]:
             find_cause("params-not-trained"),
             f"{optimizer.name} was stepped {optimizer.num_idle} times and none of its {len(optimizer.names)} "
             "parameters ever had a gradient",
-            f"let the loss reach {name or 'its parameters'} (no detach), or step it only where it has gradients",
+            f"Let the loss reach {name or 'its parameters'}, without detach, or step it only where it has gradients.",
             name,
             event.file if event else optimizer.file,
             event.line if event else optimizer.line,
@@ -110,7 +110,7 @@ def _find_unheld(given: RunRecord, fp32_learns: bool) -> list[Finding]:
             f"{dead[0].name} holds {sum(not n for n in dead[0].names)} tensors that the model does not have, and "
             f"{len(unheld)} parameters of the model with gradients, {_list(unheld)}, are in no optimizer"
         )
-        fix = f"optimizer = {dead[0].name}(...)  # after the last change of the model"
+        fix = "Make the optimizer after the last change of the model."
         changes = [e for e in given.of(ReplaceEvent) if e.name in name.split(".")]
         if changes:
             place = changes[-1]
@@ -119,7 +119,7 @@ def _find_unheld(given: RunRecord, fp32_learns: bool) -> list[Finding]:
     if hidden and given.optimizers:
         name = shared_prefix([tensor.name for tensor in hidden])
         seen = f"{_list(hidden)} gets gradients but is a plain attribute: model.parameters() does not have it"
-        fix = f"self.{name.rpartition('.')[2] or 'x'} = torch.nn.Parameter(...)  # or ModuleList, ParameterList"
+        fix = f"Make {name} a torch.nn.Parameter, or keep it in a ModuleList, ParameterList or ParameterDict."
         return [_finding(given.optimizers[0], name, seen, fix)]
     # A frozen backbone is often left out on purpose. Only a run that learns nothing makes it a fault.
     if fp32_learns or not _stands_still(given):
@@ -129,12 +129,16 @@ def _find_unheld(given: RunRecord, fp32_learns: bool) -> list[Finding]:
         seen = (
             f"{len(unheld)} parameters with gradients, {_list(unheld)}, are in no optimizer, and the loss stands still"
         )
-        fix = f'optimizer.add_param_group({{"params": model.{name}.parameters()}})'
+        fix = f"Give {f'the parameters of {name}' if name else 'these parameters'} to the optimizer."
         return [_finding(given.optimizers[0], name, seen, fix)]
     if starved and given.optimizers:
         name = shared_prefix([tensor.name for tensor in starved])
         seen = f"{len(starved)} parameters, {_list(starved)}, are used and held by the optimizer but get no gradient"
-        return [_finding(given.optimizers[0], name, seen, f"let the loss reach {name}: no detach, no no_grad")]
+        return [
+            _finding(
+                given.optimizers[0], name, seen, f"Let the loss reach {name or 'them'}, without detach or no_grad."
+            )
+        ]
     return []
 
 
@@ -184,7 +188,7 @@ def find_bad_data(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
             Finding(
                 cause,
                 seen,
-                "assert torch.isfinite(x).all()  # in the loader; repair or drop the rows",
+                cause.advice,
                 tensor.name,
                 op="input",
             )
@@ -196,7 +200,7 @@ def find_bad_data(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
         return []
     seen = f"the input of the model at step {broken} holds NaN or inf"
     seen += "" if fp32 is None else ", and the step is not finite in FP32 either"
-    fix = "assert torch.isfinite(x).all()  # in the loader; repair or drop the rows"
+    fix = cause.advice
     return [Finding(cause, seen, fix, given.entry, first.file, first.line, "input")]
 
 

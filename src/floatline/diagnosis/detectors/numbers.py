@@ -129,7 +129,7 @@ def _divergence(evidence: Evidence) -> Finding:
     return Finding(
         cause,
         seen=f"in FP32 the loss goes from {losses[0]:.4g} to {max(map(abs, losses)):.4g} in {len(losses)} steps",
-        fix=next(iter(cause.remedies), ""),
+        fix=cause.advice,
         module="optimizer",
         file=made.file if made else "",
         line=made.line if made else 0,
@@ -146,7 +146,7 @@ def _state_underflow(evidence: Evidence, updates: list[Birth]) -> Finding:
     return Finding(
         cause,
         seen=f"finite gradients, and weights that are not finite after the step: {listed}; in FP32 they stay finite",
-        fix=next(iter(cause.remedies), ""),
+        fix=cause.advice,
         module="optimizer.step",
         file=place[0],
         line=place[1],
@@ -170,7 +170,7 @@ def find_dead_state(evidence: Evidence) -> list[Finding]:
         cause,
         seen=f"{share:.0%} of the second moments are 0 in 16 bits, and what is divided by them is not: the step moves "
         "these weights many times too far; in FP32 they are not 0",
-        fix=next(iter(cause.remedies), ""),
+        fix=cause.advice,
         module="optimizer.step",
         file=place[0],
         line=place[1],
@@ -233,7 +233,7 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
         )
     for op, error in silent.stuck_scatters(trace, ruinous=not behind)[:1]:
         seen = f"the sums are off by {error:.0%} of their size, what is added by less than {silent.CLEAN:.0%}"
-        fix = "total.float().index_add_(0, index, messages.float())  # add in FP32, round once"
+        fix = "Add these up in an FP32 tensor, and round once at the end."
         findings.append(replace(_at(op, "accumulator-stagnation", seen), fix=fix))
     seen_in_loss = behind or evidence.starts_apart
     for op, largest in silent.colliding_casts(trace)[:1]:
@@ -255,8 +255,7 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
 def _amplified(op: Op, error: float) -> Finding:
     size = max(operand.value.largest for operand in op.inputs)
     read = f"numbers up to {size:.4g}, off by less than {silent.CLEAN:.0%}"
-    found = _at(op, "integer-not-exact", f"{base_name(op.name)} of {read}, is off by {error:.0%} of its size")
-    return replace(found, fix=found.cause.remedies[1])
+    return _at(op, "integer-not-exact", f"{base_name(op.name)} of {read}, is off by {error:.0%} of its size")
 
 
 def _at(op: Op, cause_id: str, seen: str) -> Finding:
@@ -270,13 +269,13 @@ def _underflow(evidence: Evidence, trace: Trace, lost: dict[str, float]) -> Find
     op = silent.first_lost(trace)
     calls = [event for event in evidence.given.of(BackwardEvent) if event.file]
     if evidence.given.kind == "train" and calls:
-        return Finding(cause, seen, next(iter(cause.remedies), ""), "", calls[0].file, calls[0].line, "backward")
+        return Finding(cause, seen, cause.advice, "", calls[0].file, calls[0].line, "backward")
     module = worst[0].rpartition(".")[0]
     named = op if op is not None else None
     return Finding(
         cause,
         seen,
-        next(iter(cause.remedies), ""),
+        cause.advice,
         module,
         named.file if named else "",
         named.line if named else 0,
@@ -301,7 +300,7 @@ def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
     return Finding(
         cause,
         seen=f"bit-identical after a step that moves them in FP32: {', '.join(parts)}",
-        fix=next(iter(cause.remedies), ""),
+        fix=cause.advice,
         module="optimizer.step",
         file=place[0],
         line=place[1],

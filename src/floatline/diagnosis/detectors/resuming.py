@@ -86,16 +86,16 @@ def _blame_loss(given: RunRecord, old: ScalerStepEvent, new: ScalerStepEvent) ->
     saves = [e for e in between if isinstance(e, SaveEvent)]
     loads = [e for e in between if isinstance(e, LoadEvent) and e.owner != "scaler"]
     if any(e.owner == "scaler" for e in saves) and loads:
-        return loads[-1], "torch.amp.GradScaler.load_state_dict", 'scaler.load_state_dict(checkpoint["scaler"])'
+        return loads[-1], "torch.amp.GradScaler.load_state_dict", "Load the scaler's saved state here as well."
     if loads and saves:
-        fix = 'checkpoint["scaler"] = scaler.state_dict()  # and scaler.load_state_dict(...) on resume'
+        fix = "Save the scaler's state_dict here as well, and load it where training goes on."
         return saves[0], "torch.amp.GradScaler.state_dict", fix
     made = [e for e in between if isinstance(e, NewScalerEvent)]
     if loads:
-        fix = "scaler.load_state_dict(...)  # with the state_dict() of the scaler that ran before"
+        fix = "Load the state_dict of the scaler that ran before here as well."
         return loads[-1], "torch.amp.GradScaler.load_state_dict", fix
     place = made[-1] if made else new
-    return place, "torch.amp.GradScaler", "make the scaler once, before the loop, and keep it"
+    return place, "torch.amp.GradScaler", "Make the scaler once, before the loop, and keep it."
 
 
 def find_schedule_ahead(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
@@ -114,7 +114,7 @@ def find_schedule_ahead(given: RunRecord, fp32: RunRecord | None) -> list[Findin
                 find_cause("scheduler-vs-skipped-step"),
                 f"{num_ticks} scheduler steps for {num_applied} optimizer steps: {len(wasted)} followed a skipped "
                 f"step, and the learning rate was {rate:.3g} at the first update",
-                "if scaler.get_scale() >= scale_before: scheduler.step()  # only after a step that was applied",
+                find_cause("scheduler-vs-skipped-step").advice,
                 given.entry,
                 wasted[0].file,
                 wasted[0].line,
@@ -172,7 +172,7 @@ def find_stale_weights(given: RunRecord, fp32: RunRecord | None) -> list[Finding
             find_cause("autocast-region-misuse"),
             f"{len(stale)} forward passes ran in the autocast region in which the weights had been updated, with the "
             f"16-bit copies made before; {same} of {len(given.losses) - 1} losses repeat the one before bit for bit",
-            'with torch.autocast("cuda", dtype=torch.float16): loss = fn(model(x), y)  # close it before the step',
+            "Close the autocast region before the optimizer's step.",
             given.entry,
             place.file,
             place.line,

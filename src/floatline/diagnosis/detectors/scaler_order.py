@@ -50,7 +50,7 @@ def _find_wrong_unscale(given: RunRecord) -> list[Finding]:
                 op="torch.amp.GradScaler.unscale_",
                 seen=f"unscale_ divided gradients that it had divided before, {many}: of {num} backward passes summed "
                 f"up, the earliest was left multiplied by {share:.3g}",
-                fix="scaler.unscale_(optimizer)  # once, after the last micro-batch",
+                fix="Call unscale_ once a step, after the last micro-batch.",
             )
         ]
     touches = [e for e in since if isinstance(e, TouchEvent)]
@@ -62,7 +62,7 @@ def _find_wrong_unscale(given: RunRecord) -> list[Finding]:
                 touches[-1],
                 op=touches[-1].call,
                 seen=f"gradients were divided by the scale {scale:g} by hand, and again by the scaler, {many}",
-                fix="scaler.unscale_(optimizer)  # instead of dividing by hand",
+                fix="Leave out the division by hand: the scaler divides.",
             )
         ]
     unscaled = [e for e in since if isinstance(e, BackwardEvent) and e.factor == 1.0]
@@ -74,7 +74,7 @@ def _find_wrong_unscale(given: RunRecord) -> list[Finding]:
             op="backward",
             seen=f"the scaler divided gradients by {scale:g}, {many}, but backward ran on a loss that was not scaled: "
             f"the gradients were left multiplied by {share:.3g}",
-            fix="scaler.scale(loss).backward()",
+            fix="Run backward on what the scaler's scale() returns for this loss.",
         )
     ]
 
@@ -95,7 +95,7 @@ def _find_early_unscale(given: RunRecord) -> list[Finding]:
             op="torch.amp.GradScaler.unscale_",
             seen=f"{len(wrong)} steps used gradients of which a part was still multiplied by "
             f"{max(wrong[0].factors):g}: backward ran again after unscale_",
-            fix="scaler.unscale_(optimizer)  # once, after the last backward",
+            fix="Call unscale_ once a step, after the last backward pass.",
         )
     ]
 
@@ -117,9 +117,9 @@ def _find_direct_step(given: RunRecord) -> list[Finding]:
             op=f"{wrong[0].name}.step",
             seen=f"{len(wrong)} calls of optimizer.step() used gradients that were still multiplied by {scale:g}: "
             f"the learning rate was {scale:g} times what it says",
-            fix="scaler.step(optimizer); scaler.update()  # instead of optimizer.step()"
+            fix="Let the scaler make this step, and update it afterwards."
             if given.of(NewScalerEvent)
-            else f"divide the gradients by the loss scale {scale:g} before optimizer.step()",
+            else f"Divide the gradients by the loss scale, {scale:g}, before this step.",
         )
     ]
 
@@ -129,7 +129,7 @@ def _find_scaled_update(given: RunRecord, made: OptimizerRecord, scale: float, n
     if given.first_bad_step is None and not is_diverging(given.losses):
         return []
     seen = f"{num} updates by hand moved the weights by gradients that were still multiplied by {scale:g}"
-    fix = f"divide the gradients by the loss scale {scale:g} before they move the weights"
+    fix = f"Divide the gradients by the loss scale, {scale:g}, before they move the weights."
     return [Finding(find_cause("scaler-misuse"), seen, fix, given.entry, made.file, made.line, made.call)]
 
 
@@ -153,7 +153,7 @@ def find_clip_before_unscale(given: RunRecord, fp32: RunRecord | None) -> list[F
                 op="torch.nn.utils.clip_grad_norm_",
                 seen=f"clipped to {limit:g} at norm {norm:.4g}, with the loss scale {factor:g} still in it, in "
                 f"{len(clips)} steps: the true norm was {norm / factor:.3g}, and {limit / factor:.3g} was left",
-                fix="scaler.unscale_(optimizer); torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)",
+                fix=find_cause("clip-before-unscale").advice,
             )
         ]
     return _find_hand_made_clip(given) or _find_norm(given, fp32)
@@ -183,7 +183,7 @@ def _find_hand_made_clip(given: RunRecord) -> list[Finding]:
             op="torch.nn.utils.clip_grad_value_" if by_value else call,
             seen=f"gradients were multiplied by {wrong[0].shrunk:.3g} while the loss scale "
             f"{max(wrong[0].before):g} was in them, and then unscaled, in {len(wrong)} steps",
-            fix="scaler.unscale_(optimizer)  # before the gradients are clipped",
+            fix=find_cause("clip-before-unscale").advice,
         )
     ]
 
@@ -206,7 +206,7 @@ def _find_norm(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
             op=first.call,
             seen=f"the norm of gradients with the loss scale {first.factor:g} in them was read, and "
             f"{len(left_out)} of {given.num_steps} steps were left out by the loop",
-            fix="scaler.unscale_(optimizer)  # before the norm is read",
+            fix="Call unscale_ of the scaler before this norm is read.",
         )
     ]
 
@@ -225,7 +225,7 @@ def find_scaled_penalty(given: RunRecord) -> list[Finding]:
             op="torch.autograd.grad" if isinstance(sources[0], GradEvent) else "backward",
             seen=f"gradients of an output multiplied by the loss scale {wrong[0].penalty:g} went into the loss "
             f"of {len(wrong)} steps without being divided by it; that loss was {wrong[0].loss:.4g} at first",
-            fix="grads = [g / scaler.get_scale() for g in grads]  # before the penalty is made",
+            fix=find_cause("scaled-grad-in-penalty").advice,
         )
     ]
 

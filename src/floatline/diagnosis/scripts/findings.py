@@ -160,7 +160,7 @@ def _finding(birth: Birth, given: RunRecord) -> Finding:
     if birth.cause == "bad-input-data" and (is_installed(file) or birth.seen.startswith("inputs[")):
         calls = [event for event in given.of(ForwardEvent) if event.file]  # who gave it to the model
         file, line = (calls[0].file, calls[0].line) if calls else (file, line)
-    return Finding(cause, birth.seen, next(iter(cause.remedies), ""), op.module, file, line, name)
+    return Finding(cause, birth.seen, cause.advice, op.module, file, line, name)
 
 
 def _divergence(given: RunRecord, losses: list[float], motion: float | None) -> Finding:
@@ -173,7 +173,7 @@ def _divergence(given: RunRecord, losses: list[float], motion: float | None) -> 
     return Finding(
         cause,
         seen,
-        next(iter(cause.remedies), ""),
+        cause.advice,
         "optimizer",
         made.file if made else "",
         made.line if made else 0,

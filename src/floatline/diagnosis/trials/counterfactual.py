@@ -252,9 +252,9 @@ def apply_scale(findings: list[Finding], scale: ScaleVerdict | None, evidence: E
     power = f"2.0**{round(math.log2(scale.recommended))}"
     model = evidence.given.model
     halves = model is not None and any(p.dtype == torch.float16 for p in model.parameters())
-    fix = f"scaler = torch.amp.GradScaler(init_scale={power}); scaler.scale(loss).backward()"
+    fix = f"Scale the loss with torch.amp.GradScaler(init_scale={power})."
     if halves:
-        fix = f"(loss.float() * {power}).backward()  # then divide the gradients by it in FP32"
+        fix = f"Multiply the loss by {power} in FP32 before the backward pass, and divide the gradients by it in FP32."
     return [replace(findings[0], fix=fix), *findings[1:]]
 
 
