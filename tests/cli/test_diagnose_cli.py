@@ -25,9 +25,9 @@ def asked(monkeypatch):
     """Stands in for the diagnosis itself: records how it is called, answers with `asked.findings`."""
     asked = types.SimpleNamespace(findings=(), target=None, options=None)
 
-    def diagnose(target, *, steps=40, seed=0, on_progress=None, trace_path=None, bundle=None, with_data=False):
+    def diagnose(target, *, steps, seed, on_progress, trace_path, bundle, with_data, tries_fixes):
         asked.target = target
-        asked.options = {"steps": steps, "seed": seed, "trace_path": trace_path}
+        asked.options = {"steps": steps, "seed": seed, "trace_path": trace_path, "tries_fixes": tries_fixes}
         sys.stdout.write("the target says hello\n")
         on_progress("replay in FP32")
         return Diagnosis(target, "fp16-mixed", asked.findings, 1.0)
@@ -68,14 +68,14 @@ def test_json_is_one_object_on_stdout_whatever_the_target_prints(asked):
 
 def test_the_options_reach_the_diagnosis(asked, tmp_path):
     trace = str(tmp_path / "step.npz")
-    assert invoke("net.py:fixed", "--steps", "7", "--seed", "3", "--trace", trace).exit_code == 0
+    assert invoke("net.py:fixed", "--steps", "7", "--seed", "3", "--trace", trace, "--no-try").exit_code == 0
     assert asked.target == "net.py:fixed"
-    assert asked.options == {"steps": 7, "seed": 3, "trace_path": trace}
+    assert asked.options == {"steps": 7, "seed": 3, "trace_path": trace, "tries_fixes": False}
 
 
 def test_without_options_forty_steps_are_looked_at(asked):
     invoke("net.py")
-    assert asked.options == {"steps": 40, "seed": 0, "trace_path": None}
+    assert asked.options == {"steps": 40, "seed": 0, "trace_path": None, "tries_fixes": True}
 
 
 def test_no_progress_is_written_where_stderr_is_no_terminal(asked):
@@ -88,6 +88,8 @@ def test_no_progress_is_written_where_stderr_is_no_terminal(asked):
         (["net.py", "--steps", "0"], "--steps"),
         (["net.py", "--trace", "."], "is a folder. Name a file in it."),
         (["net.py", "--trace", "no_such_folder/step.npz"], "there is no folder 'no_such_folder'. Make it first."),
+        (["net.py", "--diff", "--no-try"], "--fix and --diff give changes that were tried."),
+        (["net.py", "--diff", "--fix"], "--diff writes nothing."),
         (["no_such_file.py"], "does not exist"),
         (["pyproject.toml"], "is not a Python file"),
         ([], "Missing argument"),

@@ -40,16 +40,23 @@ def source(tmp_path):
     return path
 
 
-def test_the_finding_comes_first_and_takes_ten_lines(source):
+def test_the_finding_comes_first_and_takes_nine_lines(source):
     found = overflow(file=str(source), line=3)
     tried = ("with blocks.1.ff.wo in FP32 the step is finite", "at loss scale 1 it is not finite", "third")
     lines = written(diagnosis(found, tried=tried))
     assert lines[0] == f"activation-overflow  {CAUSES['activation-overflow'].title}"
-    assert len(lines) == 10
+    assert len(lines) == 9
     text = "\n".join(lines)
     for part in (found.seen, found.fix, found.op, *tried[:2], "floatline explain activation-overflow", "2.5 s"):
         assert part in text
     assert "third" not in text
+
+
+def test_what_came_of_the_fix_is_told_before_other_trials(source):
+    found = overflow(file=str(source), line=3, tried="With this change net.py is healthy.")
+    lines = written(diagnosis(found, tried=("in BF16 the step is finite",)))
+    tried = [line.split("tried")[1].strip() for line in lines if "  tried" in line]
+    assert tried == ["With this change net.py is healthy.", "in BF16 the step is finite"]
 
 
 def test_the_line_of_code_is_shown_as_it_is(source):
