@@ -45,15 +45,54 @@ def test_the_python_block_runs(code, tmp_path):
     assert run.returncode == 0, run.stderr
 
 
+def read_console(text: str) -> list[tuple[str, list[str]]]:
+    """Each command of a console block, and the lines that are shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            found.append((line.removeprefix("$ "), []))
+        elif line.strip():
+            found[-1][1].append(line)
+    return found
+
+
+def mask(line: str) -> str:
+    """A line without what varies from run to run and from machine to machine: numbers, bars, and how lines are cut."""
+    line = re.sub(r"[\u2580-\u259f\u2500-\u257f\u2800-\u28ff]+", "", line)
+    return " ".join(re.sub(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(\^[-\d]+)?", "0", line).split())
+
+
+def find_missing(shown: list[str], printed: str) -> list[str]:
+    """Lines of a page that the command does not print in their order, however it breaks them; an ellipsis cuts one."""
+    text = " ".join(mask(line) for line in printed.splitlines())
+    missing, at = [], 0
+    for line in shown:
+        words = mask(line.partition("…")[0])
+        found = text.find(words, at)
+        missing += [line] if found < 0 else []
+        at = at if found < 0 else found + len(words)
+    return missing
+
+
 @pytest.mark.parametrize("text", blocks("console"))
-def test_the_commands_of_the_console_block_run(text, tmp_path):
-    commands = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+def test_the_commands_of_the_console_block_print_what_the_page_shows(text, tmp_path):
+    commands = read_console(text)
     assert commands
-    for line in commands:
+    for line, shown in commands:
         if line.split()[0] not in ("floatline", "python"):
             pytest.skip(f"{line.split()[0]} is not run by the tests")
         run = run_command(line, tmp_path)
         assert run.returncode in (0, 1), f"{line}\n{run.stderr}"
+        missing = find_missing(shown, run.stdout + run.stderr)
+        assert not missing, f"{line} does not print {missing}, but\n{run.stdout}{run.stderr}"
+
+
+def test_a_line_that_is_not_printed_would_be_found():
+    printed = "found 3 things in 1.25 s\nfirst\nsecond\n"
+    assert find_missing(["found 8 things in 2.5 s", "second"], printed) == []
+    assert find_missing(["found 3 thongs in 1.25 s"], printed) == ["found 3 thongs in 1.25 s"]
+    assert find_missing(["second", "first"], printed) == ["first"]
+    assert find_missing(["found …", "…", "second"], printed) == []
 
 
 def test_a_block_that_fails_would_be_found(tmp_path):
