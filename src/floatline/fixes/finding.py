@@ -162,7 +162,11 @@ def _rewrite(
     new = STATEMENTS[kind](line, around, scene)
     if new is None:
         return None
-    return _Rewritten(module.visit(Exchange(line, new)).code, new.says, kind not in _NOT_SAFE)
+    try:
+        after = module.visit(Exchange(line, new)).code
+    except cst.ParserSyntaxError:
+        return None
+    return _Rewritten(after, new.says, kind not in _NOT_SAFE)
 
 
 def _op_name(op: str) -> str:
