@@ -5,37 +5,22 @@ import runpy
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 import torch
+from tests.fixes.sources import HEAD, changed, finding, write
 
 from floatline.causes import find_cause
-from floatline.findings import Finding
 from floatline.fixes import fix_finding, fix_line, join_patches
 from floatline.fixes.finding import KINDS_OF_CAUSES
-
-HEAD = "import torch\nimport torch.nn.functional as F\n"
-
-
-def write(tmp_path, text, head=HEAD, name="code.py"):
-    path = tmp_path / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(head + textwrap.dedent(text), encoding="utf-8")
-    return path
-
-
-def changed(fix):
-    """The new lines of a fix."""
-    lines = [line[1:].strip() for line in fix.patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
-    return "\n".join(lines)
-
 
 EXPRESSIONS = [
     ("torch.log(torch.sigmoid(x))", "F.logsigmoid(x)", "log-sigmoid", True),
     ("x.sigmoid().log()", "F.logsigmoid(x)", "log-sigmoid", True),
     ("-torch.log(1 - torch.sigmoid(x + y)).mean()", "-F.logsigmoid(-(x + y)).mean()", "log-sigmoid", True),
+    ("-torch.log(1 - torch.sigmoid(-x))", "-F.logsigmoid(x)", "log-sigmoid", True),
+    ("torch.log1p(-torch.sigmoid(-x))", "F.logsigmoid(x)", "log-sigmoid", True),
     ("torch.log(torch.softmax(x, dim=-1))", "F.log_softmax(x, dim=-1)", "log-softmax", True),
     ("x.softmax(-1).log()", "F.log_softmax(x, -1)", "log-softmax", True),
     ("torch.log(1 + torch.exp(x))", "F.softplus(x)", "softplus", False),
@@ -127,10 +112,6 @@ def test_but_not_where_something_changed_in_between(tmp_path, between):
 def test_the_files_own_spelling_is_kept(tmp_path, head, new):
     path = write(tmp_path, "y = t.log(t.sigmoid(x))\n", head=head)
     assert changed(fix_line(path, head.count("\n") + 1)) == f"y = {new}"
-
-
-def finding(path, line, cause, op=""):
-    return Finding(find_cause(cause), seen="", fix="", file=str(path), line=line, op=op)
 
 
 @pytest.mark.parametrize(

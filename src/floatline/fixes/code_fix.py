@@ -36,7 +36,7 @@ class CodeFix:
     def new_code(self) -> str:
         """What stands there afterwards, in one line; where nothing but lines are added, these."""
         lines = [line[1:].strip() for line in self.patch.splitlines()[2:] if line.startswith("+")]
-        return "; ".join(line for line in lines if line)
+        return "; ".join(line for line in lines if line).replace(":; ", ": ")
 
     @property
     def patch(self) -> str:

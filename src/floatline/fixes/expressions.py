@@ -154,8 +154,7 @@ def log_sigmoid(node: cst.BaseExpression, scene: FixContext) -> NewExpression | 
     inner = scene.read(inner.rest[0].value)
     if inner is None or inner.name != "sigmoid":
         return None
-    minus = cst.UnaryOperation(cst.Minus(), enclosed(inner.operand))
-    return NewExpression(call(new, minus), "log(1 - sigmoid(x)) is logsigmoid(-x)", safe)
+    return NewExpression(call(new, _negative(bare(inner.operand))), "log(1 - sigmoid(x)) is logsigmoid(-x)", safe)
 
 
 def _log1p_sigmoid(outer: SourceOperation, new: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
@@ -165,8 +164,7 @@ def _log1p_sigmoid(outer: SourceOperation, new: cst.BaseExpression, scene: FixCo
     inner = scene.read(minus.expression)
     if inner is None or inner.name != "sigmoid":
         return None
-    negative = cst.UnaryOperation(cst.Minus(), enclosed(inner.operand))
-    return NewExpression(call(new, negative), "log1p(-sigmoid(x)) is logsigmoid(-x)")
+    return NewExpression(call(new, _negative(bare(inner.operand))), "log1p(-sigmoid(x)) is logsigmoid(-x)")
 
 
 def log_softmax(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:

@@ -5,37 +5,59 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import libcst as cst
 from libcst.metadata import MetadataWrapper
 
 from floatline.findings import Finding
-from floatline.fixes import expressions
 from floatline.fixes.code_fix import CodeFix
-from floatline.fixes.kinds import EXPRESSIONS, STATEMENTS, FixKind
+from floatline.fixes.expressions import FixContext
+from floatline.fixes.kinds import EXPRESSIONS, ONLY_FOR_FINDINGS, STATEMENTS, FixKind
 from floatline.fixes.names import ReadImports
 from floatline.fixes.positions import find_positions
 from floatline.fixes.rewriting import Exchange, Replace
-from floatline.fixes.scope import find_made, find_statement
+from floatline.fixes.scope import find_made, find_sources, find_statement
 
 _LOGS: tuple[FixKind, ...] = ("log-sigmoid", "log-softmax", "softplus", "bce-with-logits")
+_FLOATS: tuple[FixKind, ...] = ("float-operands", "float-and-back")
 # What is tried for each cause, in this order.
 KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     "scalar-out-of-range": ("mask-constant",),
-    "rounded-onto-singularity": (*_LOGS, "float-operands"),
-    "exp-overflow": ("exp-ratio", "softplus", "log-softmax", "float-operands"),
-    "eps-underflow": ("log-sigmoid", "small-eps", "float-operands"),
-    "reduction-overflow": ("float-operands",),
-    "product-overflow": ("float-operands",),
-    "gradient-overflow": (*_LOGS, "exp-ratio", "float-operands"),
-    "cancellation": ("float-operands",),
-    "unsupported-half-op": ("bce-with-logits", "float-operands"),
-    "autocast-region-misuse": ("bce-with-logits",),
+    "rounded-onto-singularity": (*_LOGS, *_FLOATS),
+    "exp-overflow": ("exp-ratio", "softplus", "log-softmax", *_FLOATS),
+    "eps-underflow": ("log-sigmoid", "small-eps", *_FLOATS),
+    "activation-overflow": (*_FLOATS, "fp32-island"),
+    "reduction-overflow": _FLOATS,
+    "product-overflow": (*_FLOATS, "fp32-island"),
+    "gradient-overflow": (*_LOGS, "exp-ratio", *_FLOATS),
+    "cancellation": ("two-pass-variance", *_FLOATS),
+    "accumulator-stagnation": ("float-operands",),
+    "integer-not-exact": ("fp32-cast",),
+    "unsupported-half-op": ("bce-with-logits", *_FLOATS),
+    "autocast-region-misuse": ("bce-with-logits", "float-input", "source-dtype", "write-dtype", "product-dtype"),
+    "dtype-mismatch": ("source-dtype", "write-dtype", "product-dtype", "input-dtype"),
     "clip-before-unscale": ("unscale-before-clip",),
-    "scaler-misuse": ("step-through-scaler",),
+    "scaler-misuse": ("step-through-scaler", "update-after-step"),
+    "fp16-params-with-scaler": ("fp32-weights",),
+    "scheduler-vs-skipped-step": ("schedule-after-step",),
+    "scaled-grad-in-penalty": ("unscaled-penalty",),
     "params-not-trained": ("bare-parameter",),
+    "singular-gradient": ("vector-norm", "double-where"),
+    "fully-masked-softmax": ("mask-constant",),
+    "empty-reduction": ("mean-of-some",),
+    "clamp-kills-gradient": ("no-clamp",),
 }
-KINDS_OF_FINDINGS: tuple[FixKind, ...] = tuple({kind: None for kinds in KINDS_OF_CAUSES.values() for kind in kinds})
+# What is tried before that at the statements that made the names of the line.
+KINDS_OF_SOURCES: dict[str, tuple[FixKind, ...]] = {
+    "cancellation": ("two-pass-variance",),
+    "accumulator-stagnation": ("fp32-cast",),
+    "fully-masked-softmax": ("mask-constant",),
+}
+KINDS_OF_FINDINGS: tuple[FixKind, ...] = tuple(
+    {kind: None for kinds in KINDS_OF_CAUSES.values() for kind in kinds if kind not in ONLY_FOR_FINDINGS}
+)
+_NOT_SAFE = ("step-through-scaler", "schedule-after-step", "update-after-step")
 _OPS = {"linalg_vector_norm": "norm", "vector_norm": "norm", "square": "pow", "rsub": "sub", "true_divide": "div"}
 
 
@@ -59,7 +81,10 @@ def find_fixes(finding: Finding, *, root: str | Path | None = None, text: str | 
     """
     kinds = KINDS_OF_CAUSES.get(finding.cause.id, ())
     if finding.file and finding.line and kinds:
-        yield from _fix_by(finding.file, finding.line, kinds, op=finding.op, root=root, is_sure=True, text=text)
+        sources = KINDS_OF_SOURCES.get(finding.cause.id, ())
+        yield from _fix_by(
+            finding.file, finding.line, kinds, op=finding.op, root=root, is_sure=True, text=text, sources=sources
+        )
 
 
 def fix_line(
@@ -93,8 +118,9 @@ def _fix_by(
     root: str | Path | None,
     is_sure: bool,
     text: str | None = None,
+    sources: Sequence[FixKind] = (),
 ) -> Iterator[CodeFix]:
-    """The change that each kind makes of a line, where it fits."""
+    """The change that each kind makes of a line, or of the statements that made its names, where it fits."""
     path = Path(file)
     try:
         before = path.read_bytes().decode("utf-8") if text is None else text
@@ -107,20 +133,40 @@ def _fix_by(
         return
     reader = ReadImports()
     wrapper.module.visit(reader)
-    made = find_made(found.around, positions, line)
-    scene = expressions.FixContext(reader.names, made, _op_name(op), is_sure)
     name = _name_in_patch(path, root)
-    for kind in kinds:
-        if kind in EXPRESSIONS:
-            change = Replace(found.line, EXPRESSIONS[kind], scene)
-            after = wrapper.module.visit(change).code
-            if change.says:
-                yield CodeFix(path, name, line, kind, change.says[0], change.safe, before, after)
-            continue
-        new = STATEMENTS[kind](found.line, found.around, reader.names)
-        if new is not None:
-            after = wrapper.module.visit(Exchange(found.line, new)).code
-            yield CodeFix(path, name, line, kind, new.says, kind != "step-through-scaler", before, after)
+    made_by = find_sources(found.around, found.line) if sources else ()
+    places = [*((one, sources) for one in made_by), (found.line, kinds)]
+    for statement, wanted in places:
+        at = line if statement is found.line else positions[statement].start.line
+        scene = FixContext(reader.names, find_made(found.around, positions, at), _op_name(op), is_sure)
+        for kind in wanted:
+            change = _rewrite(wrapper.module, statement, found.around, kind, scene)
+            if change is not None:
+                yield CodeFix(path, name, at, kind, change.says, change.safe, before, change.after)
+
+
+class _Rewritten(NamedTuple):
+    after: str
+    says: str
+    safe: bool
+
+
+def _rewrite(
+    module: cst.Module, line: cst.SimpleStatementLine, around: cst.CSTNode, kind: FixKind, scene: FixContext
+) -> _Rewritten | None:
+    """The file with one statement changed by one kind."""
+    if kind in EXPRESSIONS:
+        change = Replace(line, EXPRESSIONS[kind], scene)
+        after = module.visit(change).code
+        return _Rewritten(after, change.says[0], change.safe) if change.says else None
+    new = STATEMENTS[kind](line, around, scene)
+    if new is None:
+        return None
+    try:
+        after = module.visit(Exchange(line, new)).code
+    except cst.ParserSyntaxError:
+        return None
+    return _Rewritten(after, new.says, kind not in _NOT_SAFE)
 
 
 def _op_name(op: str) -> str:

@@ -7,16 +7,17 @@ from typing import Literal
 
 import libcst as cst
 
-from floatline.fixes import expressions, loops, statements, statistics
-from floatline.fixes.names import Names
+from floatline.fixes import borders, expressions, guards, loops, statements, statistics
 from floatline.fixes.statements import NewStatements
 
-StatementRewrite = Callable[[cst.SimpleStatementLine, cst.CSTNode, Names], "NewStatements | None"]
+StatementRewrite = Callable[[cst.SimpleStatementLine, cst.CSTNode, expressions.FixContext], "NewStatements | None"]
 FixKind = Literal[
     "log-sigmoid", "log-softmax", "softplus", "log-sum-exp", "exp-ratio", "bce-with-logits", "mask-constant",
     "small-eps", "float-operands", "unscale-before-clip", "step-through-scaler", "bare-parameter",
     "update-after-step", "amp-by-device", "trainable-in-fp32", "floatline-optimizer", "floatline-scaler",
-    "vector-norm", "two-pass-variance", "sum-dtype",
+    "vector-norm", "two-pass-variance", "sum-dtype", "float-and-back", "fp32-cast", "fp32-weights", "fp32-island",
+    "float-input", "input-dtype", "source-dtype", "write-dtype", "product-dtype", "double-where", "mean-of-some",
+    "no-clamp", "schedule-after-step", "unscaled-penalty",
 ]  # fmt: skip
 EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "log-sigmoid": expressions.log_sigmoid,
@@ -34,6 +35,17 @@ EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "vector-norm": statistics.vector_norm,
     "two-pass-variance": statistics.two_pass_variance,
     "sum-dtype": statistics.sum_dtype,
+    "float-and-back": borders.float_and_back,
+    "fp32-cast": borders.fp32_cast,
+    "fp32-weights": borders.fp32_weights,
+    "float-input": borders.float_input,
+    "input-dtype": borders.input_dtype,
+    "source-dtype": borders.source_dtype,
+    "product-dtype": borders.product_dtype,
+    "double-where": guards.double_where,
+    "mean-of-some": guards.mean_of_some,
+    "no-clamp": guards.no_clamp,
+    "unscaled-penalty": loops.unscaled_penalty,
 }
 STATEMENTS: dict[FixKind, StatementRewrite] = {
     "unscale-before-clip": statements.unscale_before_clip,
@@ -41,6 +53,15 @@ STATEMENTS: dict[FixKind, StatementRewrite] = {
     "bare-parameter": statements.bare_parameter,
     "update-after-step": loops.update_after_step,
     "trainable-in-fp32": loops.trainable_in_fp32,
+    "fp32-island": borders.fp32_island,
+    "write-dtype": borders.write_dtype,
+    "schedule-after-step": loops.schedule_after_step,
 }
+# Kinds that fit many healthy lines: they are for a line that a finding has named.
+ONLY_FOR_FINDINGS: frozenset[FixKind] = frozenset({
+    "float-and-back", "fp32-cast", "fp32-weights", "fp32-island", "float-input", "input-dtype", "source-dtype",
+    "write-dtype", "product-dtype", "double-where", "mean-of-some", "no-clamp", "schedule-after-step",
+    "two-pass-variance", "vector-norm", "update-after-step",
+})  # fmt: skip
 # Modules that a rewrite needs and that the file may not import.
 IMPORTS: dict[FixKind, str] = {"floatline-optimizer": "floatline", "floatline-scaler": "floatline"}

@@ -11,13 +11,17 @@ _FUNCTIONAL = "torch.nn.functional"
 
 @dataclass
 class Names:
-    """The imports of a file.
+    """The imports of a file, and what it defines.
 
     Args:
         aliases: Local name to the dotted path that it stands for.
+        functions: Names of the functions and methods that the file defines.
+        has_autocast: Whether the file enters an autocast region.
     """
 
     aliases: dict[str, str] = field(default_factory=dict)
+    functions: set[str] = field(default_factory=set)
+    has_autocast: bool = False
 
     def resolve(self, node: cst.BaseExpression) -> str:
         """The dotted path that a name or attribute stands for: `F.softmax` is torch.nn.functional.softmax; or ''."""
@@ -44,7 +48,7 @@ class Names:
 
 
 class ReadImports(cst.CSTVisitor):
-    """Collects the imports of a file, wherever they stand."""
+    """Collects the imports of a file, wherever they stand, and the names of its functions."""
 
     def __init__(self) -> None:
         self.names = Names()
@@ -66,6 +70,15 @@ class ReadImports(cst.CSTVisitor):
             local = alias.asname.name if alias.asname is not None else alias.name
             if isinstance(local, cst.Name):
                 self.names.aliases[local.value] = f"{_dotted(node.module)}.{_dotted(alias.name)}"
+
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
+        """`def forward(…)`."""
+        self.names.functions.add(node.name.value)
+
+    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
+        """`torch.autocast(…)`."""
+        last = node.func.attr if isinstance(node.func, cst.Attribute) else node.func
+        self.names.has_autocast |= isinstance(last, cst.Name) and last.value == "autocast"
 
 
 def _dotted(node: cst.BaseExpression) -> str:

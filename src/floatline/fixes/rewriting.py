@@ -15,6 +15,8 @@ from floatline.fixes.positions import find_positions
 from floatline.fixes.scope import find_made, find_statement
 from floatline.fixes.statements import NewStatements
 
+_Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
+
 
 @dataclass(frozen=True)
 class NodePlace:
@@ -58,14 +60,14 @@ def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = Fal
     done: list[NodePlace] = []
     for place in places:
         around = find_statement(wrapper.module, positions, place.line)
+        made = {} if around is None else find_made(around.around, positions, place.line)
+        scene = expressions.FixContext(reader.names, made, is_sure=True)
         if place.kind in STATEMENTS:
-            new = None if around is None else STATEMENTS[place.kind](around.line, around.around, reader.names)
+            new = None if around is None else STATEMENTS[place.kind](around.line, around.around, scene)
             if around is not None and new is not None and around.line not in new_lines:
                 new_lines[around.line] = new
                 done.append(place)
             continue
-        made = {} if around is None else find_made(around.around, positions, place.line)
-        scene = expressions.FixContext(reader.names, made, is_sure=True)
         for node in nodes.get(_key(place), ()):
             change = EXPRESSIONS[place.kind](node, scene)
             if change is not None and (change.safe or unsafe):
@@ -135,8 +137,19 @@ def exchange(line: cst.SimpleStatementLine, new: NewStatements) -> cst.FlattenSe
     """Other statements instead of one, with its comments."""
     lines = [cst.parse_statement(text) for text in new.statements]
     lines[0] = lines[0].with_changes(leading_lines=line.leading_lines)
-    lines[-1] = lines[-1].with_changes(trailing_whitespace=line.trailing_whitespace)
+    lines[-1] = _with_comment(lines[-1], line.trailing_whitespace)
     return cst.FlattenSentinel(lines)
+
+
+def _with_comment(statement: _Statement, comment: cst.TrailingWhitespace) -> _Statement:
+    """A statement with the comment at the end of its last line."""
+    if isinstance(statement, cst.SimpleStatementLine):
+        return statement.with_changes(trailing_whitespace=comment)
+    if not isinstance(statement, (cst.With, cst.If)) or not isinstance(statement.body, cst.IndentedBlock):
+        return statement
+    inner = statement.body.body
+    last = _with_comment(cst.ensure_type(inner[-1], cst.SimpleStatementLine), comment)
+    return statement.with_changes(body=statement.body.with_changes(body=[*inner[:-1], last]))
 
 
 class Replace(cst.CSTTransformer):
@@ -187,6 +200,9 @@ class Exchange(cst.CSTTransformer):
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.BaseStatement | cst.FlattenSentinel[cst.BaseStatement]:
         """Exchange it."""
+        if self._new.earlier is not None and original_node is self._new.earlier[0]:
+            first = cst.parse_statement(self._new.earlier[1]).with_changes(leading_lines=updated_node.leading_lines)
+            return cst.FlattenSentinel([first, updated_node.with_changes(leading_lines=())])
         if original_node is not self._line:
             return updated_node
         return exchange(updated_node, self._new)

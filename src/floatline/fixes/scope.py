@@ -54,6 +54,50 @@ class _Find(cst.CSTVisitor):
         return False
 
 
+def are_alternatives(around: cst.CSTNode, first: cst.CSTNode, second: cst.CSTNode) -> bool:
+    """Whether two nodes stand in different branches of one `if`, so that only one of them runs."""
+    paths = [find_path(around, node) for node in (first, second)]
+    shared = [left for left, right in zip(*paths, strict=False) if left is right]
+    return bool(shared) and isinstance(shared[-1], cst.If)
+
+
+def find_path(root: cst.CSTNode, node: cst.CSTNode) -> list[cst.CSTNode]:
+    """The nodes from a root down to one of its nodes, with both; empty where it is not there."""
+    if root is node:
+        return [root]
+    for child in root.children:
+        if below := find_path(child, node):
+            return [root, *below]
+    return []
+
+
+def find_sources(around: cst.CSTNode, line: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:
+    """The statements that make the names which a statement uses; for the name of a loop, what it runs over."""
+    reader = _Sources()
+    around.visit(reader)
+    wanted = {name.value for name in _all_names(line)}
+    wanted |= {name for target, names in reader.loops if target & wanted for name in names}
+    return [one for one, names in reversed(reader.found) if one is not line and names & wanted]
+
+
+class _Sources(cst.CSTVisitor):
+    """Statements and the names that they assign; loops, with their names and what they run over."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[cst.SimpleStatementLine, set[str]]] = []
+        self.loops: list[tuple[set[str], set[str]]] = []
+
+    def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:  # noqa: N802
+        for part in node.body:
+            targets = [one.target for one in part.targets] if isinstance(part, cst.Assign) else []
+            names = {name.value for target in targets for name in _all_names(target)} - {"self"}
+            if names:
+                self.found.append((node, names))
+
+    def visit_For(self, node: cst.For) -> None:  # noqa: N802
+        self.loops.append(({one.value for one in _all_names(node.target)}, {n.value for n in _all_names(node.iter)}))
+
+
 def find_made(around: cst.CSTNode, positions: Positions, line: int) -> dict[str, cst.BaseExpression]:
     """What local names stand for at a line: those assigned once, from names that have not changed since."""
     reader = _Assignments(positions)

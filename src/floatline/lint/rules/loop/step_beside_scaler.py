@@ -134,6 +134,7 @@ for x, y in batches:
         scaler.update()
     else:
         scaler.step(optimizer)
+        scaler.update()
 """,
         ),
     )

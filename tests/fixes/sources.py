@@ -1,0 +1,39 @@
+"""Files with code to fix, findings in them, and what a fix makes of them."""
+
+import textwrap
+
+from floatline.causes import find_cause
+from floatline.findings import Finding
+from floatline.fixes import find_fixes
+
+HEAD = "import torch\nimport torch.nn.functional as F\n"
+
+
+def write(tmp_path, text, head=HEAD, name="code.py"):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(head + textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def changed(fix):
+    """The new lines of a fix."""
+    lines = [line[1:].strip() for line in fix.patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    return "\n".join(lines)
+
+
+def finding(path, line, cause, op=""):
+    return Finding(find_cause(cause), seen="", fix="", file=str(path), line=line, op=op)
+
+
+def candidates(tmp_path, cause, op, old, head=HEAD, arguments="self, x, y, w, out, i, mask, scaler, opt"):
+    """What stands in the place of a line, by the kind of each change that is known for it; each compiles."""
+    lines = textwrap.dedent(old).strip().splitlines()
+    body = "".join(f"    {line}\n" for line in lines)
+    path = write(tmp_path, f"\n\ndef f({arguments}):\n{body}", head=head)
+    line = path.read_text(encoding="utf-8").count("\n")
+    found = {}
+    for fix in find_fixes(finding(path, line, cause, op)):
+        compile(fix.after, "after", "exec")
+        found.setdefault(fix.kind, changed(fix))
+    return found
