@@ -21,6 +21,8 @@ SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # Calls that may leave out allow_nan=False, each with what it is for.
 OTHERS = {
     "diagnosis/scripts/main.py": "a message from one process of a command to another",
+    "diagnosis/scripts/script.py": "a message from one process of a command to another",
+    "diagnosis/target_diagnosis.py": "a message from one process of a command to another",
     "diagnosis/islands/log.py": "keys, hashes and answers, which search_judge turns into texts",
     "guard/checkpoints/run_files.py": "a hash of what was encoded before",
     "probe/trace/trace.py": "texts and settings inside a trace",

@@ -36,7 +36,8 @@ def test_the_first_finding_decides():
 def test_json_has_the_fields_of_the_contract_and_no_more():
     result = diagnosis("exp-overflow", "bad-input-data").as_json()
     assert list(result) == ["target", "precision", "verdict", "findings", "seconds"]
-    assert list(result["findings"][0]) == ["cause", "module", "file", "line", "op", "seen", "fix", "remedies"]
+    names = ["cause", "module", "file", "line", "op", "seen", "fix", "patch", "tried", "remedies"]
+    assert list(result["findings"][0]) == names
     assert [finding["cause"] for finding in result["findings"]] == ["exp-overflow", "bad-input-data"]
     assert json.loads(json.dumps(result)) == result
 

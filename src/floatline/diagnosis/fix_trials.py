@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import floatline
 from floatline.base.files import write_whole
 from floatline.causes import find_cause
 from floatline.diagnosis.result import Diagnosis
@@ -26,14 +22,6 @@ from floatline.fixes.code_fix import draw_diff
 RunChanged = Callable[[Mapping[str, str]], Diagnosis | str]
 MOST_RUNS = 4
 LIMIT = 300.0  # seconds of one run
-
-_START = """
-import json, sys
-job = json.load(open(sys.argv[1]))
-sys.path.append(job["home"])
-from floatline.diagnosis.fix_trials import diagnose_changed
-diagnose_changed(job)
-"""
 
 
 def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callable[[str], None]) -> Diagnosis:
@@ -137,55 +125,6 @@ def write_fix(diagnosis: Diagnosis) -> str:
 
 def _replace_primary(diagnosis: Diagnosis, primary: Finding) -> Diagnosis:
     return replace(diagnosis, findings=(primary, *diagnosis.findings[1:]))
-
-
-def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | None, seed: int) -> Diagnosis | str:
-    """Diagnose a target in a process of its own, with changed texts.
-
-    Args:
-        target: As `diagnose` takes it.
-        sources: Texts by path.
-        steps: Steps to run.
-        seed: Seed of every run.
-    """
-    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
-        report, job = Path(folder, "report.json"), Path(folder, "job.json")
-        home = str(Path(floatline.__file__).parents[1])
-        fields = {"home": home, "report": str(report), "sources": dict(sources), "target": target, "steps": steps}
-        job.write_text(json.dumps({**fields, "seed": seed}), encoding="utf-8")
-        problem = run_quietly([sys.executable, "-c", _START, str(job)])
-        if not report.exists():
-            return problem or "the process that tried it ended without a word"
-        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    if "error" in seen:
-        return Diagnosis("it", "", (), 0.0, no_verdict=seen["error"])
-    findings = tuple(read_finding(entry) for entry in seen["findings"])
-    return Diagnosis(
-        "it", seen["precision"], findings, 0.0, notes=(seen["note"],), unexplained=seen["unexplained"],
-        fails_in_fp32=seen["fails_in_fp32"], no_verdict=seen["no_verdict"],
-    )  # fmt: skip
-
-
-def diagnose_changed(job: Mapping[str, Any]) -> None:
-    """Diagnose a target whose source is taken to be another, and write down what was found; in a process of its own."""
-    from floatline.base.patched_sources import patch_sources
-    from floatline.diagnosis.target_diagnosis import diagnose
-    from floatline.errors import FloatlineError
-
-    patch_sources(job["sources"])
-    try:
-        found = diagnose(job["target"], steps=job["steps"], seed=job["seed"])
-        content: dict[str, Any] = {
-            "precision": found.precision,
-            "findings": [finding.as_json() for finding in found.findings],
-            "unexplained": found.unexplained,
-            "no_verdict": found.no_verdict,
-            "fails_in_fp32": found.fails_in_fp32,
-            "note": f"{job['steps'] or 40} steps without a finding, compared with FP32",
-        }
-    except FloatlineError as error:
-        content = {"error": str(error)}
-    Path(job["report"]).write_text(json.dumps(content), encoding="utf-8")
 
 
 def read_finding(entry: Mapping[str, Any]) -> Finding:

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import floatline
+from floatline.base.patched_sources import patch_sources
 from floatline.diagnosis.detectors.exceptions import find_exceptions, find_wrong_indices
 from floatline.diagnosis.detectors.learning import find_what_never_learns
 from floatline.diagnosis.detectors.loop import find_loop_faults
 from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
 from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage
 from floatline.diagnosis.evidence import Evidence
-from floatline.diagnosis.fix_trials import run_changed_target, try_fixes
+from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.trials.counterfactual import Counterfactuals, apply_scale, try_formats
-from floatline.errors import TargetError
+from floatline.errors import FloatlineError, TargetError
 from floatline.findings import Finding
 from floatline.probe.bundles.bundle import write_bundle
 from floatline.probe.runs.failures import Failure
@@ -194,3 +200,57 @@ def _find(evidence: Evidence) -> list[Finding]:
         if found:
             return found
     return []
+
+
+_START = """
+import json, sys
+job = json.load(open(sys.argv[1]))
+sys.path.append(job["home"])
+from floatline.diagnosis.target_diagnosis import diagnose_changed
+diagnose_changed(job)
+"""
+
+
+def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | None, seed: int) -> Diagnosis | str:
+    """Diagnose a target in a process of its own, with changed texts.
+
+    Args:
+        target: As `diagnose` takes it.
+        sources: Texts by path.
+        steps: Steps to run.
+        seed: Seed of every run.
+    """
+    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
+        report, job = Path(folder, "report.json"), Path(folder, "job.json")
+        home = str(Path(floatline.__file__).parents[1])
+        fields = {"home": home, "report": str(report), "sources": dict(sources), "target": target, "steps": steps}
+        job.write_text(json.dumps({**fields, "seed": seed}), encoding="utf-8")
+        problem = run_quietly([sys.executable, "-c", _START, str(job)])
+        if not report.exists():
+            return problem or "the process that tried it ended without a word"
+        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    if "error" in seen:
+        return Diagnosis("it", "", (), 0.0, no_verdict=seen["error"])
+    findings = tuple(read_finding(entry) for entry in seen["findings"])
+    return Diagnosis(
+        "it", seen["precision"], findings, 0.0, notes=(seen["note"],), unexplained=seen["unexplained"],
+        fails_in_fp32=seen["fails_in_fp32"], no_verdict=seen["no_verdict"],
+    )  # fmt: skip
+
+
+def diagnose_changed(job: Mapping[str, Any]) -> None:
+    """Diagnose a target whose source is taken to be another, and write down what was found; in a process of its own."""
+    patch_sources(job["sources"])
+    try:
+        found = diagnose(job["target"], steps=job["steps"], seed=job["seed"])
+        content: dict[str, Any] = {
+            "precision": found.precision,
+            "findings": [finding.as_json() for finding in found.findings],
+            "unexplained": found.unexplained,
+            "no_verdict": found.no_verdict,
+            "fails_in_fp32": found.fails_in_fp32,
+            "note": f"{job['steps'] or 40} steps without a finding, compared with FP32",
+        }
+    except FloatlineError as error:
+        content = {"error": str(error)}
+    Path(job["report"]).write_text(json.dumps(content), encoding="utf-8")

@@ -98,11 +98,11 @@ class Responses:
             loss_score=numbers["loss_score"],
             norm_score=numbers["norm_score"],
         )
-        todo = [*self._run.recovery.observe(seen), *self._act_on_lost(lost)]
+        todo = [*self._run.recovery.observe(seen), *self._act_on_lost(lost, numbers["scale"])]
         while todo:
             todo = [*self._do(todo[0]), *todo[1:]]
 
-    def _act_on_lost(self, lost: Lost | None) -> list[Action]:
+    def _act_on_lost(self, lost: Lost | None, scale: float) -> list[Action]:
         """Raise the scale where it can still grow; otherwise say that it cannot.
 
         A gradient that is zero everywhere is lost as a whole, or of no use. Below the scale that runs start with it is
@@ -111,7 +111,6 @@ class Responses:
         policy, scaling = self._run.policy, self._run.plan.scaling
         if lost is None or scaling is None:
             return []
-        scale = float(self._run.judge.scale)
         silent = lost.silent_share if scale < USUAL_SCALE else 0.0
         share = lost.share + silent
         if share <= policy.underflow_warn:

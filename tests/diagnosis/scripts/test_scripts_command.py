@@ -74,11 +74,13 @@ def test_wrong_use_is_one_line_and_exits_with_2(words, said):
     assert said in result.stderr
 
 
-def test_a_script_that_trains_nothing_is_one_line_and_exits_with_2(tmp_path):
+def test_a_script_that_trains_nothing_has_no_verdict_and_exits_with_2(tmp_path):
     (tmp_path / "prints.py").write_text("print('hello')\n", encoding="utf-8")
     result = run("--", "prints.py", cwd=tmp_path)
-    assert (result.returncode, result.stdout) == (2, "hello\n")
-    assert result.stderr == "floatline: No backward pass was seen in 'prints.py'. Give the command that trains.\n"
+    assert result.returncode == 2
+    assert result.stdout.startswith("hello\nno verdict  no backward pass was seen: the command does not train, or")
+    said = run("--format", "json", "--", "prints.py", cwd=tmp_path)
+    assert json.loads(said.stdout)["verdict"] == "no-verdict"
 
 
 def test_json_is_alone_on_stdout_and_a_finding_exits_with_1(tmp_path):

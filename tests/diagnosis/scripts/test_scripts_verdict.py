@@ -14,7 +14,6 @@ from tests.diagnosis.scripts.test_scripts_command import ONE_THREAD, START, run
 import floatline
 from floatline.causes import find_cause
 from floatline.diagnosis.scripts.script import ScriptDiagnosis, read_report
-from floatline.errors import TargetError
 from floatline.findings import Finding
 
 LOOP = """
@@ -185,9 +184,10 @@ def test_a_report_gives_one_verdict_and_one_exit_code(seen, code, verdict, statu
     assert ("healthy" in str(diagnosis)) == (verdict == "healthy")
 
 
-def test_a_script_that_trains_nothing_and_ends_well_is_wrong_use():
-    with pytest.raises(TargetError, match="No backward pass was seen in 'python train.py'"):
-        read_report("python train.py", SEEN | {"num_backward": 0}, 0, 1.0)
+def test_a_script_without_a_backward_pass_has_no_verdict():
+    diagnosis = read_report("python train.py", SEEN | {"num_backward": 0}, 0, 1.0)
+    assert (diagnosis.verdict, diagnosis.status) == ("no-verdict", 2)
+    assert diagnosis.no_verdict.startswith("no backward pass was seen")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """watch: the events of a loop at their lines, the loop unchanged, and nothing left patched."""
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -176,3 +177,20 @@ def test_weights_that_stand_still_and_gradients_that_are_missing_are_seen():
     steps = [event for event in seen.events if isinstance(event, events.StepEvent)]
     assert [step.moved for step in steps] == [True, False, False]
     assert [step.num_without_gradient for step in steps] == [0, 0, 2]
+
+
+@pytest.mark.parametrize("light", [True, False])
+def test_a_scaler_that_has_come_down_to_zero_does_not_end_the_script(light):
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e-44)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with watch(light=light) as seen:
+        for _ in range(6):
+            optimizer.zero_grad()
+            scaler.scale(model(X).mean() * math.nan).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+    assert scaler.get_scale() == 0.0
+    passes = [event for event in seen.events if isinstance(event, events.BackwardEvent)]
+    assert len(passes) == 6 and all(math.isnan(float(event.loss)) for event in passes)

@@ -114,7 +114,7 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
     return {
         "precision": given.precision,
         "findings": [finding.as_json() for finding in findings],
-        "notes": _notes(run),
+        "notes": [*_notes(run), *([] if findings else [_NOT_LOOKED_AT])],
         "unexplained": "" if findings else _say_unexplained(evidence, compiled=run.compiled),
         "unseen": _say_unseen(run),
         "fails_in_fp32": fails_in_fp32(evidence),
@@ -127,6 +127,12 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "last_recorded": max((one.step for one in capture.steps), default=0),
         "exit_code": run.exit_code,
     }
+
+
+_NOT_LOOKED_AT = (
+    "training steps were looked at, and what is computed in 16 bits before the first of them; what runs without "
+    "gradients between steps, such as evaluation, was not"
+)
 
 
 def _num_steps(given: RunRecord) -> int:
@@ -171,7 +177,7 @@ def _notes(run: ScriptRun) -> list[str]:
     num_steps = _num_steps(given) or given.num_steps
     recorded = f"{len(capture.steps)} of {num_steps} steps recorded" + (f" (step {steps})" if steps else "")
     notes = [
-        f"{recorded}, {capture.seconds:.1f} s of {given.seconds:.1f} s; the script ran once, and not in FP32",
+        f"{recorded}, {capture.seconds:.1f} s of {given.seconds:.1f} s; FP32 was computed beside these steps only",
         *dict.fromkeys(capture.errors),
     ]
     if capture.setup is not None and capture.setup.meta["left_out"]:

@@ -144,7 +144,7 @@ def diagnose_script(
         on_progress: Told what is tried.
 
     Raises:
-        TargetError: The command runs no Python code, or the script trains nothing.
+        TargetError: The command runs no Python code.
     """
     command = parse_command(list(words))
     text = " ".join(words)
@@ -216,14 +216,13 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
         code: The exit code of the process, as a shell would have it.
         seconds: How long it took.
 
-    Raises:
-        TargetError: The script trains nothing.
     """
     if not seen:
         ended = f"the script {_say_end(code)} before floatline could sum it up"
         return ScriptDiagnosis(text, "", (), seconds, exit_code=code, no_verdict=ended)
     if not seen["num_backward"] and not seen["findings"] and not code:
-        raise TargetError(f"No backward pass was seen in '{text}'. Give the command that trains.")
+        unseen = "no backward pass was seen: the command does not train, or takes its gradients by torch.func"
+        return ScriptDiagnosis(text, seen["precision"], (), seconds, notes=tuple(seen["notes"]), no_verdict=unseen)
     return ScriptDiagnosis(
         text,
         seen["precision"],

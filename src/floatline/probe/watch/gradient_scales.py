@@ -34,14 +34,14 @@ def mark_scaled(tensor: Tensor, scale: float) -> None:
 
 
 def find_factor(tensors: Iterable[Any]) -> float:
-    """The loss scale in these tensors or just below them; 1 where there is none."""
+    """The loss scale in these tensors or just below them; 1 where there is none, and NaN for a scale of 0."""
     present = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
     for tensor in present:
         if hasattr(tensor, _TAG):
-            return getattr(tensor, _TAG)
+            return getattr(tensor, _TAG) or math.nan
     for number, node in enumerate(_walk(present)):
         if _TAG in node.metadata:
-            return node.metadata[_TAG]
+            return node.metadata[_TAG] or math.nan
         if number == _NEAR:
             break
     return 1.0
@@ -235,7 +235,8 @@ class GradientScales:
         """A scaler divided the gradients: the factors before and after."""
         held = self.find(optimizer)
         before = list(held.factors)
-        held.factors = [factor / scale for factor in before]
+        # A scaler that has backed off for long is at 0: what is left of the gradients then is not known.
+        held.factors = [factor / (scale or math.nan) for factor in before]
         self._note(held, _read_marks(held))
         return before, list(held.factors)
 
