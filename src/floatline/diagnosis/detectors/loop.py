@@ -49,11 +49,12 @@ def describe_half_parameters(given: RunRecord) -> Finding:
     casts = given.of(CastEvent)
     attempt = next(iter(given.of(ScalerStepEvent)), None)
     place = casts[-1] if casts else attempt
+    cause = find_cause("fp16-params-with-scaler")
     return Finding(
-        find_cause("fp16-params-with-scaler"),
+        cause,
         f"{len(names)} trainable parameters are float16 under an enabled GradScaler: {', '.join(names[:4])}"
         + (", …" if len(names) > 4 else ""),
-        "for p in model.parameters(): p.data = p.data.float() if p.requires_grad else p.data  # before the optimizer",
+        cause.advice,
         names[0] if names else "",
         place.file if place else "",
         place.line if place else 0,
@@ -119,7 +120,7 @@ def _find_unheld(given: RunRecord, fp32_learns: bool) -> list[Finding]:
     if hidden and given.optimizers:
         name = shared_prefix([tensor.name for tensor in hidden])
         seen = f"{_list(hidden)} gets gradients but is a plain attribute: model.parameters() does not have it"
-        fix = f"Make {name} a torch.nn.Parameter, or keep it in a ModuleList, ParameterList or ParameterDict."
+        fix = f"Make {name or 'them'} parameters: torch.nn.Parameter, or a ModuleList, ParameterList or ParameterDict."
         return [_finding(given.optimizers[0], name, seen, fix)]
     # A frozen backbone is often left out on purpose. Only a run that learns nothing makes it a fault.
     if fp32_learns or not _stands_still(given):
