@@ -101,7 +101,7 @@ def test_the_lost_eps_is_named_and_a_plan_that_trains_is_found() -> None:
     assert primary is not None and primary.cause.id == "eps-underflow"
     source = Path(primary.file).read_text(encoding="utf-8").splitlines()
     assert Path(primary.file).name == "losses.py" and "1e-8" in source[primary.line - 1]
-    assert "logsigmoid" in primary.fix
+    assert primary.fix == primary.cause.advice
     assert rescued.plan is not None and rescued.plan.compute == "fp16"
 
 
