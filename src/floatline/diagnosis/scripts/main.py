@@ -114,7 +114,7 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
     return {
         "precision": given.precision,
         "findings": [finding.as_json() for finding in findings],
-        "notes": [*_notes(run), *([] if findings else [_NOT_LOOKED_AT])],
+        "notes": _notes(run),
         "unexplained": "" if findings else _say_unexplained(evidence, compiled=run.compiled),
         "unseen": _say_unseen(run),
         "fails_in_fp32": fails_in_fp32(evidence),
@@ -127,12 +127,6 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "last_recorded": max((one.step for one in capture.steps), default=0),
         "exit_code": run.exit_code,
     }
-
-
-_NOT_LOOKED_AT = (
-    "training steps were looked at, and what is computed in 16 bits before the first of them; what runs without "
-    "gradients between steps, such as evaluation, was not"
-)
 
 
 def _num_steps(given: RunRecord) -> int:

@@ -207,6 +207,12 @@ def _run_changed(command: Command, device: str, sources: Mapping[str, str], step
     )
 
 
+_NOT_LOOKED_AT = (
+    "training steps were looked at, and what is computed in 16 bits before the first of them; what runs without "
+    "gradients between steps, such as evaluation, was not"
+)
+
+
 def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> ScriptDiagnosis:
     """What the process of a script wrote down, as a diagnosis.
 
@@ -223,7 +229,7 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
     if not seen["num_backward"] and not seen["findings"] and not code:
         unseen = "no backward pass was seen: the command does not train, or takes its gradients by torch.func"
         return ScriptDiagnosis(text, seen["precision"], (), seconds, notes=tuple(seen["notes"]), no_verdict=unseen)
-    return ScriptDiagnosis(
+    found = ScriptDiagnosis(
         text,
         seen["precision"],
         tuple(read_finding(entry) for entry in seen["findings"]),
@@ -234,6 +240,7 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
         fails_in_fp32=seen["fails_in_fp32"],
         no_verdict="" if seen["unexplained"] else _explain_end(seen, code) or seen["unseen"],
     )
+    return replace(found, notes=(*found.notes, _NOT_LOOKED_AT)) if found.verdict == "healthy" else found
 
 
 def _explain_end(seen: dict[str, Any], code: int) -> str:
