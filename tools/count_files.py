@@ -1,9 +1,10 @@
 """Counts the files and functions of floatline that a reader walks through to follow one task from end to end.
 
-    python tools/count_files.py                  # both tasks, each in a process of its own
+    python tools/count_files.py                  # all tasks, each in a process of its own
     python tools/count_files.py step --files     # one of them, with the functions of every file
 
-diagnose: a NaN in a training step, from `floatline diagnose` to the printed finding.
+diagnose: a NaN in a training step, from `floatline diagnose --no-try` to the printed finding.
+fix:      the same, and a change of the failing line proposed and tried, without what the trial's own process does.
 step:     one `guard.step` that is applied and one that is skipped, from a loss to a line in the ledger; the guard is
           made and has made steps before.
 Every function that ran counts, in whatever thread; what a module does while it is imported counts by its functions.
@@ -71,9 +72,18 @@ class Walk:
 
 def diagnose(walk: Walk) -> None:
     """Diagnose a target whose loss becomes NaN in FP16."""
+    _diagnose(walk, "--no-try")
+
+
+def fix(walk: Walk) -> None:
+    """Diagnose it, and try a change of its line."""
+    _diagnose(walk, "--try")
+
+
+def _diagnose(walk: Walk, option: str) -> None:
     from floatline.cli.main import main
 
-    sys.argv = ["floatline", "diagnose", str(CASE)]
+    sys.argv = ["floatline", "diagnose", str(CASE), option]
     printed = io.StringIO()
     with walk.listening(), walk.counting(), contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main()
@@ -109,6 +119,7 @@ def step(walk: Walk) -> None:
 
 TASKS: dict[str, tuple[Callable[[Walk], None], str]] = {
     "diagnose": (diagnose, "a NaN from `floatline diagnose` to the printed finding"),
+    "fix": (fix, "the same, with a change of the line that was tried"),
     "step": (step, "`guard.step` from a loss to a ledger line"),
 }
 
@@ -116,7 +127,7 @@ TASKS: dict[str, tuple[Callable[[Walk], None], str]] = {
 def main(words: list[str] | None = None) -> None:
     """Count what is asked for, and print it."""
     parser = argparse.ArgumentParser(description="Count the files and functions that a task walks through.")
-    parser.add_argument("task", nargs="?", choices=TASKS, help="The task to count; both, where none is named.")
+    parser.add_argument("task", nargs="?", choices=TASKS, help="The task to count; all, where none is named.")
     parser.add_argument("--files", action="store_true", help="Print the functions of every file.")
     asked = parser.parse_args(words)
     if asked.task is None:
