@@ -80,7 +80,7 @@ def _watch(report: str, words: list[str], log: str) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    main(report, "", words, "cuda")
+    main(report, "", "cuda", "", words)
 
 
 class Started:

@@ -18,6 +18,7 @@ FLOORS = [
     {"integrations", "rescuing"},
     {"validation"},
     {"diagnosis", "training"},
+    {"running"},
     {"checkup", "guard", "probe"},
     {"lint", "precision"},
     {"fixes", "optim", "workload"},

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand
 
 from floatline.cli.output import (
+    COMMAND,
+    AsDevice,
     FormatOption,
     OutputFormat,
     SeedOption,
@@ -21,26 +21,6 @@ from floatline.cli.output import (
 
 if TYPE_CHECKING:
     from floatline.diagnosis.result import Diagnosis
-
-_COMMAND = "floatline.command"
-
-
-class AsDevice(str, Enum):
-    """What a script is run as on."""
-
-    cuda = "cuda"
-
-
-class TargetOrCommand(TyperCommand):
-    """Takes the words after `--` as they are: they are a command of the user's, with options of its own."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split the words at the first `--`."""
-        if "--" in args:
-            place = args.index("--")
-            ctx.meta[_COMMAND] = args[place + 1 :]
-            args = [*args[:place], "--", " ".join(args[place + 1 :])]
-        return super().parse_args(ctx, args)
 
 
 def diagnose(
@@ -103,15 +83,15 @@ def diagnose(
         check_writable(trace)
     if with_data and bundle is None:
         raise typer.BadParameter("--with-data says what goes into a bundle. Give --bundle FOLDER, too.")
-    if _COMMAND in context.meta and formats:
+    if COMMAND in context.meta and formats:
         raise typer.BadParameter("--would-fit looks at a target, and a script is none. Give it a build() file.")
-    if _COMMAND in context.meta and bundle is not None:
+    if COMMAND in context.meta and bundle is not None:
         raise typer.BadParameter("--bundle holds a step of a target, and a script is none. Give it a build() file.")
     if (fix or diff) and not tries:
         raise typer.BadParameter("--fix and --diff give changes that were tried. Leave out --no-try.")
     if fix and diff:
         raise typer.BadParameter("--diff writes nothing. Give --fix or --diff.")
-    if _COMMAND in context.meta:
+    if COMMAND in context.meta:
         _finish(
             _diagnose_command(context, output, trace, as_device, tries=tries, quiet=diff), output, fix=fix, diff=diff
         )
@@ -177,7 +157,7 @@ def _diagnose_command(
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise typer.BadParameter(f"--{name} does not reach into a script. Give the script's own options after it.")
     return diagnose_script(
-        context.meta[_COMMAND],
+        context.meta[COMMAND],
         trace_path=trace,
         keep_stdout=quiet or output is OutputFormat.json,
         as_device="cuda" if as_device is AsDevice.cuda else None,

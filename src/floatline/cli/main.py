@@ -23,11 +23,13 @@ from floatline.cli import (
     report,
     rescue,
     rollback,
+    run,
     status,
     train,
     validate,
     watch,
 )
+from floatline.cli.output import TargetOrCommand
 from floatline.errors import FloatlineError
 
 # The finalizer is over by then, or a few of them.
@@ -81,7 +83,7 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 
 app.command()(approve.approve)
 app.command()(compare.compare)
-app.command(cls=diagnose.TargetOrCommand)(diagnose.diagnose)
+app.command(cls=TargetOrCommand)(diagnose.diagnose)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(lint.lint)
@@ -89,6 +91,7 @@ app.command()(replay.replay)
 app.command()(report.report)
 app.command()(rescue.rescue)
 app.command()(rollback.rollback)
+app.command(cls=TargetOrCommand)(run.run)
 app.command()(status.status)
 app.command()(train.train)
 app.command()(validate.validate)

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from floatline.base.json_values import plain_json
 
@@ -27,6 +28,28 @@ RunStepsOption = Annotated[
     int | None,
     typer.Option("--steps", min=1, help="How many steps the whole run has, for the ETA. The default is in the ledger."),
 ]
+
+
+# Where the words after `--` are kept.
+COMMAND = "floatline.command"
+
+
+class AsDevice(str, Enum):
+    """What a script is run as on."""
+
+    cuda = "cuda"
+
+
+class TargetOrCommand(TyperCommand):
+    """Takes the words after `--` as they are: they are a command of the user's, with options of its own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Split the words at the first `--`."""
+        if "--" in args:
+            place = args.index("--")
+            ctx.meta[COMMAND] = args[place + 1 :]
+            args = [*args[:place], "--", " ".join(args[place + 1 :])]
+        return super().parse_args(ctx, args)
 
 
 class Engine(str, Enum):

@@ -180,7 +180,7 @@ def _find_arounds(plan: Plan, model: nn.Module, loss_fn: Callable[..., Any] | No
     for kept in plan.fp32_functions:
         place = _find(kept.function, f"Plan '{plan.name}' keeps '{kept.function}' in FP32", also)
         if place is not None and place.line:
-            _check_code(kept, code_of(place.function).co_filename, place.line, plan.name)
+            check_code(kept, code_of(place.function).co_filename, place.line, plan.name)
             lines.setdefault(place.function, []).append(place.line)
         else:
             around = run_in_fp32 if place is not None else partial(run_in_fp32, keep=True, owner=loss_fn)
@@ -190,7 +190,7 @@ def _find_arounds(plan: Plan, model: nn.Module, loss_fn: Callable[..., Any] | No
     return found
 
 
-def _check_code(kept: KeptFunction, file: str, line: int, plan: str) -> None:
+def check_code(kept: KeptFunction, file: str, line: int, plan: str) -> None:
     """Refuse a line whose code is not the plan's: lines move when a file is edited."""
     lines = [text.strip() for text in linecache.getlines(file)]
     if not kept.code or not 0 < line <= len(lines) or lines[line - 1] == kept.code:

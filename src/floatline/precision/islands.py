@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import math
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Container, Iterable
 from typing import Any, Literal, cast
 
 import torch
@@ -223,14 +223,15 @@ class LineIslands(TorchFunctionMode):
         Checked by tests/probe/runs/test_changes.py.
 
     Args:
-        lines: File and line of each, as a trace names them.
+        lines: File and line of each, as a trace names them; or anything that knows which ones they are.
         fitting: Lines whose constants are brought to the nearest number that the format of the first operand holds;
             nothing is widened there.
     """
 
-    def __init__(self, lines: Collection[Line], *, fitting: Collection[Line] = ()) -> None:
+    def __init__(self, lines: Collection[Line] | Container[Line], *, fitting: Collection[Line] = ()) -> None:
         super().__init__()
-        self._lines, self._fitting = frozenset(lines), frozenset(fitting)
+        self._lines = lines if not isinstance(lines, Collection) else frozenset(cast("Collection[Line]", lines))
+        self._fitting = frozenset(fitting)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[Any], args: Any = (), kwargs: dict[str, Any] | None = None

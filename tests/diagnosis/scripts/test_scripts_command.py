@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from floatline.diagnosis.scripts.main import _say_unexplained
-from floatline.diagnosis.scripts.script import ScriptDiagnosis, parse_command
+from floatline.diagnosis.scripts.script import ScriptDiagnosis
 from floatline.errors import TargetError
+from floatline.running.command import parse_command
 
 SCRIPTS = Path(__file__).parents[1] / "loops"
 START = [sys.executable, "-c", "from floatline.cli.main import main; main()", "diagnose"]

@@ -30,16 +30,16 @@ from floatline.probe.scripts.run import ScriptRun, ScriptWatch
 from floatline.probe.watch.events import ScalerStepEvent
 
 
-def main(report: str, trace: str, words: list[str], device: str = "", trial: str = "") -> None:
+def main(report: str, trace: str, device: str, trial: str, words: list[str]) -> None:
     """Run a script to its end, and write the report; the process ends as the script would have.
 
     Args:
         report: Where the JSON goes.
         trace: Where to keep the trace of the step that was looked into; '' keeps none.
-        words: The script's file, or `-m` and a module, and its arguments.
         device: 'cuda' stands in for a GPU where there is none; '' does not.
         trial: A file that says how the script is tried in a changed form: its texts, how many steps, and where its
             writes go; '' runs the script as it is.
+        words: The script's file, or `-m` and a module, and its arguments.
     """
     if trial:
         _try_changed(report, words, device, json.loads(Path(trial).read_text(encoding="utf-8")))

@@ -2,102 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import floatline
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.result import Diagnosis
 from floatline.errors import TargetError
+from floatline.running.command import Command, parse_command, run_to_end
 
-_PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
-_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-_HELP = "Give 'python train.py ...', 'python -m package.module ...' or 'train.py ...'."
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command that runs Python code.
-
-    Args:
-        python: Path of the interpreter.
-        options: Options of the interpreter, such as '-u'.
-        words: The script's file, or '-m' and a module, and its arguments.
-    """
-
-    python: str
-    options: tuple[str, ...]
-    words: tuple[str, ...]
-
-
-def parse_command(words: list[str]) -> Command:
-    """Take a command apart.
-
-    Raises:
-        TargetError: It is empty, runs no Python code, or names an interpreter or a script that is not there.
-    """
-    if not words:
-        raise TargetError(f"No command was given after '--'. {_HELP}")
-    first, *rest = words
-    if not _PYTHON.fullmatch(Path(first).name):
-        if not first.endswith(".py"):
-            raise TargetError(f"Command '{first}' is not Python. {_HELP}")
-        return Command(sys.executable, (), (_check_script(first), *rest))
-    python = shutil.which(first)
-    if python is None:
-        raise TargetError(f"There is no interpreter '{first}'. {_HELP}")
-    options: list[str] = []
-    while rest and rest[0].startswith("-") and rest[0] != "-":
-        word = rest.pop(0)
-        if word == "-m" and rest:
-            return Command(python, tuple(options), ("-m", *rest))
-        if word in ("-c", "-m", "-i") or word.startswith(("-c", "--help", "--version")):
-            raise TargetError(f"Option '{word}' of {first} leaves no script to observe. {_HELP}")
-        options.append(word)
-        if word in _WITH_VALUE and rest:
-            options.append(rest.pop(0))
-    if not rest or rest[0] == "-":
-        raise TargetError(f"'{first}' alone runs no script. {_HELP}")
-    return Command(python, tuple(options), (_check_script(rest[0]), *rest[1:]))
-
-
-def _check_script(file: str) -> str:
-    path = Path(file)
-    if path.is_dir() and not (path / "__main__.py").is_file():
-        raise TargetError(f"Script '{file}' is a folder without __main__.py. Name the file to run.")
-    if not path.exists():
-        raise TargetError(f"There is no script '{file}'. Check the path, which is taken from the current folder.")
-    return file
-
-
-# The first entry of sys.path is what -c put there: the script's own takes its place. floatline comes last, so that it
-# hides nothing of the script's.
-_START = """
-import sys
-if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
-    del sys.path[0]
-report, trace, home, device, trial, *words = sys.argv[1:]
-if home not in sys.path:
-    sys.path.append(home)
-try:
-    from floatline.diagnosis.scripts.main import main
-except ImportError as error:
-    open(report, "w").write('{"missing": "%s"}' % (error.name or "floatline"))
-    sys.exit(2)
-main(report, trace, words, device, trial)
-"""
+_MAIN = "floatline.diagnosis.scripts.main"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,11 +72,8 @@ def diagnose_script(
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
         report = Path(folder) / "report.json"
-        home = str(Path(floatline.__file__).parents[1])
         trace = str(Path(trace_path).absolute()) if trace_path else ""
-        given = [str(report), trace, home, as_device or ""]
-        start = [command.python, *command.options, "-c", _START, *given]
-        code = _run([*start, "", *command.words], keep_stdout=keep_stdout)
+        code = run_to_end(command.inside(_MAIN, str(report), trace, as_device or "", ""), keep_stdout=keep_stdout)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     seconds = time.perf_counter() - began
     if "missing" in seen:
@@ -190,11 +108,10 @@ def _run_changed(command: Command, device: str, sources: Mapping[str, str], step
         writes.mkdir()
         job = {"sources": dict(sources), "steps": steps, "folder": str(writes)}
         trial.write_text(json.dumps(job), encoding="utf-8")
-        home = str(Path(floatline.__file__).parents[1])
-        start = [command.python, *command.options, "-c", _START, str(report), "", home, device, str(trial)]
+        start = command.inside(_MAIN, str(report), "", device, str(trial))
         # Services that keep runs elsewhere are not told of a trial.
         elsewhere = {"WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": writes.as_uri(), "COMET_MODE": "disabled"}
-        problem = run_quietly([*start, *command.words], env=os.environ | elsewhere)
+        problem = run_quietly(start, env=os.environ | elsewhere)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     if not seen or "missing" in seen:
         return problem or "the process that tried it ended without a word"
@@ -259,32 +176,3 @@ def _say_end(code: int) -> str:
     """What a shell's exit code says of how a process ended."""
     names = {number.value: number.name for number in signal.Signals}
     return f"was ended by {names[code - 128]}" if code - 128 in names else f"ended with exit code {code}"
-
-
-def _run(start: list[str], *, keep_stdout: bool) -> int:
-    """Run a process to its end; gives the exit code as a shell would."""
-    process = subprocess.Popen(start, stdout=sys.stderr if keep_stdout else None)
-    with _passing_on(process):
-        code = process.wait()
-    return 128 - code if code < 0 else code
-
-
-@contextlib.contextmanager
-def _passing_on(process: subprocess.Popen[bytes]) -> Generator[None]:
-    """Let the script have the signals: Ctrl-C reaches it by itself, SIGTERM is sent on."""
-
-    def wait_on(*_: object) -> None:
-        pass
-
-    def send_on(number: int, *_: object) -> None:
-        process.send_signal(number)
-
-    old = {
-        signal.SIGINT: signal.signal(signal.SIGINT, wait_on),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, send_on),
-    }
-    try:
-        yield
-    finally:
-        for number, action in old.items():
-            signal.signal(number, action)

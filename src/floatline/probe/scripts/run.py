@@ -106,11 +106,11 @@ class ScriptWatch:
             self._capture = capture = _LimitedCapture(seen, self._ends_after)
             seen.listener, seen.locate = capture, find_script_line
             try:
-                run = _prepare(self._words)
+                run = prepare_script(self._words)
                 capture.begin_setup()
                 run()
             except SystemExit as end:
-                self.exit_code = _read_code(end)
+                self.exit_code = read_exit_code(end)
                 self._error = end.__context__ if self.exit_code and end.__context__ is not None else None
             except _EnoughSteps:
                 pass
@@ -118,7 +118,7 @@ class ScriptWatch:
                 self.exit_code = 130
             except BaseException as error:
                 self.exit_code, self._error = 1, error
-                kind, trace = type(error), _skip_own(error.__traceback__)
+                kind, trace = type(error), skip_own_frames(error.__traceback__)
                 sys.excepthook(kind, error.with_traceback(trace), trace)
             finally:
                 capture.finish()
@@ -192,7 +192,7 @@ def _ends_forward(record: RunRecord) -> bool:
     return bool(events) and isinstance(events[-1], ForwardEvent)
 
 
-def _prepare(words: list[str]) -> Callable[[], object]:
+def prepare_script(words: list[str]) -> Callable[[], object]:
     """Set sys.argv and sys.path as Python would; gives what runs the code."""
     safe = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
     if words[0] == "-m":
@@ -224,7 +224,7 @@ def _file_of(words: list[str]) -> str:
     return "" if words[0] == "-m" else str(Path(words[0]).resolve())
 
 
-def _read_code(end: SystemExit) -> int:
+def read_exit_code(end: SystemExit) -> int:
     """The exit code, as Python takes it from SystemExit."""
     if end.code is None:
         return 0
@@ -234,7 +234,7 @@ def _read_code(end: SystemExit) -> int:
     return 1
 
 
-def _skip_own(trace: TracebackType | None) -> TracebackType | None:
+def skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
     """The traceback from the script's first frame on."""
     own = (str(Path(__file__).parents[1]), "runpy", "<frozen runpy>")
     first = trace

@@ -1,0 +1,172 @@
+"""Command: a command line that runs Python code, taken apart, and how a process of floatline's runs it. No torch."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import floatline
+from floatline.errors import TargetError
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+# Of torchrun: options that take no value.
+_TORCHRUN_FLAGS = ("--standalone", "--run-path", "--virtual-local-rank", "--no-python", "-m", "--module")
+# The first entry of sys.path is what -c put there: the script's own takes its place. floatline comes last, so that it
+# hides nothing of the script's.
+_START = """
+import sys
+if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+    del sys.path[0]
+module, report, home, num, *rest = sys.argv[1:]
+if home not in sys.path:
+    sys.path.append(home)
+try:
+    import importlib
+    main = importlib.import_module(module).main
+except ImportError as error:
+    missing = error.name or "floatline"
+    if report:
+        open(report, "w").write('{"missing": "%s"}' % missing)
+    else:
+        sys.stderr.write("floatline: %s cannot import %s, which floatline needs there.\\n" % (sys.executable, missing))
+    sys.exit(2)
+main(report, *rest[: int(num)], rest[int(num) :])
+"""
+_HELP = "Give 'python train.py ...', 'python -m package.module ...' or 'train.py ...'."
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that runs Python code.
+
+    Args:
+        python: Path of the interpreter.
+        options: Options of the interpreter, such as '-u'.
+        words: The script's file, or '-m' and a module, and its arguments.
+        launcher: What starts it several times, such as 'torchrun' and its options; empty where nothing does.
+    """
+
+    python: str
+    options: tuple[str, ...]
+    words: tuple[str, ...]
+    launcher: tuple[str, ...] = ()
+
+    def inside(self, module: str, report: str, *settings: str) -> list[str]:
+        """The command line that runs the script by `main` of one of floatline's modules.
+
+        Args:
+            module: Its `main` is called with the report, the settings and the words.
+            report: Where JSON goes; it names the module that is missing, where one is.
+            settings: Texts that `main` takes.
+        """
+        home = str(Path(floatline.__file__).parents[1])
+        given = [module, report, home, str(len(settings)), *settings]
+        return [*self.launcher, self.python, *self.options, "-c", _START, *given, *self.words]
+
+
+def parse_command(words: list[str]) -> Command:
+    """Take a command apart.
+
+    Raises:
+        TargetError: It is empty, runs no Python code, or names an interpreter or a script that is not there.
+    """
+    if not words:
+        raise TargetError(f"No command was given after '--'. {_HELP}")
+    first, *rest = words
+    if not _PYTHON.fullmatch(Path(first).name):
+        if not first.endswith(".py"):
+            raise TargetError(f"Command '{first}' is not Python. {_HELP}")
+        return Command(sys.executable, (), (_check_script(first), *rest))
+    python = shutil.which(first)
+    if python is None:
+        raise TargetError(f"There is no interpreter '{first}'. {_HELP}")
+    options: list[str] = []
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        word = rest.pop(0)
+        if word == "-m" and rest:
+            return Command(python, tuple(options), ("-m", *rest))
+        if word in ("-c", "-m", "-i") or word.startswith(("-c", "--help", "--version")):
+            raise TargetError(f"Option '{word}' of {first} leaves no script to observe. {_HELP}")
+        options.append(word)
+        if word in _WITH_VALUE and rest:
+            options.append(rest.pop(0))
+    if not rest or rest[0] == "-":
+        raise TargetError(f"'{first}' alone runs no script. {_HELP}")
+    return Command(python, tuple(options), (_check_script(rest[0]), *rest[1:]))
+
+
+def parse_launched(words: list[str]) -> Command:
+    """The same for a command that torchrun may start several times.
+
+    Raises:
+        TargetError: It is empty, runs no Python code, or names something that is not there.
+    """
+    first = Path(words[0]).name if words else ""
+    if first == "torchrun":
+        launcher, rest = [words[0]], words[1:]
+    elif _PYTHON.fullmatch(first) and words[1:3] == ["-m", "torch.distributed.run"]:
+        launcher, rest = words[:3], words[3:]
+    else:
+        return parse_command(words)
+    if shutil.which(words[0]) is None:
+        raise TargetError(f"There is no program '{words[0]}'. Check the spelling, or give its full path.")
+    is_module = False
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word in ("-m", "--module"):
+            is_module = True
+            continue
+        launcher.append(word)
+        if "=" not in word and word.replace("_", "-") not in _TORCHRUN_FLAGS and rest:
+            launcher.append(rest.pop(0))
+    if not rest or "--no-python" in launcher or "--no_python" in launcher:
+        raise TargetError(f"'{shlex.join(words)}' names no Python script. Give 'torchrun ... train.py ...'.")
+    script = ("-m", *rest) if is_module else (_check_script(rest[0]), *rest[1:])
+    return Command(sys.executable, (), script, (*launcher, "--no-python"))
+
+
+def _check_script(file: str) -> str:
+    path = Path(file)
+    if path.is_dir() and not (path / "__main__.py").is_file():
+        raise TargetError(f"Script '{file}' is a folder without __main__.py. Name the file to run.")
+    if not path.exists():
+        raise TargetError(f"There is no script '{file}'. Check the path, which is taken from the current folder.")
+    return file
+
+
+def run_to_end(start: list[str], *, keep_stdout: bool) -> int:
+    """Run a process to its end; gives the exit code as a shell would."""
+    process = subprocess.Popen(start, stdout=sys.stderr if keep_stdout else None)
+    with _passing_on(process):
+        code = process.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextlib.contextmanager
+def _passing_on(process: subprocess.Popen[bytes]) -> Generator[None]:
+    """Let the script have the signals: Ctrl-C reaches it by itself, SIGTERM is sent on."""
+
+    def wait_on(*_: object) -> None:
+        pass
+
+    def send_on(number: int, *_: object) -> None:
+        process.send_signal(number)
+
+    old = {
+        signal.SIGINT: signal.signal(signal.SIGINT, wait_on),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, send_on),
+    }
+    try:
+        yield
+    finally:
+        for number, action in old.items():
+            signal.signal(number, action)

@@ -1,0 +1,75 @@
+"""LossLog: the losses of a script as its backward passes begin with them, one for each step, written as JSON lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from floatline.probe.watch.patches import Patches
+
+# Losses stay on their device until so many are there, so that the host seldom waits.
+_TOGETHER = 16
+
+
+class EnoughSteps(BaseException):
+    """Ends a script that has made as many steps as were asked for."""
+
+
+class LossLog:
+    """Hears backward passes and steps, and writes a line for each step of the optimizer that stepped first.
+
+    A loss is the sum of what went backward since the last step of any optimizer: with accumulated batches, of all.
+
+    Args:
+        path: Of the file.
+        most: Steps after which the script is ended; None lets it run.
+    """
+
+    def __init__(self, path: Path, *, most: int | None = None) -> None:
+        self._file, self._most = path.open("a", encoding="utf-8"), most
+        self._parts: list[Tensor] = []
+        self._kept: list[tuple[int, Tensor | None, bool]] = []
+        self._first: int | None = None
+        self.num_steps = 0
+
+    def patch(self, patches: Patches) -> None:
+        """Listen to backward passes."""
+        patches.wrap(torch.autograd, "backward", self._hearing)
+
+    def _hearing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            if torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
+                self._parts += [root.detach().float() for root in roots if root.numel() == 1]
+            original(tensors, *args, **kwargs)
+
+        return backward
+
+    def step(self, optimizer: Optimizer, applied: bool) -> None:
+        """An optimizer is about to step, or to leave a step out."""
+        parts, self._parts = self._parts, []
+        if self._first is None:
+            self._first = id(optimizer)
+        if id(optimizer) != self._first:
+            return
+        if self._most is not None and self.num_steps >= self._most:
+            raise EnoughSteps
+        loss = None if not parts else torch.stack([part.reshape(()).to(parts[0].device) for part in parts]).sum()
+        self._kept.append((self.num_steps, loss, applied))
+        self.num_steps += 1
+        if len(self._kept) >= _TOGETHER:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        kept, self._kept = self._kept, []
+        for step, loss, applied in kept:
+            value = None if loss is None else loss.item()
+            self._file.write(json.dumps({"step": step, "loss": value, "applied": applied}) + "\n")
+        self._file.flush()

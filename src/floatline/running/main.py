@@ -1,0 +1,136 @@
+"""The process in which a script runs under a plan: puts it into force, runs the script, and writes what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from floatline.base.patched_sources import patch_sources
+from floatline.errors import FloatlineError
+from floatline.numerics.half_on_cpu import HalfOnCPU
+from floatline.plans import Plan
+from floatline.probe.runs.cuda_on_cpu import as_cuda
+from floatline.probe.scripts.kept_writes import KeptWrites
+from floatline.probe.scripts.run import prepare_script, read_exit_code, skip_own_frames
+from floatline.probe.watch.patches import Patches
+from floatline.running.loss_log import EnoughSteps, LossLog
+from floatline.running.plan_in_force import PlanInForce, plan_in_force
+from floatline.running.seeds import Seeds
+
+
+def main(report: str, job: str, words: list[str]) -> None:
+    """Run a script under a plan to its end; the process ends as the script would have.
+
+    Args:
+        report: Where the JSON goes; '' writes none.
+        job: JSON: `plan`; `seed` and `shift`; `steps`, after which the script is ended; `log`, where losses go;
+            `folder`, where writes of the script go; `sources`, texts that are imported instead of files; `device`;
+            `metric`, an expression that finds values in what the script prints. Only the plan is needed.
+        words: The script's file, or `-m` and a module, and its arguments.
+    """
+    given: dict[str, Any] = json.loads(job)
+    given["log"] = given.get("log") if os.environ.get("RANK", "0") == "0" else None
+    run = _Run(given, words)
+    if not given.get("folder"):
+        run.run(_Nothing())
+        run.finish(report)
+        sys.exit(run.exit_code)
+    writes = KeptWrites(Path(given["folder"]))
+    run.run(writes.kept())
+    run.finish(report, refused=writes.refused)
+    sys.stdout.flush()
+    os._exit(0 if run.exit_code == 0 else run.exit_code)  # what it does at its end is not kept apart any more
+
+
+_Nothing = contextlib.nullcontext
+
+
+class _Run:
+    def __init__(self, given: dict[str, Any], words: list[str]) -> None:
+        self._given, self._words = given, words
+        self._plan = Plan(**given["plan"])
+        self._log = LossLog(Path(given["log"]), most=given.get("steps")) if given.get("log") else None
+        self._seeds = Seeds(given.get("seed"), shift=given.get("shift", 0))
+        self._force: PlanInForce | None = None
+        self._error = ""
+        self.exit_code = 0
+
+    def run(self, around: contextlib.AbstractContextManager[Any]) -> None:
+        patch_sources(self._given.get("sources", {}))
+        with self._conditions(), around:
+            try:
+                prepare_script(self._words)()
+            except SystemExit as end:
+                self.exit_code = read_exit_code(end)
+            except EnoughSteps:
+                pass
+            except KeyboardInterrupt:
+                self.exit_code = 130
+            except FloatlineError as error:
+                self.exit_code, self._error = 2, str(error)
+                sys.stderr.write(f"floatline: {error}\n")
+            except BaseException as error:
+                self.exit_code = 1
+                self._error = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+                kind, trace = type(error), skip_own_frames(error.__traceback__)
+                sys.excepthook(kind, error.with_traceback(trace), trace)
+            if self._log is not None:
+                self._log.flush()
+
+    @contextlib.contextmanager
+    def _conditions(self) -> Generator[None]:
+        patches = Patches()
+        with contextlib.ExitStack() as stack:
+            stack.callback(patches.undo)
+            if self._given.get("device"):
+                stack.enter_context(as_cuda())
+            elif not torch.cuda.is_available() and self._plan.compute != "fp32":
+                stack.enter_context(HalfOnCPU())
+            self._seeds.begin(patches)
+            if self._log is not None:
+                self._log.patch(patches)
+            self._force = stack.enter_context(plan_in_force(self._plan, self._hear))
+            yield
+
+    def _hear(self, optimizer: Optimizer, applied: bool) -> None:
+        if self._log is not None:
+            self._log.step(optimizer, applied)
+
+    def finish(self, report: str, *, refused: list[str] | None = None) -> None:
+        if self._force is None:
+            return
+        scale = self._force.scale
+        if not report:
+            if os.environ.get("RANK", "0") == "0":
+                sys.stderr.write(f"floatline: {self._sum_up()}\n")
+            return
+        content = {
+            "exit_code": self.exit_code,
+            "error": self._error,
+            "num_steps": scale.num_steps,
+            "num_skipped": scale.num_skipped,
+            "scale": scale.scale,
+            "seeded": self._seeds.own,
+            "refused": refused or [],
+        }
+        path = Path(report)
+        path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
+        path.with_suffix(".new").replace(path)
+
+    def _sum_up(self) -> str:
+        """One line on what was in force."""
+        if self._force is None or not self._force.scale.num_steps:
+            return f"no optimizer made a step under plan '{self._plan.name}'."
+        scale = self._force.scale
+        text = f"{scale.num_steps:,} steps under plan '{self._plan.name}'"
+        if self._plan.scaling is None:
+            return f"{text}."
+        return f"{text}, {scale.num_skipped:,} of them left out; the loss scale ended at {scale.scale:g}."

@@ -1,0 +1,166 @@
+"""OuterCalls: modules that a script calls compute in a plan's format, whether the script uses autocast or not."""
+
+# torch shows how it reads the arguments of Module.to under a private name only.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from floatline.plans import Plan
+from floatline.precision.dtypes import DTYPES, NARROW
+from floatline.precision.nested import map_tensors
+from floatline.probe.watch.patches import Patches
+
+_Call = Callable[..., Any]
+_parse_to: _Call = getattr(torch._C, "_nn")._parse_to  # noqa: B009 (its stubs do not know it)
+
+
+class OuterCalls:
+    """Puts a plan's format into force around the outermost calls of modules.
+
+    A script that uses autocast says itself where: its regions get the plan's format. In any other script, each module
+    with parameters that is called from outside of all modules runs under autocast, and its 16-bit outputs are widened,
+    so that the loss is computed in FP32. Where the script casts a module to 16 bits, it gets the format of the plan's
+    weights, FP32 among them.
+
+    Nothing is written into a module: copies of models and files of them stay what they are.
+
+    Args:
+        plan: Of 16 bits.
+        before: Called before an outermost call, with the module.
+        wide_loss: Whether what is computed behind a model's outputs is computed in FP32.
+    """
+
+    def __init__(self, plan: Plan, before: Callable[[nn.Module], None], *, wide_loss: bool) -> None:
+        self._dtype, self._before, self._wide_loss = DTYPES[plan.compute], before, wide_loss
+        self._weights = DTYPES[plan.weights]
+        self._thread = threading.local()
+        self._own: set[str] = set()  # devices whose autocast this object turned off behind a model
+        self._kinds: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self.script_casts = False
+
+    def patch(self, patches: Patches) -> None:
+        """Put it into force."""
+        patches.wrap(nn.Module, "__call__", self._calling)
+        patches.wrap(torch, "set_autocast_dtype", self._naming)
+        patches.wrap(torch, "set_autocast_enabled", self._switching)
+        patches.wrap(torch, "set_default_dtype", self._defaulting)
+        patches.wrap(nn.Module, "half", self._casting)
+        patches.wrap(nn.Module, "bfloat16", self._casting)
+        patches.wrap(nn.Module, "to", self._moving)
+
+    def _defaulting(self, original: _Call) -> _Call:
+        def set_default_dtype(dtype: torch.dtype) -> None:
+            original(self._weights if dtype in NARROW else dtype)
+
+        return set_default_dtype
+
+    def _casting(self, _original: _Call) -> _Call:
+        def cast(module: nn.Module) -> nn.Module:
+            return module.to(self._weights)
+
+        return cast
+
+    def _moving(self, original: _Call) -> _Call:
+        def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+            device, dtype, wait, layout = _parse_to(*args, **kwargs)
+            if dtype not in NARROW or self._weights == dtype:
+                return original(module, *args, **kwargs)
+            others: dict[str, Any] = {"device": device, "non_blocking": wait, "memory_format": layout}
+            return original(module, dtype=self._weights, **{k: v for k, v in others.items() if v is not None})
+
+        return to
+
+    def _naming(self, original: _Call) -> _Call:
+        def set_autocast_dtype(device: str, dtype: torch.dtype) -> None:
+            original(device, self._dtype if dtype in NARROW else dtype)
+
+        return set_autocast_dtype
+
+    def _switching(self, original: _Call) -> _Call:
+        def set_autocast_enabled(*arguments: Any) -> None:  # (device, enabled), or (enabled) in old code
+            if not self._is_own():
+                self.script_casts = self.script_casts or arguments[-1] is True
+                self._own.clear()
+            original(*arguments)
+
+        return set_autocast_enabled
+
+    def _calling(self, original: _Call) -> _Call:
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling() or getattr(self._thread, "inside", False):
+                return original(module, *args, **kwargs)
+            device = self._device_of(module)
+            if not device:
+                return original(module, *args, **kwargs)
+            self._thread.inside = True
+            try:
+                self._before(module)
+                return self._call(device, original, module, args, kwargs)
+            finally:
+                self._thread.inside = False
+
+        return call
+
+    def _call(self, device: str, original: _Call, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+        enters = device in self._own or not (self.script_casts or torch.is_autocast_enabled(device))
+        if not enters:
+            result = original(module, *args, **kwargs)
+        else:
+            with self._autocast(device):
+                result = original(module, *args, **kwargs)
+        wide = self._wide_loss and module.training
+        if wide and torch.is_autocast_enabled(device):
+            self._turn_off(device)
+        return map_tensors(_widen, result) if enters or wide else result
+
+    def _autocast(self, device: str) -> _OwnAutocast:
+        return _OwnAutocast(self._thread, torch.autocast(device, dtype=self._dtype))
+
+    def _turn_off(self, device: str) -> None:
+        with _OwnAutocast(self._thread, None):
+            torch.set_autocast_enabled(device, False)
+        self._own.add(device)
+
+    def _is_own(self) -> bool:
+        return getattr(self._thread, "own", False)
+
+    def _device_of(self, module: nn.Module) -> str:
+        """The kind of device that it is on; '' for one without parameters, such as a loss."""
+        kind = self._kinds.get(module)
+        if kind is None:
+            first = next(module.parameters(), None)
+            kind = "" if first is None else first.device.type
+            if first is not None and kind != "meta":
+                self._kinds[module] = kind
+        return kind if torch.amp.is_autocast_available(kind or "cpu") else ""
+
+
+class _OwnAutocast:
+    """Autocast that this object switches; calls of torch's switches in here are not the script's."""
+
+    def __init__(self, thread: threading.local, autocast: torch.autocast | None) -> None:
+        self._thread, self._autocast = thread, autocast
+
+    def __enter__(self) -> None:
+        self._thread.own = True
+        if self._autocast is not None:
+            self._autocast.__enter__()
+            self._thread.own = False
+
+    def __exit__(self, *error: Any) -> None:
+        self._thread.own = True
+        if self._autocast is not None:
+            self._autocast.__exit__(*error)
+        self._thread.own = False
+
+
+def _widen(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in NARROW else tensor
