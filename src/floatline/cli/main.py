@@ -94,7 +94,7 @@ app.command()(rollback.rollback)
 app.command(cls=TargetOrCommand)(run.run)
 app.command()(status.status)
 app.command()(train.train)
-app.command()(validate.validate)
+app.command(cls=TargetOrCommand)(validate.validate)
 app.command()(watch.watch)
 
 

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from floatline.cli.output import (
+    COMMAND,
     INTERRUPTED,
+    AsDevice,
     Engine,
     EngineOption,
     FormatOption,
-    OptionalTarget,
     OutputFormat,
     print_json,
     text_console,
@@ -25,7 +26,13 @@ if TYPE_CHECKING:
 
 
 def validate(
-    target: OptionalTarget = None,
+    context: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS."
+        ),
+    ] = None,
     plan: Annotated[
         list[str] | None,
         typer.Option(
@@ -42,7 +49,12 @@ def validate(
         ),
     ] = None,
     metric: Annotated[
-        str | None, typer.Option("--metric", help="The metric by which the commands are compared.")
+        str | None,
+        typer.Option(
+            "--metric",
+            help="The metric by which commands are compared. After --, an expression finds it in what the script "
+            "prints, as 'val loss (?P<value>[0-9.]+)'; the default is the loss that goes backward.",
+        ),
     ] = None,
     metric_file: Annotated[
         str | None,
@@ -116,12 +128,17 @@ def validate(
         ),
     ] = None,
     timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds that one run may take.")] = None,
+    as_device: Annotated[
+        AsDevice | None,
+        typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
+    ] = None,
     engine: EngineOption = Engine.local,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Prove that 16 bits train as well as FP32 here, and measure what they save.
 
     The arms are trained from the same start over several seeds, until the interval of their difference decides.
+    A command after -- is a script that is run as it is, once in FP32 and once under the plan; {seed} is filled in.
     Exit code 0 is a PASS, 1 any other verdict. Ctrl-C keeps what is finished, and exits with 130; --resume goes on.
     """
     asked: dict[str, Any] = {
@@ -137,14 +154,44 @@ def validate(
         "resume": resume,
     }
     commands = {"--baseline": baseline, "--candidate": candidate, "--metric": metric, "--metric-file": metric_file}
-    _check_use(target, {name: value for name, value in commands.items() if value}, plan, curve, steps, epochs, batches)
+    words = context.meta.get(COMMAND)
+    if words is not None:
+        _check_script_use(
+            {
+                "--baseline": baseline,
+                "--candidate": candidate,
+                "--metric-file": metric_file,
+                "--cwd": cwd,
+                "--epochs": epochs,
+                "--batches": batches,
+                "--curve": curve,
+            }
+        )
+    else:
+        if as_device is not None:
+            raise typer.BadParameter(f"--as {as_device.value} is for a script: give its command after --.")
+        _check_use(
+            target, {name: value for name, value in commands.items() if value}, plan, curve, steps, epochs, batches
+        )
     if engine is Engine.ray:
         asked["runner"] = _ray_runner(jobs, timeout)
     else:
         asked |= {"jobs": jobs, "timeout": timeout}
     with StudyProgress() as progress:
         try:
-            if target is None:
+            if words is not None:
+                from floatline.validation.script_study import validate_script
+
+                result = validate_script(
+                    words,
+                    plan or ["fp16-mixed"],
+                    metric=metric or "loss",
+                    steps=steps,
+                    device="" if as_device is None else as_device.value,
+                    watcher=progress,
+                    **asked,
+                )
+            elif target is None:
                 from floatline.validation.command_study import validate_commands
 
                 result = validate_commands(
@@ -183,6 +230,17 @@ def validate(
         raise typer.Exit(1)
 
 
+def _check_script_use(given: dict[str, Any]) -> None:
+    """What belongs to a target, or to commands that know their precision themselves, is not for a script."""
+    from floatline.errors import ComparisonError
+
+    for name, value in given.items():
+        if value is not None and value != []:
+            raise ComparisonError(
+                f"{name} does not go with a command after --, which runs in this folder. Leave it out."
+            )
+
+
 def _check_use(
     target: str | None, commands: dict[str, Any], plan: list[str] | None, curve: str | None, *limits: int | None
 ) -> None:
@@ -190,7 +248,10 @@ def _check_use(
     from floatline.errors import ComparisonError
 
     if target is None and "--baseline" not in commands:
-        raise ComparisonError("There is nothing to validate. Give a TARGET, or --baseline and --candidate.")
+        raise ComparisonError(
+            "There is nothing to validate. Give a TARGET; or --plan fp16-mixed -- python train.py --seed {seed}; or "
+            "--baseline and --candidate, commands with {seed} in them that each train in one precision."
+        )
     if target is not None and commands:
         raise ComparisonError(f"Target '{target}' and {next(iter(commands))} are both given. Give one of them.")
     if target is None and (plan or any(limit is not None for limit in limits)):

@@ -15,7 +15,9 @@ GRACE = 10.0
 """Seconds that a command has to end when it is asked to, before it is killed."""
 
 
-def run_supervised(words: list[str], *, cwd: Path, out: BinaryIO, err: BinaryIO) -> int:
+def run_supervised(
+    words: list[str], *, cwd: Path, out: BinaryIO, err: BinaryIO, env: dict[str, str] | None = None
+) -> int:
     """Run a command to its end; its exit code, or minus the signal that ended it.
 
     Ctrl-C, an error here, and the end of this process by whatever means end the command and what it started: a
@@ -26,6 +28,7 @@ def run_supervised(words: list[str], *, cwd: Path, out: BinaryIO, err: BinaryIO)
         cwd: Where it runs.
         out: Takes its output.
         err: Takes its errors.
+        env: Its environment; None is this process's.
     """
     # A session of its own: Ctrl-C is for this process, which then closes the pipe.
     process = subprocess.Popen(
@@ -35,6 +38,7 @@ def run_supervised(words: list[str], *, cwd: Path, out: BinaryIO, err: BinaryIO)
         stdout=out,
         stderr=err,
         start_new_session=True,
+        env=env,
     )
     try:
         return process.wait()

@@ -144,7 +144,7 @@ def run_job(job: Job) -> ArmRun:
     """
     settings = job.settings
     cwd, study = Path(settings["cwd"]), Path(settings["folder"])
-    own = _fresh_folder(study / "commands" / job.arm, job.seed)
+    own = fresh_folder(study / "commands" / job.arm, job.seed)
     words = [fill_in(word, seed=job.seed, folder=own) for word in shlex.split(settings["command"])]
     pattern = settings["metric_file"]
     pattern = None if pattern is None else fill_in(pattern, seed=job.seed, folder=own)
@@ -154,7 +154,7 @@ def run_job(job: Job) -> ArmRun:
     code = _run(words, cwd, own)
     seconds = time.monotonic() - began
     if code:
-        return ArmRun(job.arm, job.seed, float("nan"), seconds=seconds, error=_explain(code, own))
+        return ArmRun(job.arm, job.seed, float("nan"), seconds=seconds, error=explain_end(code, own))
     after = _look(pattern, places, cwd, study)
     new = changed_files(before, after)
     if pattern is not None and not new:
@@ -203,7 +203,7 @@ def _look(pattern: str | None, places: Sequence[Path], cwd: Path, study: Path) -
     return found
 
 
-def _fresh_folder(folder: Path, seed: int) -> Path:
+def fresh_folder(folder: Path, seed: int) -> Path:
     """A folder that no run has used: an earlier try, cut short, keeps its own."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(1, 10_000):
@@ -221,7 +221,8 @@ def _find_program(word: str, cwd: Path) -> str | None:
     return shutil.which(word)
 
 
-def _explain(code: int, own: Path) -> str:
+def explain_end(code: int, own: Path) -> str:
+    """How a command ended, with the last line of its errors."""
     with (own / "stderr.txt").open("rb") as file:
         file.seek(0, os.SEEK_END)
         file.seek(max(0, file.tell() - ERROR_TAIL))
