@@ -36,7 +36,7 @@ def score(case: Case) -> tuple[str, str]:
     if rescue.plan is None:
         what = "code change" if rescue.outcome == "code-change" else "FAILS"
         tried = "; ".join(f"{t.does}: {t.shortfall}" for t in rescue.tried)
-        return what, f"{rescue.words} {'a patch. ' if rescue.patch else 'no patch. '}{tried}"
+        return what, f"{rescue.words} {tried}"
     trains, text = reaches_target(case, rescue.plan, steps)
     before = next((t.shortfall for t in rescue.tried), "") or "keeps up, too"
     return "trains" if trains else "FAILS", f"{rescue.does}: {text} (nothing changed: {before[:70]})"

@@ -1,13 +1,17 @@
 """Fixes on the user's own line: only one that was tried and holds is shown as the fix."""
 
 import json
+import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
+from tests.slow import slow
 
 from floatline.causes import find_cause
+from floatline.diagnosis import fix_trials
 from floatline.diagnosis.fix_trials import MOST_RUNS, try_fixes, write_fix
 from floatline.diagnosis.result import Diagnosis
 from floatline.findings import Finding
@@ -102,6 +106,34 @@ def test_no_more_than_a_few_runs_are_made(file):
     assert 1 <= len(runs) <= MOST_RUNS
 
 
+@pytest.mark.parametrize(("most", "left"), [(1, "2 more changes were"), (2, "1 more change was")])
+def test_changes_that_no_run_was_left_for_are_counted(file, monkeypatch, most, left):
+    monkeypatch.setattr(fix_trials, "MOST_RUNS", most)
+    result, said = attempt(file, lambda _: diagnosis_of(find(file)))
+    assert len(said) == most and result.primary.tried.endswith(f"at losses.py:6. {left} not tried.")
+    assert result.primary.tried.count("does not help") == most
+
+
+def test_a_second_change_that_no_run_was_left_for_is_counted_too(file, monkeypatch):
+    monkeypatch.setattr(fix_trials, "MOST_RUNS", 1)
+    result, _ = attempt(file, lambda _: diagnosis_of(find(file, "product-overflow", 5, "aten.mul")))
+    assert (
+        "alone does not help: product-overflow at losses.py:5. 3 more changes were not tried." in result.primary.tried
+    )
+
+
+def test_nothing_is_said_of_untried_changes_where_all_were_tried(file, monkeypatch):
+    monkeypatch.setattr(fix_trials, "MOST_RUNS", 100)
+    result, _ = attempt(file, lambda _: diagnosis_of(find(file)))
+    assert "not tried" not in result.primary.tried
+
+
+@pytest.mark.parametrize(("module", "loads"), [("diagnosis.fix_trials", False), ("fixes", True)])
+def test_what_parses_source_is_not_loaded_before_there_is_a_fix_to_try(module, loads):
+    code = f"import sys, floatline.{module}; sys.exit('libcst' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == loads
+
+
 def test_where_no_change_is_known_the_finding_stays_and_nothing_is_run(file):
     cause = find_cause("activation-overflow")
     found = Finding(cause, "seen", cause.advice, "blocks.1", str(file), 2, "aten.mm")
@@ -148,9 +180,16 @@ print("done")
 """
 
 
-def run_floatline(folder, *words: str) -> subprocess.CompletedProcess[str]:
-    whole = [sys.executable, "-m", "floatline", "diagnose", "--as", "cuda", *words, "--", sys.executable, "train.py"]
-    return subprocess.run(whole, cwd=folder, capture_output=True, text=True)
+def run_floatline(folder, *words: str, on: tuple[str, ...] = ("--as", "cuda"), **env) -> subprocess.CompletedProcess:
+    whole = [sys.executable, "-m", "floatline", "diagnose", *on, *words, "--", sys.executable, "train.py"]
+    return subprocess.run(whole, cwd=folder, capture_output=True, text=True, env=os.environ | env)
+
+
+def find_in(folder, script: str, **options) -> dict:
+    (folder / "train.py").write_text(script)
+    run = run_floatline(folder, "--format", "json", **options)
+    assert run.stdout, run.stderr
+    return json.loads(run.stdout)["findings"][0]
 
 
 def test_a_scripts_own_line_is_changed_after_the_change_was_tried_beside_its_files(tmp_path):
@@ -165,6 +204,70 @@ def test_a_scripts_own_line_is_changed_after_the_change_was_tried_beside_its_fil
     assert "floatline: changed " in run.stderr
     again = run_floatline(tmp_path, "--format", "json")
     assert json.loads(again.stdout)["verdict"] == "healthy" and again.returncode == 0
+
+
+USES_TEMPORARY_FILES = """\
+import subprocess, sys, tempfile
+from pathlib import Path
+
+with tempfile.TemporaryDirectory() as folder:
+    (Path(folder) / "settings.txt").write_text("lr: 0.1")
+    show = "import pathlib, sys; print(pathlib.Path(sys.argv[1]).read_text())"
+    said = subprocess.run([sys.executable, "-c", show, folder + "/settings.txt"], capture_output=True, text=True)
+    assert said.stdout == "lr: 0.1\\n"
+"""
+
+
+def test_a_script_is_tried_that_uses_temporary_files_and_cleans_up(tmp_path):
+    found = find_in(tmp_path, USES_TEMPORARY_FILES + SCRIPT)
+    assert found["tried"].startswith("With this change the script is healthy")
+
+
+@slow
+def test_a_script_is_tried_that_compiles_its_model_with_a_cold_cache(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    compiled = SCRIPT.replace("cuda", "cpu").replace("optimizer =", "compiled = torch.compile(model)\noptimizer =")
+    compiled = compiled.replace("margin = model(x)", "margin = compiled(x)")
+    (tmp_path / "tmp").mkdir()
+    found = find_in(tmp_path, compiled, on=(), TMPDIR=str(tmp_path / "tmp"))
+    assert found["tried"].startswith("With this change the script is healthy")
+    assert any((tmp_path / "tmp").rglob("*.cpp"))  # the first run has compiled
+
+
+@slow
+def test_a_script_is_not_tried_that_starts_a_process_which_writes_by_itself(tmp_path):
+    start = 'import multiprocessing\nmultiprocessing.get_context("spawn").Process(target=print).start()\n'
+    found = find_in(tmp_path, f'if __name__ == "__main__":\n{textwrap.indent(start + SCRIPT, "    ")}')
+    assert found["patch"] == "" and found["tried"] == (
+        "This change was not tried: the script cannot run beside its own files, what a process started by spawn writes "
+        "cannot be kept apart."
+    )
+
+
+CLIPS_LATE = """\
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to("cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler = torch.amp.GradScaler("cuda")
+for step in range(120):
+    x = torch.randn(32, 8, device="cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = (model(x) - x[:, :1]).square().mean()
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_fault_of_the_loop_is_tried_for_as_many_steps_as_the_script_has(tmp_path):
+    found = find_in(tmp_path, CLIPS_LATE)
+    assert found["cause"] == "clip-before-unscale"
+    assert found["tried"].startswith("With this change the script is healthy: 120 steps without a finding")
 
 
 def test_diff_prints_the_patch_alone_and_changes_nothing(tmp_path):
@@ -183,6 +286,35 @@ def test_a_target_is_tried_with_its_line_changed():
     found = json.loads(run.stdout)["findings"][0]
     assert found["fix"] == "b = torch.sigmoid(self.k * (p - t))"
     assert found["tried"] == "With this change it is healthy: 40 steps without a finding, compared with FP32."
+
+
+OWN_LOOP = """\
+import torch
+from torch import nn
+
+
+def train():
+    torch.manual_seed(0)
+    model = nn.Linear(8, 1)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), 0.1), torch.amp.GradScaler("cpu")
+    for step in range(12):
+        x = torch.randn(32, 8)
+        with torch.autocast("cpu", dtype=torch.float16):
+            loss = (model(x) - x[:, :1]).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+"""
+
+
+def test_a_target_with_its_own_number_of_steps_is_said_to_have_run_for_these(tmp_path):
+    (tmp_path / "loop.py").write_text(OWN_LOOP)
+    words = [sys.executable, "-m", "floatline", "diagnose", "loop.py", "--format", "json"]
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    found = json.loads(run.stdout)["findings"][0]
+    assert found["tried"] == "With this change it is healthy: 12 steps without a finding, compared with FP32."
 
 
 def test_without_a_trial_no_change_is_offered():

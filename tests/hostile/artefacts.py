@@ -43,7 +43,15 @@ from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.report.run.terminal import draw_runs
 from floatline.report.validation.report import write_report
-from floatline.rescuing.finished_stages import Kept, plain_diagnosis, read_diagnosis, read_island, read_trial
+from floatline.rescuing.finished_stages import (
+    Kept,
+    plain_diagnosis,
+    plain_patch,
+    read_diagnosis,
+    read_island,
+    read_patch,
+    read_trial,
+)
 from floatline.rescuing.short_run import Trial
 from floatline.training.settings import check_config, load_settings, save_settings
 from floatline.validation.finished import compare
@@ -230,6 +238,7 @@ def make_kept(folder: Path) -> Parts:
     rescue = make_rescue()
     with Kept(folder, asked=RESCUE, prove=False) as kept:
         kept.put("diagnose", {"seconds": 1.0, "diagnosis": plain_diagnosis(rescue.diagnosis)})
+        kept.put("patch", {"seconds": 1.0, "patch": plain_patch(rescue.diagnosis)})
         kept.put("island", {"seconds": 1.0, "text": "x", "island": to_plain(rescue.island)})
         kept.put("trials", {"a": to_plain(Trial((1.0, 0.5), (1,), "", 0.5, 2.0))})
     return {name: data for name, data in take(folder).items() if not name.endswith(".lock")}
@@ -240,6 +249,9 @@ def read_kept(folder: Path) -> object:
         found = kept.get("diagnose", seconds=float, diagnosis=dict)
         if found is not None:
             str(read_diagnosis(found["diagnosis"]))
+        patch = kept.get("patch", seconds=float, patch=dict)
+        if patch is not None:
+            str(read_patch(make_rescue().diagnosis, patch["patch"]))
         island = kept.get("island", seconds=float, text=str, island=dict)
         if island is not None:
             json.dumps(read_island(island["island"]).as_json())

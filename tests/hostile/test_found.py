@@ -34,7 +34,7 @@ from floatline.plans import Plan
 from floatline.probe.trace.trace import Trace
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
-from floatline.rescuing.finished_stages import plain_diagnosis, read_diagnosis
+from floatline.rescuing.finished_stages import plain_diagnosis, plain_patch, read_diagnosis, read_patch
 from floatline.validation.metrics.recorded import as_number
 from floatline.validation.signoff.records import APPROVALS, read_records
 from floatline.validation.study.store import Store
@@ -142,8 +142,9 @@ def test_a_norm_below_zero_has_no_headroom(tmp_path, norm):
 
 @pytest.mark.parametrize(("name", "value"), [("cause", 3.5), ("line", "x"), ("seen", None), ("cause", "no such cause")])
 def test_a_finding_of_a_rescue_that_is_none_is_one_line(name, value):
-    plain = plain_diagnosis(make_rescue().diagnosis)
-    assert read_diagnosis(plain).findings == make_rescue().diagnosis.findings
+    found = make_rescue().diagnosis
+    plain = plain_diagnosis(found)
+    assert read_patch(read_diagnosis(plain), plain_patch(found)).findings == found.findings
     plain["findings"][0][name] = value
     with pytest.raises(RescueError, match="cannot be read"):
         read_diagnosis(plain)

@@ -1,6 +1,9 @@
 """What a rescue keeps on the disk: what is used again, what is not, and which folders it leaves alone."""
 
 import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +16,18 @@ from floatline.diagnosis.islands.island import Island, LineAlternative, Member
 from floatline.diagnosis.result import Diagnosis
 from floatline.errors import LedgerError, RescueError
 from floatline.findings import Finding
+from floatline.fixes import CodeFix
 from floatline.formats import find_format
-from floatline.rescuing.finished_stages import Kept, finish, plain_diagnosis, read_diagnosis, read_island, read_trial
+from floatline.rescuing.finished_stages import (
+    Kept,
+    finish,
+    plain_diagnosis,
+    plain_patch,
+    read_diagnosis,
+    read_island,
+    read_patch,
+    read_trial,
+)
 from floatline.rescuing.short_run import Trial
 
 ASKED = {"target": "net.py", "code": {"net.py": "ab"}, "steps": 40, "seed": 0, "environment": {"torch": "2"}}
@@ -127,6 +140,16 @@ def test_a_diagnosis_comes_back_as_it_was():
     assert read_diagnosis(through_json(plain_diagnosis(bare))) == bare
 
 
+def test_what_came_of_trying_a_change_of_the_code_comes_back_as_it_was():
+    finding = Finding(find_cause("product-overflow"), "seen", "advice", "energy", "/x/net.py", 7, "aten.mul")
+    fix = CodeFix(Path("/x/net.py"), "net.py", 7, "float-operands", "mul in FP32", True, "x * x\n", "x.float() * x\n")
+    found = Diagnosis("net.py", "fp16-mixed", (finding,), 1.25)
+    tried = replace(finding, fix="x.float() * x", patch=fix.patch, tried="With this change it is healthy.")
+    made = replace(found, findings=(tried,), fixes=(fix,))
+    assert read_patch(found, through_json(plain_patch(made))) == made
+    assert read_patch(found, through_json(plain_patch(found))) == found
+
+
 def test_an_island_and_a_short_run_come_back_as_they_were():
     outcome = ReplayOutcome(False, False, float("nan"), 0.5, 1.0, "why")
     lines = LineAlternative((("net.py", 7),), 2, 3)
@@ -138,7 +161,15 @@ def test_an_island_and_a_short_run_come_back_as_they_were():
 
 
 @pytest.mark.parametrize(
-    ("read", "data"), [(read_diagnosis, {"findings": [{}]}), (read_diagnosis, {}), (read_island, {}), (read_trial, {})]
+    ("read", "data"),
+    [
+        (read_diagnosis, {"findings": [{}]}),
+        (read_diagnosis, {}),
+        (read_island, {}),
+        (read_trial, {}),
+        (partial(read_patch, None), {}),
+        (partial(read_patch, None), {"fix": "", "patch": "", "tried": "", "fixes": [{}]}),
+    ],
 )
 def test_what_is_no_such_stage_is_said_in_one_line(read, data):
     with pytest.raises(RescueError, match="among the stages cannot be read"):

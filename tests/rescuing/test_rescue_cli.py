@@ -1,5 +1,6 @@
 """`floatline rescue` from end to end: an island, an optimizer, not precision, healthy, a loop of its own."""
 
+import importlib
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from tests.preloaded import COMMAND, run_preloaded
 from typer.testing import CliRunner
 
 from floatline.cli.main import app
+from floatline.diagnosis.result import Diagnosis
 from floatline.errors import ApprovalError, TargetError
 from floatline.plans import Plan
 from floatline.validation.result import Validation
@@ -99,10 +101,12 @@ def test_an_overflow_in_one_module_is_rescued_by_that_module_in_fp32(project):
     assert (project.done.returncode, said["outcome"], said["verdict"]) == (0, "rescued", "PASS")
     assert [kept["pattern"] for kept in said["plan"]["fp32_modules"]] == ["energy"]
     assert "65504" in said["plan"]["fp32_modules"][0]["reason"]
-    assert [stage["name"] for stage in said["stages"]] == ["diagnose", "island", "plan", "validate"]
+    assert [stage["name"] for stage in said["stages"]] == ["diagnose", "island", "plan", "validate", "patch"]
     assert "short validation (3 seeds, margin 5 %)" in said["words"] and not said["proved"]
     assert Plan.load(project.out / "plan.yaml").model_dump(mode="json") == said["plan"]
     assert "+++ b/" in (project.out / "fix.patch").read_text()
+    tried = "With this change it is healthy: 60 steps without a finding, compared with FP32."
+    assert (said["diagnosis"]["findings"][0]["tried"], said["stages"][-1]["text"]) == (tried, tried)
     page = (project.out / "report.html").read_text()
     assert all(words in page for words in ("product-overflow", "energy in FP32", "What is wrong", "PASS"))
 
@@ -205,6 +209,25 @@ def test_a_loop_of_its_own_gets_a_diagnosis_and_a_patch(tmp_path):
     code, said = rescue("train", tmp_path)
     assert (code, said["outcome"], said["plan"]) == (1, "code-change", None)
     assert "only train()" in said["notes"][0] and "scaler.step(optimizer)" in (tmp_path / "fix.patch").read_text()
+
+
+def test_a_patch_that_does_not_hold_is_not_written_and_is_tried_once(tmp_path, monkeypatch):
+    module, runs = importlib.import_module("floatline.rescuing.rescue"), []
+
+    def run_without_effect(target, sources, *, steps, seed):
+        runs.append((target, *sources, steps, seed))
+        return Diagnosis(target, "fp16-mixed", (), 1.0, unexplained="the loss is not finite")
+
+    monkeypatch.setattr(module, "run_changed_target", run_without_effect)
+    first = module.rescue(f"{TARGETS}:train", folder=tmp_path, steps=60)
+    again = module.rescue(f"{TARGETS}:train", folder=tmp_path, steps=60)  # it was not written, so it goes on
+    assert runs == [(f"{TARGETS}:train", str(TARGETS), 60, 0)]
+    assert first.diagnosis.primary == again.diagnosis.primary and first.stages == again.stages
+    assert again.diagnosis.primary.tried == (
+        "scaler.step(optimizer); scaler.update() does not help: the loss is not finite."
+    )
+    assert (again.outcome, again.fixes, again.patch) == ("code-change", (), "")
+    assert "fix.patch" not in again.words
 
 
 @pytest.mark.parametrize("words", [["--folder", str(TARGETS)], ["--steps", "0"], ["--folder", "foreign"]])

@@ -65,6 +65,19 @@ def test_a_refused_check_says_what_to_do_and_does_not_send_to_the_full_one(tmp_p
     assert "--prove" in replace(refused, validation=FAIL).words
 
 
+def test_a_change_of_the_code_that_does_not_hold_is_told_and_no_patch_is_written(tmp_path):
+    found = of("product-overflow")
+    tried = replace(found.primary, tried="x.float() * x does not help: product-overflow at net.py:7.")
+    rescue = replace(BROKEN, diagnosis=replace(found, findings=(tried,)))
+    console = Console(record=True, width=400, color_system=None)
+    files = write_rescue(rescue, tmp_path)
+    print_rescue(rescue, files, console)
+    assert "fix.patch" not in files and not (tmp_path / "fix.patch").exists() and rescue.as_json()["fixes"] == []
+    assert "code   do this\n  code   x.float() * x does not help: product-overflow" in console.export_text()
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "Change of the code" in page and "x.float() * x does not help" in page and "patch -p1" not in page
+
+
 def test_the_terminal_names_the_cause_the_trials_the_files_and_what_comes_next(tmp_path):
     console = Console(record=True, width=400, color_system=None)
     rescue = make_rescue("a\x1b[2Jb\n[red]c", "net.py")
@@ -72,7 +85,7 @@ def test_the_terminal_names_the_cause_the_trials_the_files_and_what_comes_next(t
     text = console.export_text()
     lines = [line.split()[0] for line in text.splitlines()]
     assert lines == [
-        *("rescued", "found", "seen", "tried", "tried", "check", "code", "note", "time"),
+        *("rescued", "found", "seen", "tried", "tried", "check", "code", "code", "note", "time"),
         *("plan", "patch", "report", "next", "or"),
     ]
     assert "\x1b" not in text and "[red]c" in text

@@ -48,7 +48,8 @@ def rescue(
 ) -> None:
     """Diagnose a target, find a plan under which it trains as FP32 does, and verify it.
 
-    Writes plan.yaml, fix.patch where the code could change, rescue.json and report.html. The code is left alone.
+    Writes plan.yaml, rescue.json, report.html, and fix.patch where a change of the code was tried and holds. The code
+    is left alone.
     Exit code 0 means that the plan is verified, or that none is needed; 1 that something is left to do. Ctrl-C keeps
     what is finished, and exits with 130; the same command goes on.
     """

@@ -9,14 +9,15 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from floatline.base.files import write_whole
 from floatline.causes import find_cause
 from floatline.diagnosis.result import Diagnosis
 from floatline.findings import Finding
-from floatline.fixes import CodeFix, find_fixes
-from floatline.fixes.code_fix import draw_diff
+
+if TYPE_CHECKING:  # libcst takes half a second to import, and a healthy run needs no fix
+    from floatline.fixes import CodeFix
 
 # What the source holds, by path, to what a diagnosis of it says; a text is why nothing can be said.
 RunChanged = Callable[[Mapping[str, str]], Diagnosis | str]
@@ -39,31 +40,73 @@ def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callabl
     primary = diagnosis.primary
     if primary is None:
         return diagnosis
-    left = MOST_RUNS
-    failed: list[str] = []
-    for first in _different(find_fixes(primary, root=root)):
-        fixes = [first]
-        while left:
-            left -= 1
-            say(f"trying {first.new_code}")
-            result = run({str(file): after for file, (_, _, after) in _texts(fixes).items()})
-            if isinstance(result, str):
-                return _with_fix(diagnosis, fixes, f"This change was not tried: {result}.", holds=False)
-            if _is_healthy(result):
-                ways = "With this change" if len(fixes) == 1 else f"With these {len(fixes)} changes"
-                return _with_fix(diagnosis, fixes, f"{ways} {result.target} is healthy: {result.notes[0]}.")
-            following = _find_next(result, fixes, root)
+    trials = _Trials(run, root, say)
+    for first in _find_changes(primary, root):
+        found = trials.follow(first)
+        if found is None:
+            continue
+        fixes, result = found
+        if isinstance(result, str):
+            return _with_fix(diagnosis, fixes, f"This change was not tried: {result}.", holds=False)
+        ways = "With this change" if len(fixes) == 1 else f"With these {len(fixes)} changes"
+        return _with_fix(diagnosis, fixes, f"{ways} {result.target} is healthy: {result.notes[0]}.")
+    return _replace_primary(diagnosis, replace(primary, tried=trials.words))
+
+
+class _Trials:
+    """Runs changes, MOST_RUNS in all."""
+
+    def __init__(self, run: RunChanged, root: Path, say: Callable[[str], None]) -> None:
+        self._run, self._root, self._say = run, root, say
+        self._left = MOST_RUNS
+        self._failed: list[str] = []
+        self._num_untried = 0
+
+    def follow(self, first: CodeFix) -> tuple[list[CodeFix], Diagnosis | str] | None:
+        """Try a change, and the changes for what appears behind it; None where they do not help."""
+        fixes, result = [first], None
+        while self._left:
+            self._left -= 1
+            self._say(f"trying {first.new_code}")
+            result = self._run({str(file): after for file, (_, _, after) in _texts(fixes).items()})
+            if isinstance(result, str) or result.verdict == "healthy":
+                return fixes, result
+            following = self._find_next(result, fixes)
             if following is None:
-                failed.append(f"{first.new_code} does not help: {_say_result(result)}")
-                break
+                self._failed.append(f"{first.new_code} does not help: {_say_result(result)}")
+                return None
             fixes.append(following)
-    tried = f"{'; '.join(failed)}." if failed else ""
-    return _replace_primary(diagnosis, replace(primary, tried=tried))
+        self._num_untried += 1
+        if result is not None:
+            self._failed.append(f"{first.new_code} alone does not help: {_say_result(result)}")
+        return None
+
+    def _find_next(self, result: Diagnosis, fixes: Sequence[CodeFix]) -> CodeFix | None:
+        """The change for what is left, where that is something else."""
+        left = result.primary
+        if left is None or not left.file:
+            return None
+        if any((fix.file.name, fix.line) == (Path(left.file).name, left.line) for fix in fixes):
+            return None
+        known = _texts(fixes).get(Path(left.file).resolve())
+        return next(_find_changes(left, self._root, text=None if known is None else known[2]), None)
+
+    @property
+    def words(self) -> str:
+        """What did not help, and how many changes were not tried; '' where none is known."""
+        failed = f"{'; '.join(self._failed)}." if self._failed else ""
+        if not self._num_untried:
+            return failed
+        left = "1 more change was" if self._num_untried == 1 else f"{self._num_untried} more changes were"
+        return f"{failed} {left} not tried."
 
 
-def _different(fixes: Iterator[CodeFix]) -> Iterator[CodeFix]:
+def _find_changes(finding: Finding, root: Path, *, text: str | None = None) -> Iterator[CodeFix]:
+    """The changes that are known for a finding, each once."""
+    from floatline.fixes import find_fixes
+
     seen: set[str] = set()
-    for fix in fixes:
+    for fix in find_fixes(finding, root=root, text=text):
         if fix.after not in seen and fix.after != fix.before:
             seen.add(fix.after)
             yield fix
@@ -79,23 +122,6 @@ def _texts(fixes: Sequence[CodeFix]) -> dict[Path, tuple[str, str, str]]:
     return found
 
 
-def _find_next(result: Diagnosis, fixes: Sequence[CodeFix], root: Path) -> CodeFix | None:
-    """The change for what is left, where that is something else."""
-    left = result.primary
-    if (
-        left is None
-        or not left.file
-        or any((fix.file.name, fix.line) == (Path(left.file).name, left.line) for fix in fixes)
-    ):
-        return None
-    known = _texts(fixes).get(Path(left.file).resolve())
-    return next(_different(find_fixes(left, root=root, text=None if known is None else known[2])), None)
-
-
-def _is_healthy(result: Diagnosis) -> bool:
-    return result.verdict == "healthy"
-
-
 def _say_result(result: Diagnosis) -> str:
     left = result.primary
     if left is None:
@@ -104,6 +130,8 @@ def _say_result(result: Diagnosis) -> str:
 
 
 def _with_fix(diagnosis: Diagnosis, fixes: Sequence[CodeFix], tried: str, *, holds: bool = True) -> Diagnosis:
+    from floatline.fixes.code_fix import draw_diff
+
     code = " and ".join(fix.new_code for fix in fixes)
     patch = "".join(draw_diff(*texts) for texts in _texts(fixes).values()) if holds else ""
     found = _replace_primary(diagnosis, replace(diagnosis.findings[0], fix=code, patch=patch, tried=tried))

@@ -114,6 +114,7 @@ def diagnose(
         chart=rows_of_diagnosis(_traces(evidence), findings[0] if findings else None),
         unexplained="" if findings else _explain_failure(evidence),
         fails_in_fp32=evidence.fails_in_fp32,
+        num_steps=len(set(given.loss_steps)),
     )
     if not tries_fixes:
         return found_out
@@ -249,8 +250,13 @@ def diagnose_changed(job: Mapping[str, Any]) -> None:
             "unexplained": found.unexplained,
             "no_verdict": found.no_verdict,
             "fails_in_fp32": found.fails_in_fp32,
-            "note": f"{job['steps'] or 40} steps without a finding, compared with FP32",
+            "note": f"{_say_steps(found.num_steps)}, compared with FP32",
         }
     except FloatlineError as error:
         content = {"error": str(error)}
     Path(job["report"]).write_text(json.dumps(content), encoding="utf-8")
+
+
+def _say_steps(num: int) -> str:
+    """How many steps went without a finding, where that is known."""
+    return f"{num:,} step{'s' if num > 1 else ''} without a finding" if num else "no finding"

@@ -85,10 +85,7 @@ def print_rescue(rescue: Rescue, files: dict[str, str], console: Console) -> Non
     if rescue.validation is not None:
         lines.append(_row("check", f"{rescue.validation.verdict}: {rescue.validation.best.reason}"))
         lines += [_row("do", gate.advice) for gate in rescue.validation.best.failed_gates]
-    lines += [
-        _row("code", f"{fix.name}:{fix.line}: {fix.says}{'' if fix.safe else ' (look at it first)'}")
-        for fix in rescue.fixes
-    ]
+    lines += [_row("code", words) for words in _say_change(rescue)]
     lines += [_row("note", note) for note in _notes(rescue)]
     taken = ", ".join(f"{stage.name} {stage.seconds:.1f} s" for stage in rescue.stages)
     lines.append(_row("time", taken))
@@ -202,11 +199,27 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
     return (Part("The plan", tuple(blocks)),) if blocks else ()
 
 
-def _code(rescue: Rescue) -> tuple[Part, ...]:
-    if not rescue.patch:
+def _say_change(rescue: Rescue) -> tuple[str, ...]:
+    """The change of the code, and what came of trying it; nothing where none is known."""
+    primary = rescue.diagnosis.primary
+    if primary is None or not primary.tried:
         return ()
-    words = "The code itself could change so, instead of the plan. Nothing was changed; patch -p1 < fix.patch does it."
-    return (Part("Change of the code", (Words(words), Code(rescue.patch.rstrip(), "diff", "fix.patch"))),)
+    does = [
+        f"{fix.name}:{fix.line}: {fix.says}{'' if fix.safe else ' (look at it first)'}" for fix in rescue.fixes
+    ] or [primary.fix]
+    return (*does, primary.tried)
+
+
+def _code(rescue: Rescue) -> tuple[Part, ...]:
+    said = _say_change(rescue)
+    if not said:
+        return ()
+    blocks: list[Block] = [Words(words) for words in said]
+    if rescue.patch:
+        instead = "" if rescue.plan is None else ", instead of the plan"
+        words = f"The code itself could change so{instead}. Nothing was changed; patch -p1 < fix.patch does it."
+        blocks += [Words(words), Code(rescue.patch.rstrip(), "diff", "fix.patch")]
+    return (Part("Change of the code", tuple(blocks)),)
 
 
 def _stages(rescue: Rescue) -> Part:

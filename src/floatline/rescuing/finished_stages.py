@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -225,6 +226,26 @@ def read_diagnosis(data: dict[str, Any]) -> Diagnosis:
         )
     except (ArithmeticError, LookupError, TypeError, ValueError, CauseError, ComparisonError, FormatError) as error:
         raise _unreadable("diagnosis", error) from None
+
+
+def plain_patch(diagnosis: Diagnosis) -> dict[str, Any]:
+    """What came of trying changes of the code for the primary finding, as JSON can hold it."""
+    primary = diagnosis.findings[0]
+    fixes = [{**to_plain(fix), "file": str(fix.file)} for fix in diagnosis.fixes]
+    return {"fix": primary.fix, "patch": primary.patch, "tried": primary.tried, "fixes": fixes}
+
+
+def read_patch(diagnosis: Diagnosis, data: dict[str, Any]) -> Diagnosis:
+    """The diagnosis with what `plain_patch` was given; RescueError for anything else."""
+    from floatline.fixes.code_fix import CodeFix  # brings a parser of Python with it
+
+    try:
+        words = {name: _checked(data, name) for name in ("fix", "patch", "tried")}
+        fixes = tuple(from_plain(CodeFix, entry) for entry in data["fixes"])
+    except (LookupError, TypeError, ValueError, ComparisonError) as error:
+        raise _unreadable("patch", error) from None
+    primary = replace(diagnosis.findings[0], **words)
+    return replace(diagnosis, findings=(primary, *diagnosis.findings[1:]), fixes=fixes)
 
 
 def read_island(data: dict[str, Any]) -> Island:

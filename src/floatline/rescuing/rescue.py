@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -11,19 +11,26 @@ from typing import Any
 
 from floatline.base.files import find_root
 from floatline.base.plain_records import to_plain
+from floatline.diagnosis.fix_trials import try_fixes
 from floatline.diagnosis.islands.island import Island
 from floatline.diagnosis.islands.judge import ErrorSpread
 from floatline.diagnosis.islands.search import find_island
 from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.target_diagnosis import diagnose
+from floatline.diagnosis.target_diagnosis import diagnose, run_changed_target
 from floatline.errors import FloatlineError
-from floatline.fixes.code_fix import CodeFix
 from floatline.fixes.finding import fix_finding
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.probe.runs.target_points import capture_points
 from floatline.rescuing.candidates import IN_THE_LOOP, Candidate, locate, propose
-from floatline.rescuing.finished_stages import Kept, plain_diagnosis, read_diagnosis, read_island
+from floatline.rescuing.finished_stages import (
+    Kept,
+    plain_diagnosis,
+    plain_patch,
+    read_diagnosis,
+    read_island,
+    read_patch,
+)
 from floatline.rescuing.result import Rescue, Stage
 from floatline.rescuing.trials import Trials
 from floatline.rescuing.verification import Margins, choose_margins, needs_pilot, run_pilot, verify
@@ -59,7 +66,8 @@ def rescue(
 
     The target is diagnosed. Where precision is to blame, the smallest FP32 island is searched, plans are made of what
     was found, and each is trained for a short run until one keeps up with FP32. That one is validated over a few
-    seeds. Nothing of the target's code is changed. Every stage is kept in the folder as it ends: a rescue that was
+    seeds. A change of the code that is known for what was found is tried without the plan, and is kept if it holds.
+    Nothing of the target's code is changed. Every stage is kept in the folder as it ends: a rescue that was
     ended goes on there when it is called again.
 
     Args:
@@ -84,6 +92,8 @@ def rescue(
 
 def find_plan(target: str, *, steps: int | None = None, seed: int = 0, budget: float = 60.0) -> Rescue:
     """The same without the validation: the first plan that keeps up with FP32 in a short run is taken.
+
+    No change of the code is tried, and so none is offered.
 
     Args:
         target: FILE.py, package.module, or either with :name.
@@ -132,28 +142,28 @@ class _Rescuer:
     def _run(self, loaded: Target) -> Rescue:
         diagnosis = self._diagnose()
         primary = diagnosis.primary
-        fixes = [fix_finding(finding, root=Path.cwd()) for finding in diagnosis.findings]
         if primary is None or diagnosis.verdict == "not-precision":
-            return self._finish(diagnosis, fixes)
+            return self._finish(diagnosis)
         if loaded.builder is None:
             self._notes.append(
                 "The target has only train(), a loop of its own: it was diagnosed, and no plan was tried. "
                 "Add build() for a plan."
             )
-            return self._finish(diagnosis, fixes)
+            return self._finish(diagnosis)
         workload = loaded.build(self._seed)
         base = resolve_plan(workload.precision)
         modules = [str(name) for name, _ in workload.model.named_modules() if name]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        places = [locate(f, fix, modules=modules) for f, fix in zip(diagnosis.findings, fixes, strict=True)]
+        # A rewrite in a plan is tried with the plan: the change of the code that it is made from needs no trial here.
+        places = [locate(f, fix_finding(f, root=Path.cwd()), modules=modules) for f in diagnosis.findings]
         island = None if primary.cause.id in _NO_ISLAND else self._search(loaded)
         candidates = propose(base, places, island=island, scale=diagnosis.scale)
         if not candidates:
             self._notes.append(f"A plan cannot fix {primary.cause.id}.")
-            return self._finish(diagnosis, fixes, island=island)
+            return self._finish(diagnosis, island=island)
         trials = Trials(loaded, self._kept, steps=self._steps or STEPS, seed=self._seed, say=self._say)
         found = self._try(loaded, base, candidates, trials)
         self._notes += trials.notes
-        return self._finish(diagnosis, fixes, island=island, trials=trials, found=found)
+        return self._finish(diagnosis, island=island, trials=trials, found=found)
 
     def _diagnose(self) -> Diagnosis:
         known: dict[str, Any] | None = self._kept.get("diagnose", seconds=(int, float), diagnosis=dict)
@@ -253,15 +263,33 @@ class _Rescuer:
         self._end_stage("validate", seconds, f"{validation.verdict}: {validation.best.reason}")
         return replace(validation, seconds=seconds)
 
+    def _try_patch(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The diagnosis with a change of the code that holds without the plan; else with what was tried."""
+        if diagnosis.primary is None or self._folder is None:
+            return diagnosis
+        known: dict[str, Any] | None = self._kept.get("patch", seconds=(int, float), patch=dict)
+        if known is None:
+            began = time.monotonic()
+            made = try_fixes(diagnosis, self._run_changed, root=Path.cwd(), say=self._say)
+            known = {"seconds": time.monotonic() - began, "patch": plain_patch(made)}
+            self._kept.put("patch", known)
+        tried = read_patch(diagnosis, known["patch"])
+        if tried.primary is not None and tried.primary.tried:
+            self._end_stage("patch", known["seconds"], tried.primary.tried)
+        return tried
+
+    def _run_changed(self, sources: Mapping[str, str]) -> Diagnosis | str:
+        return run_changed_target(self._text, sources, steps=self._steps, seed=self._seed)
+
     def _finish(
         self,
         diagnosis: Diagnosis,
-        fixes: list[CodeFix | None],
         *,
         island: Island | None = None,
         trials: Trials | None = None,
         found: tuple[Candidate, Validation | None, Margins | None] | None = None,
     ) -> Rescue:
+        diagnosis = self._try_patch(diagnosis)
         chosen, validation, margins = found or (None, None, None)
         if margins is not None and margins.note:
             self._notes.append(margins.note)
@@ -273,7 +301,6 @@ class _Rescuer:
             does="" if chosen is None else chosen.does,
             island=island,
             tried=() if trials is None else tuple(trials.tried),
-            fixes=tuple(fix for fix in fixes if fix is not None),
             validation=validation,
             margin="" if margins is None else margins.words,
             proved=self._prove,

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from floatline.diagnosis.result import Diagnosis
-from floatline.fixes.code_fix import CodeFix, join_patches
 from floatline.plans import Plan
 
 if TYPE_CHECKING:  # torch is not needed to hold a result
     from floatline.diagnosis.islands.island import Island
+    from floatline.fixes import CodeFix
     from floatline.validation.result import Validation
 
 RescueOutcome = Literal["healthy", "rescued", "not-verified", "code-change", "not-precision", "unsolved"]
@@ -55,13 +55,12 @@ class Rescue:
 
     Args:
         target: As the user wrote it.
-        diagnosis: What is wrong.
+        diagnosis: What is wrong, with the change of the code that was tried.
         steps: Steps of every short run.
         plan: The plan that trains as FP32 does; None where none is needed, or none was found.
         does: What the plan changes, in a few words.
         island: The FP32 island that was searched; None where none was.
         tried: Plans in the order in which they were tried.
-        fixes: Changes of the code, where one is known for a finding.
         validation: The plan against FP32 over several seeds; None where there is no plan.
         margin: How near to FP32 it had to come, for people; '' where there is no validation.
         proved: Whether the validation is the full one.
@@ -78,7 +77,6 @@ class Rescue:
     does: str = ""
     island: Island | None = None
     tried: tuple[Tried, ...] = ()
-    fixes: tuple[CodeFix, ...] = ()
     validation: Validation | None = None
     margin: str = ""
     proved: bool = False
@@ -105,9 +103,15 @@ class Rescue:
         return self.outcome in ("healthy", "rescued")
 
     @property
+    def fixes(self) -> tuple[CodeFix, ...]:
+        """Changes of the code that were tried together, without the plan, and hold."""
+        return self.diagnosis.fixes
+
+    @property
     def patch(self) -> str:
-        """All code fixes as one diff; '' where there are none."""
-        return join_patches(self.fixes) if self.fixes else ""
+        """These changes as one diff; '' where there are none."""
+        primary = self.diagnosis.primary
+        return "" if primary is None else primary.patch
 
     @property
     def where(self) -> str:

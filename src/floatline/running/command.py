@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,3 +172,18 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Generator[None]:
     finally:
         for number, action in old.items():
             signal.signal(number, action)
+
+
+@contextlib.contextmanager
+def trial_environment(writes: Path) -> Generator[dict[str, str]]:
+    """The environment of a process that only tries something: services that keep runs elsewhere are not told of it.
+
+    Compilers look for temporary files where they were written, and sockets need short paths: these go to a hidden
+    folder, which is not kept apart once more, and is removed at the end.
+
+    Args:
+        writes: Folder that the process's writes go to.
+    """
+    elsewhere = {"WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": writes.absolute().as_uri(), "COMET_MODE": "disabled"}
+    with tempfile.TemporaryDirectory(prefix=".floatline-", ignore_cleanup_errors=True) as temporary:
+        yield {**os.environ, **elsewhere, **dict.fromkeys(("TMPDIR", "TEMP", "TMP"), temporary)}

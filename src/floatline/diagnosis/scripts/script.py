@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import tempfile
@@ -13,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from floatline.causes import Family
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.result import Diagnosis
 from floatline.errors import TargetError
-from floatline.running.command import Command, parse_command, run_to_end
+from floatline.running.command import Command, parse_command, run_to_end, trial_environment
 
 _MAIN = "floatline.diagnosis.scripts.main"
 
@@ -84,7 +84,7 @@ def diagnose_script(
     found = read_report(text, seen, code, seconds)
     if not tries_fixes or found.primary is None:
         return found
-    steps = max(_AT_LEAST, (seen["first_bad_step"] or 0) + _MORE, seen["last_recorded"] + _MORE)
+    steps = _count_steps(found.primary.cause.family, seen)
 
     def run_changed(sources: Mapping[str, str]) -> Diagnosis | str:
         return _run_changed(command, as_device or "", sources, steps)
@@ -97,8 +97,17 @@ def diagnose_script(
     return replace(found, findings=tried.findings, fixes=tried.fixes, seconds=time.perf_counter() - began)
 
 
-# Steps of a trial: as many as it took to see what is wrong, and some more.
-_AT_LEAST, _MORE = 40, 20
+_AT_LEAST, _MORE = 40, 20  # steps of a trial
+
+
+def _count_steps(family: Family, seen: Mapping[str, Any]) -> int:
+    """Steps of a trial: as many as it took to see what is wrong, and some more.
+
+    What is wrong with numbers is seen in a step that was recorded. What is wrong with the loop or the data may happen
+    once, in any step of the run.
+    """
+    known = max(_AT_LEAST, (seen["first_bad_step"] or 0) + _MORE, seen["last_recorded"] + _MORE)
+    return max(known, seen["num_steps"]) if family in ("loop", "not-precision") else known
 
 
 def _run_changed(command: Command, device: str, sources: Mapping[str, str], steps: int) -> Diagnosis | str:
@@ -109,9 +118,8 @@ def _run_changed(command: Command, device: str, sources: Mapping[str, str], step
         job = {"sources": dict(sources), "steps": steps, "folder": str(writes)}
         trial.write_text(json.dumps(job), encoding="utf-8")
         start = command.inside(_MAIN, str(report), "", device, str(trial))
-        # Services that keep runs elsewhere are not told of a trial.
-        elsewhere = {"WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": writes.as_uri(), "COMET_MODE": "disabled"}
-        problem = run_quietly(start, env=os.environ | elsewhere)
+        with trial_environment(writes) as environment:
+            problem = run_quietly(start, env=environment)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     if not seen or "missing" in seen:
         return problem or "the process that tried it ended without a word"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import time
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 
 from floatline.errors import ComparisonError
 from floatline.plans import Plan
-from floatline.running.command import parse_command
+from floatline.running.command import parse_command, trial_environment
 from floatline.validation.metrics.metric_files import choose_recorded, list_files, read_all
 from floatline.validation.metrics.recorded import Recorded
 from floatline.validation.metrics.text import read_json_lines
@@ -109,7 +108,7 @@ def run_script(job: Job) -> ScriptResult:
     given = job.settings
     own = fresh_folder(Path(given["folder"]) / "scripts" / job.arm, job.seed)
     writes, report, log = own / "files", own / "report.json", own / "losses.jsonl"
-    (writes / ".tmp").mkdir(parents=True)
+    writes.mkdir()
     log.touch()
     words = [fill_in(word, seed=job.seed, folder=own) for word in given["words"]]
     keys = ("plan", "steps", "device", "sources")
@@ -121,8 +120,12 @@ def run_script(job: Job) -> ScriptResult:
     }
     start = parse_command(words).inside("floatline.running.main", str(report), json.dumps(task))
     began = time.monotonic()
-    with (own / "stdout.txt").open("wb") as out, (own / "stderr.txt").open("wb") as err:
-        code = run_supervised(start, cwd=Path(given["cwd"]), out=out, err=err, env=_quiet_places(writes))
+    with (
+        (own / "stdout.txt").open("wb") as out,
+        (own / "stderr.txt").open("wb") as err,
+        trial_environment(writes) as environment,
+    ):
+        code = run_supervised(start, cwd=Path(given["cwd"]), out=out, err=err, env=environment)
     seconds = time.monotonic() - began
     seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     if "missing" in seen:
@@ -222,10 +225,3 @@ def _parse(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _quiet_places(writes: Path) -> dict[str, str]:
-    """The environment of a run that nobody else hears of."""
-    temporary = dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(writes / ".tmp"))
-    elsewhere = {"WANDB_MODE": "disabled", "MLFLOW_TRACKING_URI": writes.as_uri(), "COMET_MODE": "disabled"}
-    return {**os.environ, **temporary, **elsewhere}
