@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import Optimizer
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from floatline.probe.watch.patches import Patches
 
@@ -36,17 +36,53 @@ class LossLog:
         self._parts: list[Tensor] = []
         self._kept: list[tuple[int, Tensor | None, bool]] = []
         self._first: int | None = None
+        self._unscaled: tuple[Tensor | None, Tensor] = (None, torch.zeros((), device="cpu"))
+        self._stepped = False
         self.num_steps = 0
 
     def patch(self, patches: Patches) -> None:
         """Listen to backward passes."""
         patches.wrap(torch.autograd, "backward", self._hearing)
 
+    def patch_bare(self, patches: Patches) -> Callable[[], None]:
+        """Listen to a script that no plan is put into force in, with its own scaler; gives what ends it."""
+        self.patch(patches)
+        patches.wrap(torch.amp.GradScaler, "scale", self._scaling)
+        patches.wrap(torch.amp.GradScaler, "step", self._scaler_stepping)
+        return register_optimizer_step_pre_hook(self._bare_step).remove
+
+    def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            if isinstance(outputs, Tensor):
+                self._unscaled = (scaled, outputs.detach().float())
+            return scaled
+
+        return scale
+
+    def _scaler_stepping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            self._stepped = False
+            result = original(scaler, optimizer, *args, **kwargs)
+            if not self._stepped:
+                self.step(optimizer, False)
+            return result
+
+        return step
+
+    def _bare_step(self, optimizer: Optimizer, *_: Any) -> None:
+        self._stepped = True
+        self.step(optimizer, True)
+
+    def _value_of(self, root: Tensor) -> Tensor:
+        scaled, value = self._unscaled
+        return value if root is scaled else root.detach().float()
+
     def _hearing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             if torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
-                self._parts += [root.detach().float() for root in roots if root.numel() == 1]
+                self._parts += [self._value_of(root) for root in roots if root.numel() == 1]
             original(tensors, *args, **kwargs)
 
         return backward

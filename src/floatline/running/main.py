@@ -22,6 +22,7 @@ from floatline.probe.scripts.kept_writes import KeptWrites
 from floatline.probe.scripts.run import prepare_script, read_exit_code, skip_own_frames
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import EnoughSteps, LossLog
+from floatline.running.outside_scale import OutsideScale
 from floatline.running.plan_in_force import PlanInForce, plan_in_force
 from floatline.running.seeds import Seeds
 
@@ -32,8 +33,8 @@ def main(report: str, job: str, words: list[str]) -> None:
     Args:
         report: Where the JSON goes; '' writes none.
         job: JSON: `plan`; `seed` and `shift`; `steps`, after which the script is ended; `log`, where losses go;
-            `folder`, where writes of the script go; `sources`, texts that are imported instead of files; `device`;
-            `metric`, an expression that finds values in what the script prints. Only the plan is needed.
+            `folder`, where writes of the script go; `sources`, texts that are imported instead of files; `device`.
+            Only the plan is needed; null runs the script as it is.
         words: The script's file, or `-m` and a module, and its arguments.
     """
     given: dict[str, Any] = json.loads(job)
@@ -56,7 +57,7 @@ _Nothing = contextlib.nullcontext
 class _Run:
     def __init__(self, given: dict[str, Any], words: list[str]) -> None:
         self._given, self._words = given, words
-        self._plan = Plan(**given["plan"])
+        self._plan = None if given["plan"] is None else Plan(**given["plan"])
         self._log = LossLog(Path(given["log"]), most=given.get("steps")) if given.get("log") else None
         self._seeds = Seeds(given.get("seed"), shift=given.get("shift", 0))
         self._force: PlanInForce | None = None
@@ -92,9 +93,14 @@ class _Run:
             stack.callback(patches.undo)
             if self._given.get("device"):
                 stack.enter_context(as_cuda())
-            elif not torch.cuda.is_available() and self._plan.compute != "fp32":
+            elif not torch.cuda.is_available() and (self._plan is None or self._plan.compute != "fp32"):
                 stack.enter_context(HalfOnCPU())
             self._seeds.begin(patches)
+            if self._plan is None:
+                if self._log is not None:
+                    stack.callback(self._log.patch_bare(patches))
+                yield
+                return
             if self._log is not None:
                 self._log.patch(patches)
             self._force = stack.enter_context(plan_in_force(self._plan, self._hear))
@@ -105,19 +111,15 @@ class _Run:
             self._log.step(optimizer, applied)
 
     def finish(self, report: str, *, refused: list[str] | None = None) -> None:
-        if self._force is None:
-            return
-        scale = self._force.scale
+        scale = None if self._force is None else self._force.scale
         if not report:
-            if os.environ.get("RANK", "0") == "0":
-                sys.stderr.write(f"floatline: {self._sum_up()}\n")
+            if os.environ.get("RANK", "0") == "0" and self._plan is not None and scale is not None:
+                sys.stderr.write(f"floatline: {_sum_up(self._plan, scale)}\n")
             return
         content = {
             "exit_code": self.exit_code,
             "error": self._error,
-            "num_steps": scale.num_steps,
-            "num_skipped": scale.num_skipped,
-            "scale": scale.scale,
+            "scale": 1.0 if scale is None else scale.scale,
             "seeded": self._seeds.own,
             "refused": refused or [],
         }
@@ -125,12 +127,12 @@ class _Run:
         path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
         path.with_suffix(".new").replace(path)
 
-    def _sum_up(self) -> str:
-        """One line on what was in force."""
-        if self._force is None or not self._force.scale.num_steps:
-            return f"no optimizer made a step under plan '{self._plan.name}'."
-        scale = self._force.scale
-        text = f"{scale.num_steps:,} steps under plan '{self._plan.name}'"
-        if self._plan.scaling is None:
-            return f"{text}."
-        return f"{text}, {scale.num_skipped:,} of them left out; the loss scale ended at {scale.scale:g}."
+
+def _sum_up(plan: Plan, scale: OutsideScale) -> str:
+    """One line on what was in force."""
+    if not scale.num_steps:
+        return f"no optimizer made a step under plan '{plan.name}'."
+    text = f"{scale.num_steps:,} steps under plan '{plan.name}'"
+    if plan.scaling is None:
+        return f"{text}."
+    return f"{text}, {scale.num_skipped:,} of them left out; the loss scale ended at {scale.scale:g}."

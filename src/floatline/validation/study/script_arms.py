@@ -35,7 +35,7 @@ class ScriptArm:
     Args:
         name: Of the arm.
         words: The command: 'python', 'train.py' and so on; `{seed}` and `{folder}` are filled in.
-        under: The plan.
+        under: The plan; None runs the script as it is.
         folder: The study's. The runs' own folders are made in it, as scripts/ARM/SEED.
         metric: 'loss' is the loss as its backward passes begin with it; an expression with a group finds values in
             what the script prints; any other name is looked for in files that it writes.
@@ -47,7 +47,7 @@ class ScriptArm:
 
     name: str
     words: tuple[str, ...]
-    under: Plan
+    under: Plan | None
     folder: Path
     metric: str = LOSS
     steps: int | None = None
@@ -58,13 +58,13 @@ class ScriptArm:
     @property
     def plan(self) -> dict[str, Any]:
         """The plan as plain data."""
-        return self.under.model_dump(mode="json")
+        return {} if self.under is None else self.under.model_dump(mode="json")
 
     def job(self, seed: int) -> Job:
         """Run it with this seed."""
         settings = {
             "words": list(self.words),
-            "plan": self.plan,
+            "plan": self.plan or None,
             "folder": str(self.folder.absolute()),
             "cwd": str(Path.cwd()),
             "metric": self.metric,
