@@ -8,13 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from floatline.cli.output import (
+    COMMAND,
     INTERRUPTED,
+    AsDevice,
     Engine,
     EngineOption,
     FormatOption,
     OutputFormat,
     SeedOption,
-    TargetArgument,
     print_json,
     show_progress,
     text_console,
@@ -22,7 +23,13 @@ from floatline.cli.output import (
 
 
 def rescue(
-    target: TargetArgument,
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS."
+        ),
+    ],
     steps: Annotated[
         int | None,
         typer.Option(
@@ -43,11 +50,27 @@ def rescue(
             "--folder", metavar="FOLDER", help="Folder of the results. The default is floatline-runs/rescue/NAME."
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            help="What a script is validated by, as validate takes it. The default is the loss. Only with --.",
+        ),
+    ] = None,
+    limit: Annotated[
+        float | None, typer.Option("--limit", help="Seconds that one run of a script's validation may take.")
+    ] = None,
+    as_device: Annotated[
+        AsDevice | None,
+        typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
+    ] = None,
     engine: EngineOption = Engine.local,
     output: FormatOption = OutputFormat.text,
 ) -> None:
-    """Diagnose a target, find a plan under which it trains as FP32 does, and verify it.
+    """Diagnose a target or a script, find what makes it train as FP32 does, and verify it.
 
+    A command after -- is a script: a change of its own lines is tried first, then plans that floatline run puts into
+    force. It is not edited, and what it writes in trials is kept apart.
     Writes plan.yaml, rescue.json, report.html, and fix.patch where a change of the code was tried and holds. The code
     is left alone.
     Exit code 0 means that the plan is verified, or that none is needed; 1 that something is left to do. Ctrl-C keeps
@@ -57,19 +80,29 @@ def rescue(
     from pathlib import Path
 
     from floatline.rescuing.finished_stages import refuse_foreign
-    from floatline.training.settings import name_folder
 
-    place = Path("floatline-runs/rescue") / name_folder(target) if folder is None else Path(folder)
+    words: list[str] | None = context.meta.get(COMMAND)
+    if words is None and (metric or limit or as_device):
+        raise typer.BadParameter("--metric, --limit and --as are for a script: give its command after --.")
+    place = Path("floatline-runs/rescue") / _name(target, words) if folder is None else Path(folder)
     refuse_foreign(place)  # now, and not after torch is loaded
+    asked: dict[str, Any] = {"steps": steps, "seed": seed, "prove": prove, "folder": place}
     try:
         # What the target prints is not the report.
         with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
             from floatline.report.rescue import print_rescue, write_rescue
-            from floatline.rescuing.rescue import rescue as save
 
-            elsewhere = _on_ray(target, steps, seed) if engine is Engine.ray else {}
-            asked: dict[str, Any] = {"steps": steps, "seed": seed, "budget": budget, "prove": prove, **elsewhere}
-            result = save(target, folder=place, on_progress=show, **asked)
+            if words is not None:
+                from floatline.rescuing.script_rescue import rescue_script
+
+                device = "" if as_device is None else "cuda"
+                more: dict[str, Any] = {"metric": metric or "loss", "device": device, "timeout": limit}
+                result = rescue_script(words, budget=10 * budget, on_progress=show, **more, **asked)
+            else:
+                from floatline.rescuing.rescue import rescue as save
+
+                elsewhere = _on_ray(target, steps, seed) if engine is Engine.ray else {}
+                result = save(target, budget=budget, on_progress=show, **asked, **elsewhere)
             files = write_rescue(result, place)
     except KeyboardInterrupt:
         typer.echo("floatline: interrupted. What is finished is kept: the same command goes on.", err=True)
@@ -80,6 +113,14 @@ def rescue(
         print_rescue(result, files, text_console())
     if not result.solved:
         raise typer.Exit(1)
+
+
+def _name(target: str, words: list[str] | None) -> str:
+    from floatline.training.settings import name_folder
+
+    if words is None:
+        return name_folder(target)
+    return name_folder(next((word for word in words if word.endswith(".py")), "script"))
 
 
 def _on_ray(target: str, steps: int | None, seed: int) -> dict[str, Any]:

@@ -32,7 +32,8 @@ class Diagnosis:
         fails_in_fp32: Whether that goes wrong in FP32, too; None where nobody saw FP32 at that point.
         no_verdict: Why nothing can be said, such as an error before the first step; '' where something can.
         fixes: Changes of the source that were tried together and hold, in the order in which they are made.
-        num_steps: Steps that were looked at; 0 where their number is not known.
+        num_steps: Steps that were looked at, or as many as a script's failure takes to show; 0 where that is not
+            known.
     """
 
     target: str

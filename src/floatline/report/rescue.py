@@ -91,14 +91,22 @@ def print_rescue(rescue: Rescue, files: dict[str, str], console: Console) -> Non
     lines.append(_row("time", taken))
     lines += [_row(_LABELS[name], path) for name, path in files.items() if name in _LABELS]
     if rescue.plan is not None:
-        lines.append(_row("next", f"floatline train {rescue.target} --plan {files['plan.yaml']}"))
-        if rescue.solved:
+        lines.append(_row("next", _say_next(rescue, files["plan.yaml"])))
+        if rescue.solved and not rescue.is_script:
             folder = Path(files["plan.yaml"]).parent
             lines.append(
                 _row("or", f"floatline approve {folder} --by NAME; floatline train {rescue.target} then uses it")
             )
+    if rescue.by_patch and rescue.patch:
+        lines.append(_row("next", f"git apply {files['fix.patch']}"))
     for line in lines:
         console.print(line, soft_wrap=True)
+
+
+def _say_next(rescue: Rescue, plan: str) -> str:
+    if rescue.is_script:
+        return f"floatline run --plan {plan} -- {rescue.target}"
+    return f"floatline train {rescue.target} --plan {plan}"
 
 
 def _notes(rescue: Rescue) -> tuple[str, ...]:

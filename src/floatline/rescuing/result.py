@@ -68,6 +68,9 @@ class Rescue:
         notes: What else is to be said.
         complete: Whether all plans were tried that could be, up to the one that was taken.
         code: SHA-256 of each file of the target when the rescue began, by its path from the root.
+        by_patch: Whether what was verified is the change of the code, and not a plan.
+        is_script: Whether the target is a command that runs a script.
+        curves: Losses of short runs, by name: 'FP32', 'as it is', 'rescued'.
     """
 
     target: str
@@ -84,15 +87,18 @@ class Rescue:
     notes: tuple[str, ...] = ()
     complete: bool = True
     code: dict[str, str] = field(default_factory=dict[str, str])
+    by_patch: bool = False
+    is_script: bool = False
+    curves: dict[str, tuple[float, ...]] = field(default_factory=dict[str, "tuple[float, ...]"])
 
     @property
     def outcome(self) -> RescueOutcome:
         """What it came to."""
         if self.diagnosis.verdict == "healthy":
             return "healthy"
-        if self.diagnosis.verdict == "not-precision":
+        if self.diagnosis.verdict == "not-precision" and not self.by_patch:
             return "not-precision"
-        if self.plan is not None:
+        if self.plan is not None or self.by_patch:
             passed = self.validation is not None and self.validation.verdict == "PASS"
             return "rescued" if passed else "not-verified"
         return "code-change" if self.complete and self.diagnosis.primary is not None else "unsolved"
@@ -137,7 +143,7 @@ class Rescue:
         if self.outcome == "unsolved":
             tried = f"none of the {len(self.tried)} plans that were tried fixes it. Give more time with --budget."
             return f"Not solved yet: {primary.cause.id} at {self.where}; {tried}"
-        if self.plan is None:
+        if self.plan is None and not self.by_patch:
             change = "fix.patch has it" if self.fixes else f"do this: {primary.fix}"
             return f"No plan fixes {primary.cause.id} at {self.where}; the code must change: {change}."
         if self.validation is None:
@@ -170,6 +176,7 @@ class Rescue:
             "seeds": 0 if self.validation is None else len(self.validation.best.seeds),
             "stages": [vars(stage) for stage in self.stages],
             "notes": list(self.notes),
+            "by_patch": self.by_patch,
             "seconds": round(sum(stage.seconds for stage in self.stages), 3),
         }
 

@@ -81,24 +81,10 @@ class Trials:
         keeps_up = not find_shortfall(trial, self.fp32)
         if keeps_up and len(trial.skipped) <= _SKIPS_TO_SETTLE * self._steps:
             return candidate
-        settled = None if trial.error else self._settle(candidate, trial)
+        settled = None if trial.error else settle_scale(candidate, trial)
         if settled is not None and not find_shortfall(self._try(settled), self.fp32):
             return settled
         return candidate if keeps_up else None
-
-    def _settle(self, candidate: Candidate, trial: Trial) -> Candidate | None:
-        """The candidate with the loss scale that its run ended at; None where that is no other one."""
-        scaling = candidate.plan.scaling
-        if scaling is None or not trial.skipped or not scaling.floor <= trial.scale < scaling.init_scale:
-            return None
-        why = f"the search for a loss scale took {len(trial.skipped)} of {self._steps} steps, and ended at it"
-        plan = candidate.plan.model_copy(
-            update={
-                "scaling": scaling.model_copy(update={"init_scale": trial.scale}),
-                "reasons": {**candidate.plan.reasons, "scaling": why},
-            }
-        )
-        return Candidate(plan, f"{candidate.does}, a loss scale that starts at {trial.scale:g}", why)
 
     def _try(self, candidate: Candidate) -> Trial:
         trial = self._run(f"trying {candidate.does}", candidate.plan)
@@ -143,6 +129,22 @@ class Trials:
         self._note(does, "for comparison", given)
         if not find_shortfall(given, self.fp32):
             self.notes.append(f"With {does} it keeps up, too, in so short a run: what was found shows in no loss yet.")
+
+
+def settle_scale(candidate: Candidate, trial: Trial) -> Candidate | None:
+    """The candidate with the loss scale that its run ended at; None where that is no other one."""
+    scaling = candidate.plan.scaling
+    if scaling is None or not trial.skipped or not scaling.floor <= trial.scale < scaling.init_scale:
+        return None
+    num = len(trial.losses)
+    why = f"the search for a loss scale took {len(trial.skipped)} of {num} steps, and ended at it"
+    plan = candidate.plan.model_copy(
+        update={
+            "scaling": scaling.model_copy(update={"init_scale": trial.scale}),
+            "reasons": {**candidate.plan.reasons, "scaling": why},
+        }
+    )
+    return Candidate(plan, f"{candidate.does}, a loss scale that starts at {trial.scale:g}", why)
 
 
 def _with_clip(plan: Plan, clip: Clip | None) -> Plan:

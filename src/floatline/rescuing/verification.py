@@ -114,7 +114,7 @@ def choose_margins(pilot: ArmRun | None, *, prove: bool) -> Margins:
     return usual_margins(prove=prove) if pilot is None else settle_margins(pilot, prove=prove)
 
 
-class _Speaker(Silence):
+class Speaker(Silence):
     """Says how far a validation is."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -161,7 +161,7 @@ def verify(
     if prove:
         validation = validate(
             target.text, [plan], steps=steps, seed=seed, folder=folder, resume=resume,
-            scale=margins.scale, margins=margins.values, watcher=_Speaker(say), runner=runner,
+            scale=margins.scale, margins=margins.values, watcher=Speaker(say), runner=runner,
         )  # fmt: skip
     else:
         # In this process: to start others for each run would take longer than short runs do.
@@ -169,7 +169,7 @@ def verify(
             target.build if runner is None else target.text, [plan],
             steps=steps, seed=seed, folder=folder, resume=resume, runner=runner,
             scale=margins.scale, margins=margins.values, max_seeds=SHORT_SEEDS, broken=False, measure=False,
-            watcher=_Speaker(say),
+            watcher=Speaker(say),
         )  # fmt: skip
     words = ["floatline", "rescue", target.text, "--seed", str(seed)]
     words += [] if steps is None else ["--steps", str(steps)]

@@ -32,7 +32,7 @@ _FIRST_STEPS = 2
 
 def validate_script(
     words: Sequence[str],
-    plans: Sequence[Plan | str],
+    plans: Sequence[Plan | str | None],
     *,
     metric: str = LOSS,
     higher_is_better: bool | None = None,
@@ -61,7 +61,7 @@ def validate_script(
 
     Args:
         words: The command: 'python', 'train.py' and so on, with `{seed}` where the script takes a seed.
-        plans: A plan, or the name or file of one, for each candidate.
+        plans: A plan, or the name or file of one, for each candidate; None runs the script as it is.
         metric: 'loss' is the loss as the script's backward passes begin with it, a mean over the last tenth of the
             steps; an expression with a group finds values in what it prints, the last one counts; any other name is
             looked for in the files that it writes.
@@ -105,8 +105,10 @@ def validate_script(
     place = Path("floatline-runs/validate") / name_script(words) if folder is None else Path(folder)
     shared: dict[str, Any] = {"folder": place, "metric": metric, "steps": steps, "device": device, "shifts": shifts}
     reference = ScriptArm(REFERENCE, tuple(words), resolve_plan("fp32"), **shared)
-    candidates = [resolve_plan(plan) for plan in plans]
-    arms = [reference, *(ScriptArm(p.name, tuple(words), p, sources=sources or {}, **shared) for p in candidates)]
+    candidates = [None if plan is None else resolve_plan(plan) for plan in plans]
+    names = ["as-written" if plan is None else plan.name for plan in candidates]
+    own: dict[str, Any] = {**shared, "sources": sources or {}}
+    arms = [reference, *(ScriptArm(n, tuple(words), p, **own) for n, p in zip(names, candidates, strict=True))]
     _check_names([arm.name for arm in arms])
     asked = {
         "command": text,
@@ -183,9 +185,11 @@ def name_script(words: Sequence[str]) -> str:
     return name_folder(next((word for word in words if word.endswith(".py")), "script"))
 
 
-def _reproduce(words: Sequence[str], plans: Sequence[Plan | str], terms: Terms, seed: int, steps: int | None) -> str:
+def _reproduce(
+    words: Sequence[str], plans: Sequence[Plan | str | None], terms: Terms, seed: int, steps: int | None
+) -> str:
     given = ["floatline", "validate"]
-    for plan in plans:
+    for plan in filter(None, plans):
         given += ["--plan", plan.name if isinstance(plan, Plan) else plan]
     given += [] if terms.metric == LOSS else ["--metric", terms.metric]
     given += ["--higher-is-better"] if terms.higher_is_better else []

@@ -85,6 +85,7 @@ def diagnose_script(
     if not tries_fixes or found.primary is None:
         return found
     steps = _count_steps(found.primary.cause.family, seen)
+    found = replace(found, num_steps=steps)
 
     def run_changed(sources: Mapping[str, str]) -> Diagnosis | str:
         return _run_changed(command, as_device or "", sources, steps)
