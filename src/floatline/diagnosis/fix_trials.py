@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from floatline.fixes.code_fix import draw_diff
 RunChanged = Callable[[Mapping[str, str]], Diagnosis | str]
 MOST_RUNS = 4
 LIMIT = 300.0  # seconds of one run
+# How far FP32's last losses may move: rounding over all steps. Below this share of the first loss they count as 0.
+_LAST, _ROUNDING, _CONVERGED = 8, 0.02, 0.05
 
 
 def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callable[[str], None]) -> Diagnosis:
@@ -49,6 +52,9 @@ def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callabl
             result = run({str(file): after for file, (_, _, after) in _texts(fixes).items()})
             if isinstance(result, str):
                 return _with_fix(diagnosis, fixes, f"This change was not tried: {result}.", holds=False)
+            if _is_healthy(result) and not keeps_fp32(diagnosis, result):
+                failed.append(f"{first.new_code} changes what FP32 computes")
+                break
             if _is_healthy(result):
                 ways = "With this change" if len(fixes) == 1 else f"With these {len(fixes)} changes"
                 return _with_fix(diagnosis, fixes, f"{ways} {result.target} is healthy: {result.notes[0]}.")
@@ -94,6 +100,22 @@ def _find_next(result: Diagnosis, fixes: Sequence[CodeFix], root: Path) -> CodeF
 
 def _is_healthy(result: Diagnosis) -> bool:
     return result.verdict == "healthy"
+
+
+def keeps_fp32(before: Diagnosis, after: Diagnosis) -> bool:
+    """Whether FP32 ends with the loss that it had; True where FP32 fails by itself, or where nobody looked.
+
+    Args:
+        before: As it was found.
+        after: With a change.
+    """
+    primary = before.primary
+    own_fault = primary is not None and primary.cause.family == "not-precision"
+    old, new = before.fp32_losses, after.fp32_losses
+    if own_fault or before.fails_in_fp32 or not old or not new:
+        return True
+    ends = [statistics.fmean(losses[-_LAST:]) for losses in (old, new)]
+    return abs(ends[1] - ends[0]) <= _ROUNDING * max(abs(ends[0]), abs(old[0]) * _CONVERGED)
 
 
 def _say_result(result: Diagnosis) -> str:

@@ -32,6 +32,7 @@ class Diagnosis:
         fails_in_fp32: Whether that goes wrong in FP32, too; None where nobody saw FP32 at that point.
         no_verdict: Why nothing can be said, such as an error before the first step; '' where something can.
         fixes: Changes of the source that were tried together and hold, in the order in which they are made.
+        fp32_losses: Of the same run in FP32; empty where none was made.
     """
 
     target: str
@@ -46,6 +47,7 @@ class Diagnosis:
     fails_in_fp32: bool | None = False
     no_verdict: str = ""
     fixes: tuple[CodeFix, ...] = ()
+    fp32_losses: tuple[float, ...] = ()
 
     @property
     def primary(self) -> Finding | None:

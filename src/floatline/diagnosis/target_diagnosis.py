@@ -114,6 +114,7 @@ def diagnose(
         chart=rows_of_diagnosis(_traces(evidence), findings[0] if findings else None),
         unexplained="" if findings else _explain_failure(evidence),
         fails_in_fp32=evidence.fails_in_fp32,
+        fp32_losses=tuple(fp32.losses),
     )
     if not tries_fixes:
         return found_out
@@ -234,7 +235,7 @@ def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | 
     findings = tuple(read_finding(entry) for entry in seen["findings"])
     return Diagnosis(
         "it", seen["precision"], findings, 0.0, notes=(seen["note"],), unexplained=seen["unexplained"],
-        fails_in_fp32=seen["fails_in_fp32"], no_verdict=seen["no_verdict"],
+        fails_in_fp32=seen["fails_in_fp32"], no_verdict=seen["no_verdict"], fp32_losses=tuple(seen["fp32_losses"]),
     )  # fmt: skip
 
 
@@ -249,6 +250,7 @@ def diagnose_changed(job: Mapping[str, Any]) -> None:
             "unexplained": found.unexplained,
             "no_verdict": found.no_verdict,
             "fails_in_fp32": found.fails_in_fp32,
+            "fp32_losses": list(found.fp32_losses),
             "note": f"{job['steps'] or 40} steps without a finding, compared with FP32",
         }
     except FloatlineError as error:
