@@ -21,6 +21,7 @@ from floatline.fixes.scope import find_made, find_sources, find_statement
 from floatline.fixes.spanning.edits import FileScene
 
 _LOGS: tuple[FixKind, ...] = ("log-sigmoid", "log-softmax", "softplus", "bce-with-logits")
+_WEIGHTS: tuple[FixKind, ...] = ("mixed-precision", "fp32-weights", "autocast-forward")
 _FLOATS: tuple[FixKind, ...] = ("float-operands", "float-and-back")
 # What is tried for each cause, in this order.
 KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
@@ -33,9 +34,9 @@ KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     "reduction-overflow": _FLOATS,
     "product-overflow": (*_FLOATS, "fp32-island", "fp32-loop"),
     "gradient-overflow": ("scale-back-off", *_LOGS, "exp-ratio", *_FLOATS),
-    "gradient-underflow": ("scaler-with-autocast", "mixed-precision"),
-    "optimizer-state-underflow": ("mixed-precision", "fp32-weights"),
-    "update-lost-to-rounding": ("mixed-precision", "fp32-weights"),
+    "gradient-underflow": ("scaler-with-autocast", "add-scaler", "mixed-precision"),
+    "optimizer-state-underflow": _WEIGHTS,
+    "update-lost-to-rounding": _WEIGHTS,
     "cancellation": ("two-pass-variance", *_FLOATS),
     "accumulator-stagnation": ("float-operands",),
     "integer-not-exact": ("fp32-cast",),
@@ -45,7 +46,7 @@ KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     "clip-before-unscale": ("unscale-before-clip",),
     "scaler-misuse": ("unscale-once", "step-through-scaler", "update-after-step"),
     "scaler-state-lost": ("scaler-state",),
-    "fp16-params-with-scaler": ("fp32-weights",),
+    "fp16-params-with-scaler": ("fp32-weights", "autocast-forward"),
     "scheduler-vs-skipped-step": ("schedule-after-step",),
     "scaled-grad-in-penalty": ("unscaled-penalty",),
     "params-not-trained": ("bare-parameter",),

@@ -8,7 +8,7 @@ from typing import Literal
 import libcst as cst
 
 from floatline.fixes import borders, expressions, guards, loops, statements, statistics
-from floatline.fixes.spanning import buffers, checkpoints, masks, precisions, regions, scalers
+from floatline.fixes.spanning import buffers, checkpoints, masks, new_scaler, precisions, regions, scalers, weights
 from floatline.fixes.spanning.edits import SpanRewrite
 from floatline.fixes.statements import NewStatements
 
@@ -20,7 +20,8 @@ FixKind = Literal[
     "vector-norm", "two-pass-variance", "sum-dtype", "float-and-back", "fp32-cast", "fp32-weights", "fp32-island",
     "float-input", "input-dtype", "source-dtype", "write-dtype", "product-dtype", "double-where", "mean-of-some",
     "no-clamp", "schedule-after-step", "unscaled-penalty", "mixed-precision", "scaler-with-autocast", "scale-back-off",
-    "unscale-once", "scaler-state", "buffer-keeps-dtype", "fp32-loop", "fp32-first", "mask-sum",
+    "unscale-once", "scaler-state", "buffer-keeps-dtype", "fp32-loop", "fp32-first", "mask-sum", "add-scaler",
+    "autocast-forward",
 ]  # fmt: skip
 EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "log-sigmoid": expressions.log_sigmoid,
@@ -71,6 +72,8 @@ SPANS: dict[FixKind, SpanRewrite] = {
     "fp32-loop": regions.fp32_loop,
     "fp32-first": regions.fp32_first,
     "mask-sum": masks.mask_sum,
+    "add-scaler": new_scaler.add_scaler,
+    "autocast-forward": weights.autocast_forward,
 }
 # Kinds that fit many healthy lines: they are for a line that a finding has named.
 ONLY_FOR_FINDINGS: frozenset[FixKind] = frozenset({

@@ -117,7 +117,9 @@ def _load(
     if own:
         nodes = [_ask_checkpoint(scene, call) for call in own]
         return None if None in nodes else ({key: new for one in nodes if one for key, new in one.items()}, {})
+    stepped = {_last(call.args[0].value) for call in calls_of(scene.module, "step") if _steps(call, scaler)}
     others = [call for call in calls_of(scene.module, "load_state_dict") if _source(call, saved) is not None]
+    others = [call for call in others if owner_of(call).rpartition(".")[2] in stepped]
     by_block: dict[int, cst.Call] = {}
     for call in others:
         line = own_statement(scene.module, call)
@@ -132,6 +134,15 @@ def _load(
         text = f'if {checkpoint}.get("{key}"):\n    {scaler}.load_state_dict({checkpoint}["{key}"])\n'
         after[line] = [statement(text)]
     return ({}, after) if after else None
+
+
+def _steps(call: cst.Call, scaler: str) -> bool:
+    return owner_of(call) == scaler and bool(call.args)
+
+
+def _last(node: cst.BaseExpression) -> str:
+    """`opt` of `self.opt`."""
+    return source_of(node).rpartition(".")[2]
 
 
 def _source(call: cst.Call, saved: _Saved) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
@@ -158,8 +159,8 @@ def names_in(node: cst.CSTNode) -> set[str]:
 def assigned_in(node: cst.CSTNode) -> set[str]:
     """The names, and attributes such as `self.x`, that statements of a node assign."""
     kinds = m.AssignTarget() | m.AugAssign() | m.AnnAssign() | m.For() | m.NamedExpr()
-    targets = [one.target for one in m.findall(node, kinds)]  # type: ignore[attr-defined]  # pyright: ignore
-    return {source_of(part) for target in targets for part in _parts(target)}  # pyright: ignore[reportUnknownArgumentType]
+    found: list[Any] = [*m.findall(node, kinds)]
+    return {source_of(part) for one in found for part in _parts(one.target)}
 
 
 def _parts(target: cst.BaseExpression) -> list[cst.BaseExpression]:
@@ -174,3 +175,19 @@ def parameters_of(around: cst.CSTNode, *, with_defaults: bool = True) -> set[str
         return set()
     every = [cst.ensure_type(one, cst.Param) for one in m.findall(around.params, m.Param())]
     return {one.name.value for one in every if with_defaults or one.default is None}
+
+
+def keyword_of(call: cst.Call, word: str) -> str:
+    """The source of a keyword argument; '' where it is not given."""
+    given = [arg.value for arg in call.args if arg.keyword is not None and arg.keyword.value == word]
+    return source_of(given[0]) if given else ""
+
+
+def is_known_at(scene: FileScene, expression: str, line: cst.CSTNode) -> bool:
+    """Whether the names of an expression mean at an earlier statement what they mean later."""
+    names = names_in(cst.parse_expression(expression)) if expression else set[str]()
+    lines = [one for one in m.findall(scene.around, m.SimpleStatementLine()) if assigned_in(one) & names]
+    in_loops = {
+        name for one in m.findall(scene.around, m.For()) for name in names_in(cst.ensure_type(one, cst.For).target)
+    }
+    return not in_loops & names and all(scene.is_before(one, line) for one in lines)

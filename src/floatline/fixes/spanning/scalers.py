@@ -15,6 +15,8 @@ from floatline.fixes.spanning.edits import (
     assigned_in,
     block_of,
     calls_of,
+    is_known_at,
+    keyword_of,
     names_in,
     own_statement,
     owner_of,
@@ -30,13 +32,18 @@ def scaler_with_autocast(scene: FileScene) -> FileEdit | None:
     """`GradScaler(enabled=…)` with the `enabled` of autocast: it scales wherever autocast computes in FP16."""
     scaler = next((owner_of(call) for call in calls_of(scene.line, "scale")), "")
     made = _find_scaler_call(scene, scaler)
-    regions = [call for call in calls_of(scene.around, "autocast") if _enabled(call) != "False"]
-    wanted = {_enabled(call) for call in regions}
-    if made is None or not regions or len(wanted) != 1 or any(_is_bf16(call) for call in regions):
+    regions = [call for call in calls_of(scene.around, "autocast") if keyword_of(call, "enabled") != "False"]
+    wanted = {keyword_of(call, "enabled") for call in regions}
+    if (
+        made is None
+        or not regions
+        or len(wanted) != 1
+        or any("bfloat16" in keyword_of(call, "dtype") for call in regions)
+    ):
         return None
-    own, theirs = _enabled(made), wanted.pop()
+    own, theirs = keyword_of(made, "enabled"), wanted.pop()
     line = own_statement(scene.around, made)
-    if own in ("", theirs) or line is None or not _is_known_at(scene, theirs, line):
+    if own in ("", theirs) or line is None or not is_known_at(scene, theirs, line):
         return None
     args = [arg for arg in made.args if not _is_word(arg, "enabled")]
     if theirs:
@@ -58,26 +65,8 @@ def _find_scaler_call(scene: FileScene, scaler: str) -> cst.Call | None:
 _NAMED_SCALER = m.Attribute(attr=m.Name("GradScaler")) | m.Name("GradScaler")
 
 
-def _enabled(call: cst.Call) -> str:
-    return next((source_of(arg.value) for arg in call.args if _is_word(arg, "enabled")), "")
-
-
 def _is_word(arg: cst.Arg, word: str) -> bool:
     return arg.keyword is not None and arg.keyword.value == word
-
-
-def _is_bf16(call: cst.Call) -> bool:
-    return any(_is_word(arg, "dtype") and "bfloat16" in source_of(arg.value) for arg in call.args)
-
-
-def _is_known_at(scene: FileScene, expression: str, line: cst.CSTNode) -> bool:
-    """Whether the names of an expression mean the same at an earlier statement."""
-    if not expression:
-        return True
-    names = names_in(cst.parse_expression(expression))
-    lines = [one for one in m.findall(scene.around, m.SimpleStatementLine()) if assigned_in(one) & names]
-    in_loops = {name for one in m.findall(scene.around, m.For()) for name in assigned_in(one) & names}
-    return not in_loops and all(scene.is_before(one, line) for one in lines)
 
 
 def scale_back_off(scene: FileScene) -> FileEdit | None:
@@ -152,7 +141,11 @@ def unscale_once(scene: FileScene) -> FileEdit | None:
     scaler, optimizer = owner_of(call), source_of(call.args[0].value)
     block = block_of(scene.around, scene.line)
     moved = [one for one in block if one is scene.line or _belongs_to_step(one, scaler)]
-    steps = [one for one in _find_steps(scene, scaler, optimizer) if _unscales_not(scene, one, scaler, moved)]
+    steps = [
+        one
+        for one in _find_steps(scene, scaler, optimizer)
+        if scaler not in _owners_beside(scene, one, "unscale_", moved)
+    ]
     if not steps or any(one in block for one in steps) or not _can_move(scene, moved):
         return None
     kept = [cst.ensure_type(one, cst.SimpleStatementLine) for one in moved if not calls_of(one, "update")]
@@ -161,8 +154,7 @@ def unscale_once(scene: FileScene) -> FileEdit | None:
     if holder is not None:
         nodes = {holder: []}
     for step in steps:
-        rest = block_of(scene.around, step)
-        has_update = any(owner_of(one) == scaler for line in rest for one in calls_of(line, "update"))
+        has_update = scaler in _owners_beside(scene, step, "update", moved)
         through = cst.ensure_type(statement(f"{scaler}.step({optimizer})"), cst.SimpleStatementLine)
         lines: list[Statement] = [one.deep_clone() for one in kept]
         lines[0] = lines[0].with_changes(leading_lines=step.leading_lines)
@@ -186,10 +178,10 @@ def _find_steps(scene: FileScene, scaler: str, optimizer: str) -> list[cst.Simpl
     return [one for one in lines if source_of(one) in wanted and scene.is_before(scene.line, one)]
 
 
-def _unscales_not(scene: FileScene, step: cst.CSTNode, scaler: str, moved: list[cst.CSTNode]) -> bool:
-    """Whether the block of a step does not unscale by itself."""
-    others = [one for one in block_of(scene.around, step) if one not in moved]
-    return not any(owner_of(call) == scaler for one in others for call in calls_of(one, "unscale_"))
+def _owners_beside(scene: FileScene, step: cst.CSTNode, name: str, moved: list[cst.CSTNode]) -> set[str]:
+    """Whose method of this name the block of a step calls, without what is moved."""
+    own = [call for one in moved for call in calls_of(one, name)]
+    return {owner_of(call) for one in block_of(scene.around, step) for call in calls_of(one, name) if call not in own}
 
 
 def _can_move(scene: FileScene, moved: list[cst.CSTNode]) -> bool:

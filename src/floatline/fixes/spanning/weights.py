@@ -1,0 +1,108 @@
+"""16-bit weights that are trained: the model stays in FP32, and its forward passes run under autocast."""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+
+from floatline.fixes.borders import fp32_cast
+from floatline.fixes.operations import is_simple
+from floatline.fixes.scope import find_path
+from floatline.fixes.spanning.edits import (
+    FileEdit,
+    FileScene,
+    calls_of,
+    names_in,
+    own_statement,
+    statement,
+)
+from floatline.fixes.statements import source_of
+
+_HALVES = {"half": "torch.float16", "bfloat16": "torch.bfloat16"}
+
+
+def autocast_forward(scene: FileScene) -> FileEdit | None:
+    """`model.half()` as `model.float()`, and `model(x)` under autocast with the dtype of the cast."""
+    names = scene.context.names
+    casts = [call for call in _calls(scene.line) if fp32_cast(call, scene.context) is not None]
+    autocast = names.spell("torch.autocast")
+    model = _find_model(scene.line, casts[0]) if len(casts) == 1 else ""
+    if names.has_autocast or autocast is None or not model:
+        return None
+    dtype, new = _dtype_of(casts[0], scene), fp32_cast(casts[0], scene.context)
+    lines = _find_forwards(scene, model)
+    if not dtype or new is None or not lines or _goes_elsewhere(scene, model):
+        return None
+    region = f"{source_of(autocast)}(next({model}.parameters()).device.type, dtype={dtype})"
+    nodes: dict[cst.CSTNode, cst.CSTNode] = {casts[0]: new.node}
+    nodes |= {line: _under(region, line) for line in lines}
+    return FileEdit("weights stay in FP32, and autocast computes in 16 bits", nodes)
+
+
+def _calls(line: cst.CSTNode) -> list[cst.Call]:
+    return [cst.ensure_type(one, cst.Call) for one in m.findall(line, m.Call())]
+
+
+def _find_model(line: cst.SimpleStatementLine, cast: cst.Call) -> str:
+    """The name that holds the model after a cast: `model = Net().half()`, or `model.half()` by itself."""
+    part = line.body[0]
+    if len(line.body) != 1:
+        return ""
+    if isinstance(part, cst.Expr) and part.value is cast and isinstance(cast.func, cst.Attribute):
+        return source_of(cast.func.value) if is_simple(cast.func.value) else ""
+    if not isinstance(part, cst.Assign) or len(part.targets) != 1 or not is_simple(part.targets[0].target):
+        return ""
+    value: cst.BaseExpression = part.value
+    while value is not cast:  # model = Net().half().cuda()
+        if not isinstance(value, cst.Call) or not isinstance(value.func, cst.Attribute):
+            return ""
+        value = value.func.value
+    return source_of(part.targets[0].target)
+
+
+def _dtype_of(cast: cst.Call, scene: FileScene) -> str:
+    """The 16-bit dtype of a cast, in the file's words; '' where that is a name which may mean something else later."""
+    name = cast.func.attr.value if isinstance(cast.func, cst.Attribute) else ""
+    if name in _HALVES:
+        spelled = scene.context.names.spell(_HALVES[name])
+        return "" if spelled is None else source_of(spelled)
+    known = [arg.value for arg in cast.args if scene.context.names.resolve(arg.value).startswith("torch.")]
+    found = [source_of(one) for one in known if scene.context.names.resolve(one).endswith(("float16", "half"))]
+    return found[0] if len(found) == 1 else ""
+
+
+def _find_forwards(scene: FileScene, model: str) -> list[cst.SimpleStatementLine]:
+    """The statements behind the cast that call the model; none where one of them is no statement of a block."""
+    calls = [call for call in _calls(scene.around) if source_of(call.func) == model]
+    lines: list[cst.SimpleStatementLine] = []
+    for call in calls:
+        line = own_statement(scene.around, call)
+        in_block = line is not None and isinstance(find_path(scene.around, line)[-2], (cst.IndentedBlock, cst.Module))
+        if line is None or not in_block or not scene.is_before(scene.line, line) or calls_of(line, "backward"):
+            return []
+        if line not in lines:
+            lines.append(line)
+    return lines
+
+
+def _goes_elsewhere(scene: FileScene, model: str) -> bool:
+    """Whether other code is handed the model, and may call it with what it was: 16 bits."""
+    args = [cst.ensure_type(one, cst.Arg) for one in m.findall(scene.around, m.Arg())]
+    others = [one for one in m.findall(scene.module, m.FunctionDef()) if one is not scene.around]
+    others = [one for one in others if one not in find_path(scene.module, scene.line)]
+    shared = "." in model or isinstance(scene.around, cst.Module)
+    root = model.partition(".")[0]
+    called = shared and any(source_of(call.func) == model for one in others for call in _calls(one))
+    return called or any(source_of(arg.value) == model for arg in args) or root in _captured(scene, others)
+
+
+def _captured(scene: FileScene, others: list[cst.CSTNode]) -> set[str]:
+    """Names that functions inside this one read."""
+    inner = [one for one in others if find_path(scene.around, one)] if scene.around is not scene.module else []
+    return {name for one in inner for name in names_in(one)}
+
+
+def _under(region: str, line: cst.SimpleStatementLine) -> cst.With:
+    whole = cst.ensure_type(statement(f"with {region}:\n    pass\n"), cst.With)
+    body = cst.IndentedBlock([line.with_changes(leading_lines=())])
+    return whole.with_changes(body=body, leading_lines=line.leading_lines)
