@@ -34,7 +34,7 @@ KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     "reduction-overflow": _FLOATS,
     "product-overflow": (*_FLOATS, "fp32-island", "fp32-loop"),
     "gradient-overflow": ("scale-back-off", *_LOGS, "exp-ratio", *_FLOATS),
-    "gradient-underflow": ("scaler-with-autocast", "add-scaler", "mixed-precision"),
+    "gradient-underflow": ("scaler-with-autocast", "add-scaler", "mixed-precision", "autocast-forward"),
     "optimizer-state-underflow": _WEIGHTS,
     "update-lost-to-rounding": _WEIGHTS,
     "cancellation": ("two-pass-variance", *_FLOATS),

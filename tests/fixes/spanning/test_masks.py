@@ -9,6 +9,7 @@ SUMS = {
     "an assignment": "mixed = scores + mask_a + self.pad_mask\n    return mixed.softmax(-1)",
     "in place": "own = scores / 1.0\n    own += mask_a\n    own += causal  # here\n    return own.softmax(-1)",
     "many lines": "y = (\n        scores  # raw\n        + causal[None][0]\n    )  # here\n    return y.softmax(-1)",
+    "a product": "return (scores @ torch.eye(3, dtype=scores.dtype) + causal + padding).softmax(-1)  # here",
     "walrus": "return (w := scores + mask_a).softmax(-1) + 0 * w.nan_to_num(0, 0, 0)  # here",
 }
 
@@ -44,6 +45,12 @@ def test_a_sum_of_masks_ends_at_the_smallest_number(tmp_path, name):
     assert attend(after, torch.float16).isfinite().all()
     wide = attend("import torch\n" + text, torch.float32)
     torch.testing.assert_close(attend(after, torch.float32)[1:], wide[1:])  # of row 0, masks leave nothing
+
+
+def test_what_is_no_sum_stays_in_16_bits(tmp_path):
+    text = write_sum(SUMS["a product"])
+    after = spans(tmp_path, "scalar-out-of-range", text, op="aten.add")["mask-sum"]
+    assert "(scores @ torch.eye(3, dtype=scores.dtype) + causal.float() + padding).clamp(" in after
 
 
 def test_the_sum_before_was_not_finite():

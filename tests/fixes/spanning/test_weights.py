@@ -89,3 +89,31 @@ def test_a_model_stays_in_fp32_and_its_forward_pass_runs_under_autocast(tmp_path
 def test_a_model_that_other_code_may_call_stays(tmp_path, old, new):
     assert old in LOOP
     assert "autocast-forward" not in spans(tmp_path, "update-lost-to-rounding", LOOP.replace(old, new))
+
+
+def test_a_backward_pass_stands_behind_the_region(tmp_path):
+    text = """
+
+class Fit:
+    def fit(self, loader):
+        self.net = Net().to(dtype=torch.float16)  # here
+        for x, y in loader:
+            F.mse_loss(self.net(x), y).backward(retain_graph=True)  # all of it
+"""
+    after = spans(tmp_path, "optimizer-state-underflow", text)["autocast-forward"]
+    assert "self.net = Net().float()  # here" in after
+    assert "            loss = F.mse_loss(self.net(x), y)\n" in after
+    assert "            loss.backward(retain_graph=True)  # all of it\n" in after
+    taken = text.replace("for x, y", "for loss, y")
+    assert spans(tmp_path, "optimizer-state-underflow", taken) == {}
+
+
+def test_gradients_that_underflow_in_16_bit_weights_lead_to_the_cast(tmp_path):
+    text = LOOP.replace("  # here", "").replace("bfloat16", "half")
+    text = text.replace("        opt.zero_grad(); loss.backward()", "        loss.backward()  # here\n        0")
+    after = spans(tmp_path, "gradient-underflow", text)["autocast-forward"]
+    assert ".to(device).float()" in after
+    two = text.replace(
+        "    torch.nn.init", "    other = torch.nn.Linear(3, 1).half()\n    other(net.weight)\n    torch.nn.init"
+    )
+    assert spans(tmp_path, "gradient-underflow", two) == {}

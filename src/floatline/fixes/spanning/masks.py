@@ -6,8 +6,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from floatline.fixes.borders import find_owner
-from floatline.fixes.expressions import widen_tree
-from floatline.fixes.operations import read_number
+from floatline.fixes.operations import float_of, read_number
 from floatline.fixes.spanning.edits import FileEdit, FileScene, assigned_in, parameters_of, statement
 from floatline.fixes.statements import source_of
 
@@ -92,13 +91,27 @@ def _is_mask(node: cst.BaseExpression, scene: FileScene) -> bool:
     return any(word in last.lower() for word in _WORDS)
 
 
+def _widen(node: cst.BaseExpression, scene: FileScene) -> cst.BaseExpression:
+    """A sum in FP32: every sum inside it, and of two other sides one, the mask or a name rather than a product."""
+    if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Add):
+        return float_of(node, scene.context.names)
+    sums = [len(_leaves(side)) > 1 for side in (node.left, node.right)]
+    if not any(sums):
+        ranks = [(_is_mask(side, scene), find_owner(side) is not None) for side in (node.left, node.right)]
+        sums = [ranks[0] > ranks[1], ranks[0] <= ranks[1]]
+    left, right = (
+        _widen(side, scene) if wanted else side for side, wanted in zip((node.left, node.right), sums, strict=True)
+    )
+    return node.with_changes(left=left, right=right)
+
+
 def _bounded(node: cst.BinaryOperation, scene: FileScene) -> cst.BaseExpression | None:
     """`(…).clamp(min=torch.finfo(s.dtype).min).to(s.dtype)`."""
     finfo = scene.context.names.spell("torch.finfo")
     leaves = _leaves(node)
     owner = next((found for leaf in leaves if (found := find_owner(leaf)) is not None), None)
-    wide = widen_tree(node.with_changes(lpar=(), rpar=()), scene.context.names)
-    if finfo is None or owner is None or wide is None or any(read_number(leaf) is not None for leaf in leaves):
+    wide = _widen(node.with_changes(lpar=(), rpar=()), scene)
+    if finfo is None or owner is None or any(read_number(leaf) is not None for leaf in leaves):
         return None
     dtype = f"{source_of(owner)}.dtype"
     text = f"({source_of(wide)}).clamp(min={source_of(finfo)}({dtype}).min).to({dtype})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import libcst as cst
 import libcst.matchers as m
 
@@ -11,9 +13,11 @@ from floatline.fixes.scope import find_path
 from floatline.fixes.spanning.edits import (
     FileEdit,
     FileScene,
+    Statement,
     calls_of,
     names_in,
     own_statement,
+    parameters_of,
     statement,
 )
 from floatline.fixes.statements import source_of
@@ -21,22 +25,45 @@ from floatline.fixes.statements import source_of
 _HALVES = {"half": "torch.float16", "bfloat16": "torch.bfloat16"}
 
 
+@dataclass(frozen=True)
+class _Model:
+    """A model that is cast to 16 bits, and the statements that call it."""
+
+    name: str
+    cast: cst.Call
+    dtype: str
+    forwards: list[cst.SimpleStatementLine]
+
+
 def autocast_forward(scene: FileScene) -> FileEdit | None:
     """`model.half()` as `model.float()`, and `model(x)` under autocast with the dtype of the cast."""
-    names = scene.context.names
-    casts = [call for call in _calls(scene.line) if fp32_cast(call, scene.context) is not None]
-    autocast = names.spell("torch.autocast")
-    model = _find_model(scene.line, casts[0]) if len(casts) == 1 else ""
-    if names.has_autocast or autocast is None or not model:
+    autocast = scene.context.names.spell("torch.autocast")
+    own = _read_cast(scene, scene.line)
+    lines = [cst.ensure_type(one, cst.SimpleStatementLine) for one in m.findall(scene.around, m.SimpleStatementLine())]
+    found = [own] if own is not None else [one for line in lines if (one := _read_cast(scene, line)) is not None]
+    if scene.context.names.has_autocast or autocast is None or len(found) != 1:
         return None
-    dtype, new = _dtype_of(casts[0], scene), fp32_cast(casts[0], scene.context)
-    lines = _find_forwards(scene, model)
-    if not dtype or new is None or not lines or _goes_elsewhere(scene, model):
+    model = found[0]
+    wide = fp32_cast(model.cast, scene.context)
+    if wide is None or _goes_elsewhere(scene, model.name):
         return None
-    region = f"{source_of(autocast)}(next({model}.parameters()).device.type, dtype={dtype})"
-    nodes: dict[cst.CSTNode, cst.CSTNode] = {casts[0]: new.node}
-    nodes |= {line: _under(region, line) for line in lines}
+    region = f"{source_of(autocast)}(next({model.name}.parameters()).device.type, dtype={model.dtype})"
+    nodes: dict[cst.CSTNode, cst.CSTNode | list[Statement]] = {model.cast: wide.node}
+    for line in model.forwards:
+        new = _under(scene, region, line)
+        if new is None:
+            return None
+        nodes[line] = new
     return FileEdit("weights stay in FP32, and autocast computes in 16 bits", nodes)
+
+
+def _read_cast(scene: FileScene, line: cst.SimpleStatementLine) -> _Model | None:
+    """The model that a statement casts to 16 bits, where the function calls it afterwards."""
+    casts = [call for call in _calls(line) if fp32_cast(call, scene.context) is not None]
+    name = _find_model(line, casts[0]) if len(casts) == 1 else ""
+    dtype = _dtype_of(casts[0], scene) if name else ""
+    forwards = _find_forwards(scene, name, line) if dtype else []
+    return _Model(name, casts[0], dtype, forwards) if forwards else None
 
 
 def _calls(line: cst.CSTNode) -> list[cst.Call]:
@@ -71,14 +98,14 @@ def _dtype_of(cast: cst.Call, scene: FileScene) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _find_forwards(scene: FileScene, model: str) -> list[cst.SimpleStatementLine]:
+def _find_forwards(scene: FileScene, model: str, cast: cst.CSTNode) -> list[cst.SimpleStatementLine]:
     """The statements behind the cast that call the model; none where one of them is no statement of a block."""
     calls = [call for call in _calls(scene.around) if source_of(call.func) == model]
     lines: list[cst.SimpleStatementLine] = []
     for call in calls:
         line = own_statement(scene.around, call)
         in_block = line is not None and isinstance(find_path(scene.around, line)[-2], (cst.IndentedBlock, cst.Module))
-        if line is None or not in_block or not scene.is_before(scene.line, line) or calls_of(line, "backward"):
+        if line is None or not in_block or not scene.is_before(cast, line):
             return []
         if line not in lines:
             lines.append(line)
@@ -102,7 +129,20 @@ def _captured(scene: FileScene, others: list[cst.CSTNode]) -> set[str]:
     return {name for one in inner for name in names_in(one)}
 
 
-def _under(region: str, line: cst.SimpleStatementLine) -> cst.With:
+def _under(scene: FileScene, region: str, line: cst.SimpleStatementLine) -> list[Statement] | None:
+    """A statement in a region; a backward pass in it stands behind the region. None where that cannot be done."""
     whole = cst.ensure_type(statement(f"with {region}:\n    pass\n"), cst.With)
-    body = cst.IndentedBlock([line.with_changes(leading_lines=())])
-    return whole.with_changes(body=body, leading_lines=line.leading_lines)
+    inner, behind = line, list[Statement]()
+    if calls_of(line, "backward"):
+        found = line.body[0].value if len(line.body) == 1 and isinstance(line.body[0], cst.Expr) else None
+        taken = names_in(scene.around) | parameters_of(scene.around)
+        if not m.matches(found, m.Call(m.Attribute(attr=m.Name("backward")))) or "loss" in taken:  # type: ignore[arg-type]
+            return None
+        call = cst.ensure_type(found, cst.Call)
+        function = cst.ensure_type(call.func, cst.Attribute)
+        made = cst.Assign([cst.AssignTarget(cst.Name("loss"))], function.value)
+        inner = cst.SimpleStatementLine([made])
+        back = cst.Expr(call.with_changes(func=function.with_changes(value=cst.Name("loss"))))
+        behind.append(line.with_changes(body=[back], leading_lines=()))
+    body = cst.IndentedBlock([inner.with_changes(leading_lines=())])
+    return [whole.with_changes(body=body, leading_lines=line.leading_lines), *behind]
