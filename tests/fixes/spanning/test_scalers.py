@@ -36,6 +36,7 @@ def test_a_scaler_is_on_wherever_autocast_is(tmp_path):
         ("enabled=scale_loss", "enabled=amp"),  # it is on
         ("        enabled=scale_loss,  # off by default\n", ""),
         ("torch.float16", "torch.bfloat16"),
+        ("torch.float16", "kind"),  # which may be bfloat16
         ("enabled=amp)", "enabled=y is not None)"),  # not known where the scaler is made
         ("        with torch.autocast", "        amp = True\n        with torch.autocast"),
         ('"cuda", dtype=torch.float16, enabled=amp', '"cuda", enabled=False'),
@@ -100,6 +101,7 @@ def test_a_scale_of_ones_own_falls_until_gradients_fit(tmp_path, text):
 @pytest.mark.parametrize(
     ("old", "new"),
     [
+        (" / loss_scale", " / loss_scale_of_last_year"),
         (" / loss_scale", ""),  # gradients keep the scale: half of it is another learning rate
         ("        opt.zero_grad()", "        loss_scale *= 0.5\n        opt.zero_grad()"),  # it falls already
         (", loss_scale=2.0**24", ""),  # a global
@@ -226,6 +228,7 @@ def test_a_loop_without_a_scaler_gets_one(tmp_path):
             "    x, y = batches[0]\n    if x:\n        if y:\n",
         ),
         ("return norm", "scaler = norm"),
+        ("amp=True", "amp=True, epoch=0"),  # called for every epoch
         ("opt.step()", "opt.step(closure)"),
         ("(loss * 1.0).backward()", "loss.backward()\n            norm.backward()"),
         ("torch.autocast(", "region("),

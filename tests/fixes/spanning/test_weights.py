@@ -79,6 +79,7 @@ def test_a_model_stays_in_fp32_and_its_forward_pass_runs_under_autocast(tmp_path
     ("old", "new"),
     [
         ("    return net, loss", "    return evaluate(net), loss"),  # which may hand it 16 bits
+        ("    return net, loss", "    return net.encode(x), loss"),
         (".bfloat16()  # here", ".to(kind)  # here"),
         ("        out = net(x.bfloat16())\n", "        out = x\n"),
         ("        out = net(x.bfloat16())\n", "        if net(x).sum(): out = x\n"),

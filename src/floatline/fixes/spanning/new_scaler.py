@@ -39,9 +39,15 @@ def add_scaler(scene: FileScene) -> FileEdit | None:
     loop, made = _read_loop(scene), _write_scaler(scene)
     if loop is None or not made or not is_known_at(scene, made, loop.outer):
         return None
-    taken = names_in(scene.module) | parameters_of(scene.around)
+    given = parameters_of(scene.around)
     unscaled = _read_between(scene, loop)
-    if "scaler" in taken or unscaled is None or not isinstance(loop.backward.func, cst.Attribute):
+    # A function of one epoch would make a new scaler every time.
+    if (
+        "scaler" in names_in(scene.module) | given
+        or "epoch" in given
+        or unscaled is None
+        or not isinstance(loop.backward.func, cst.Attribute)
+    ):
         return None
     scaled = cst.parse_expression(f"scaler.scale({source_of(_bare(loop.backward.func.value))})")
     through = cst.ensure_type(statement(f"scaler.step({loop.optimizer})"), cst.SimpleStatementLine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import libcst as cst
 import libcst.matchers as m
 
@@ -34,12 +36,7 @@ def scaler_with_autocast(scene: FileScene) -> FileEdit | None:
     made = _find_scaler_call(scene, scaler)
     regions = [call for call in calls_of(scene.around, "autocast") if keyword_of(call, "enabled") != "False"]
     wanted = {keyword_of(call, "enabled") for call in regions}
-    if (
-        made is None
-        or not regions
-        or len(wanted) != 1
-        or any("bfloat16" in keyword_of(call, "dtype") for call in regions)
-    ):
+    if made is None or not regions or len(wanted) != 1 or not all(_may_be_fp16(call) for call in regions):
         return None
     own, theirs = keyword_of(made, "enabled"), wanted.pop()
     line = own_statement(scene.around, made)
@@ -63,6 +60,12 @@ def _find_scaler_call(scene: FileScene, scaler: str) -> cst.Call | None:
 
 
 _NAMED_SCALER = m.Attribute(attr=m.Name("GradScaler")) | m.Name("GradScaler")
+
+
+def _may_be_fp16(region: cst.Call) -> bool:
+    """Whether autocast's dtype is written out as FP16, or is the device's own."""
+    dtype = keyword_of(region, "dtype")
+    return not dtype or (dtype.endswith(("float16", "half")) and "bfloat16" not in dtype)
 
 
 def _is_word(arg: cst.Arg, word: str) -> bool:
@@ -118,12 +121,9 @@ def _find_own_scale(scene: FileScene) -> str:
 
 def _divides_gradients(scene: FileScene, scale: str) -> bool:
     """Whether the function divides gradients by the scale: `p.grad.div_(scale)`, `p.grad /= scale`."""
-    for one in m.findall(scene.around, m.SimpleStatementLine()):
-        text = source_of(one)
-        ways = (f"div_({scale})", f"/= {scale}", f"/ {scale}", f"div({scale})", f"mul_(1 / {scale})")
-        if ".grad" in text and any(way in text for way in (*ways, f"mul_(1.0 / {scale})")):
-            return True
-    return False
+    divided = re.compile(rf"(/=? ?|div_?\(){re.escape(scale)}(?![\w.])")
+    texts = [source_of(one) for one in m.findall(scene.around, m.SimpleStatementLine())]
+    return any(".grad" in text and divided.search(text) for text in texts)
 
 
 def _may_assign(scene: FileScene, name: str) -> bool:

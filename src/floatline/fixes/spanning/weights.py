@@ -22,6 +22,11 @@ from floatline.fixes.spanning.edits import (
 )
 from floatline.fixes.statements import source_of
 
+# Methods of a model that compute nothing.
+_NOT_FORWARD = frozenset(
+    """parameters named_parameters buffers named_buffers modules named_modules children named_children state_dict
+    load_state_dict zero_grad requires_grad_ train eval to cuda cpu float half bfloat16 apply""".split()  # noqa: SIM905
+)
 _HALVES = {"half": "torch.float16", "bfloat16": "torch.bfloat16"}
 
 
@@ -120,6 +125,8 @@ def _goes_elsewhere(scene: FileScene, model: str) -> bool:
     shared = "." in model or isinstance(scene.around, cst.Module)
     root = model.partition(".")[0]
     called = shared and any(source_of(call.func) == model for one in others for call in _calls(one))
+    methods = [source_of(call.func) for call in _calls(scene.module) if source_of(call.func).startswith(f"{model}.")]
+    called |= any(name.removeprefix(f"{model}.") not in _NOT_FORWARD for name in methods)
     return called or any(source_of(arg.value) == model for arg in args) or root in _captured(scene, others)
 
 
