@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tests.slow import slow
 
 from floatline.causes import find_cause
 from floatline.diagnosis import fix_trials
-from floatline.diagnosis.fix_trials import MOST_RUNS, try_fixes, write_fix
+from floatline.diagnosis.fix_trials import MOST_RUNS, keeps_fp32, try_fixes, write_fix
 from floatline.diagnosis.result import Diagnosis
 from floatline.findings import Finding
 
@@ -68,6 +69,23 @@ def test_a_change_that_does_not_help_is_not_shown_as_the_fix(file):
     assert "does not help: rounded-onto-singularity at losses.py:6" in result.primary.tried
     assert result.primary.patch == "" and result.fixes == ()
     assert write_fix(result) == "no file was changed: no change of the source is known that holds."
+
+
+def test_a_change_that_moves_what_fp32_computes_is_not_the_fix(file):
+    before = replace(diagnosis_of(find(file)), fp32_losses=(4.0, 1.0, 0.5))
+    answers = iter([(4.0, 1.0, 0.9), (4.0, 1.01, 0.501)])
+    result = try_fixes(
+        before, lambda _: replace(HEALTHY, fp32_losses=next(answers)), root=file.parent, say=lambda _: None
+    )
+    assert "float()" in result.primary.fix
+    assert result.primary.tried.startswith("With this change")
+
+
+def test_where_fp32_fails_by_itself_its_loss_may_change(file):
+    before, after = replace(diagnosis_of(find(file)), fp32_losses=(1.0, 9.0)), replace(HEALTHY, fp32_losses=(1.0, 0.1))
+    assert not keeps_fp32(before, after)
+    assert keeps_fp32(replace(before, fails_in_fp32=True), after)
+    assert keeps_fp32(diagnosis_of(find(file, "clamp-kills-gradient")), after)
 
 
 def test_the_next_change_is_tried_where_the_first_does_not_help(file):

@@ -37,3 +37,16 @@ def candidates(tmp_path, cause, op, old, head=HEAD, arguments="self, x, y, w, ou
         compile(fix.after, "after", "exec")
         found.setdefault(fix.kind, changed(fix))
     return found
+
+
+def spans(tmp_path, cause, text, op="", part="", head=HEAD):
+    """The whole file after each change that is known for the line that ends with `# here`, by kind; each compiles."""
+    path = write(tmp_path, text, head=head)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    (line,) = [at for at, one in enumerate(lines, 1) if one.endswith("# here")]
+    found = {}
+    place = Finding(find_cause(cause), seen="", fix="", module=part, file=str(path), line=line, op=op)
+    for fix in find_fixes(place):
+        compile(fix.after, "after", "exec")
+        found.setdefault(fix.kind, fix.after)
+    return found

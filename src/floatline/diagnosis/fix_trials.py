@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,8 @@ if TYPE_CHECKING:  # libcst takes half a second to import, and a healthy run nee
 RunChanged = Callable[[Mapping[str, str]], Diagnosis | str]
 MOST_RUNS = 4
 LIMIT = 300.0  # seconds of one run
+# How far FP32's last losses may move: rounding over all steps. Below this share of the first loss they count as 0.
+_LAST, _ROUNDING, _CONVERGED = 8, 0.02, 0.05
 
 
 def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callable[[str], None]) -> Diagnosis:
@@ -40,7 +43,7 @@ def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callabl
     primary = diagnosis.primary
     if primary is None:
         return diagnosis
-    trials = _Trials(run, root, say)
+    trials = _Trials(diagnosis, run, root, say)
     for first in _find_changes(primary, root):
         found = trials.follow(first)
         if found is None:
@@ -56,8 +59,8 @@ def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callabl
 class _Trials:
     """Runs changes, MOST_RUNS in all."""
 
-    def __init__(self, run: RunChanged, root: Path, say: Callable[[str], None]) -> None:
-        self._run, self._root, self._say = run, root, say
+    def __init__(self, diagnosis: Diagnosis, run: RunChanged, root: Path, say: Callable[[str], None]) -> None:
+        self._before, self._run, self._root, self._say = diagnosis, run, root, say
         self._left = MOST_RUNS
         self._failed: list[str] = []
         self._num_untried = 0
@@ -69,6 +72,9 @@ class _Trials:
             self._left -= 1
             self._say(f"trying {first.new_code}")
             result = self._run({str(file): after for file, (_, _, after) in _texts(fixes).items()})
+            if not isinstance(result, str) and result.verdict == "healthy" and not keeps_fp32(self._before, result):
+                self._failed.append(f"{first.new_code} changes what FP32 computes")
+                return None
             if isinstance(result, str) or result.verdict == "healthy":
                 return fixes, result
             following = self._find_next(result, fixes)
@@ -120,6 +126,22 @@ def _texts(fixes: Sequence[CodeFix]) -> dict[Path, tuple[str, str, str]]:
         name, before, _ = found.get(path, (fix.name, fix.before, ""))
         found[path] = (name, before, fix.after)
     return found
+
+
+def keeps_fp32(before: Diagnosis, after: Diagnosis) -> bool:
+    """Whether FP32 ends with the loss that it had; True where FP32 fails by itself, or where nobody looked.
+
+    Args:
+        before: As it was found.
+        after: With a change.
+    """
+    primary = before.primary
+    own_fault = primary is not None and primary.cause.family == "not-precision"
+    old, new = before.fp32_losses, after.fp32_losses
+    if own_fault or before.fails_in_fp32 or not old or not new:
+        return True
+    ends = [statistics.fmean(losses[-_LAST:]) for losses in (old, new)]
+    return abs(ends[1] - ends[0]) <= _ROUNDING * max(abs(ends[0]), abs(old[0]) * _CONVERGED)
 
 
 def _say_result(result: Diagnosis) -> str:

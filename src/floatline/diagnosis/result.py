@@ -34,6 +34,7 @@ class Diagnosis:
         fixes: Changes of the source that were tried together and hold, in the order in which they are made.
         num_steps: Steps that were looked at, or as many as a script's failure takes to show; 0 where that is not
             known.
+        fp32_losses: Of the same run in FP32; empty where none was made.
     """
 
     target: str
@@ -49,6 +50,7 @@ class Diagnosis:
     no_verdict: str = ""
     fixes: tuple[CodeFix, ...] = ()
     num_steps: int = 0
+    fp32_losses: tuple[float, ...] = ()
 
     @property
     def primary(self) -> Finding | None:

@@ -115,6 +115,7 @@ def diagnose(
         unexplained="" if findings else _explain_failure(evidence),
         fails_in_fp32=evidence.fails_in_fp32,
         num_steps=len(set(given.loss_steps)),
+        fp32_losses=tuple(fp32.losses),
     )
     if not tries_fixes:
         return found_out
@@ -235,7 +236,7 @@ def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | 
     findings = tuple(read_finding(entry) for entry in seen["findings"])
     return Diagnosis(
         "it", seen["precision"], findings, 0.0, notes=(seen["note"],), unexplained=seen["unexplained"],
-        fails_in_fp32=seen["fails_in_fp32"], no_verdict=seen["no_verdict"],
+        fails_in_fp32=seen["fails_in_fp32"], no_verdict=seen["no_verdict"], fp32_losses=tuple(seen["fp32_losses"]),
     )  # fmt: skip
 
 
@@ -251,6 +252,7 @@ def diagnose_changed(job: Mapping[str, Any]) -> None:
             "no_verdict": found.no_verdict,
             "fails_in_fp32": found.fails_in_fp32,
             "note": f"{_say_steps(found.num_steps)}, compared with FP32",
+            "fp32_losses": list(found.fp32_losses),
         }
     except FloatlineError as error:
         content = {"error": str(error)}

@@ -9,7 +9,16 @@ import libcst as cst
 import libcst.matchers as m
 
 from floatline.fixes.expressions import WIDENED, FixContext, NewExpression, widen_tree
-from floatline.fixes.operations import SourceOperation, call, float_of, is_simple, method, read_number, read_operation
+from floatline.fixes.operations import (
+    SourceOperation,
+    call,
+    float_of,
+    is_simple,
+    method,
+    read_number,
+    read_operation,
+    same,
+)
 from floatline.fixes.statements import NewStatements
 
 _HALVES = ("torch.float16", "torch.half", "torch.bfloat16")
@@ -78,6 +87,9 @@ def find_owner(node: cst.BaseExpression) -> cst.BaseExpression | None:
         return find_owner(node.expression)
     if isinstance(node, cst.BinaryOperation):
         return find_owner(node.right if read_number(node.left) is not None else node.left)
+    if isinstance(node, cst.IfExp):
+        owners = [find_owner(node.body), find_owner(node.orelse)]
+        return owners[0] if None not in owners and same(*owners) else None  # type: ignore[arg-type]  # pyright: ignore
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and node.func.attr.value in _KEEPING:
         return find_owner(node.func.value)
     return None
@@ -208,7 +220,7 @@ def fp32_island(line: cst.SimpleStatementLine, around: cst.CSTNode, scene: FixCo
     """`return self.wo(h)` as the same without autocast, on FP32."""
     del around
     autocast = scene.names.spell("torch.autocast")
-    change = _Widen(scene)
+    change = WidenInputs(scene)
     new = line.visit(change)
     owner = next(iter(change.owners), None)
     if autocast is None or owner is None or not isinstance(new, cst.SimpleStatementLine):
@@ -219,7 +231,7 @@ def fp32_island(line: cst.SimpleStatementLine, around: cst.CSTNode, scene: FixCo
     return NewStatements((with_,), "it is computed in FP32, without autocast")
 
 
-class _Widen(cst.CSTTransformer):
+class WidenInputs(cst.CSTTransformer):
     """Widens what enters modules and matrix products."""
 
     def __init__(self, scene: FixContext) -> None:
@@ -270,4 +282,6 @@ def _is_tensor(node: cst.BaseExpression) -> bool:
     """Whether an expression may be a tensor: a name, an operation or a call; no number, list or text."""
     if read_number(node) is not None or m.matches(node, m.OneOf(m.Name("True"), m.Name("False"), m.Name("None"))):
         return False
+    if isinstance(node, cst.IfExp):
+        return _is_tensor(node.body) and _is_tensor(node.orelse)
     return isinstance(node, (cst.Name, cst.Attribute, cst.Subscript, cst.Call, cst.BinaryOperation))

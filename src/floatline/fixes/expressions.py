@@ -95,12 +95,14 @@ class FixContext:
         made: Local names to the expressions that they were made from.
         op: The operation that failed, such as 'sum'; '' where it is not known.
         is_sure: Whether a finding has named this line.
+        part: The module that failed there, such as 'body.0'; '' where it is not known.
     """
 
     names: Names
     made: Mapping[str, cst.BaseExpression] = field(default_factory=dict[str, cst.BaseExpression])
     op: str = ""
     is_sure: bool = False
+    part: str = ""
 
     def read(self, node: cst.BaseExpression) -> SourceOperation | None:
         """The operation that an expression is, or that its name was made by."""

@@ -13,24 +13,30 @@ from libcst.metadata import MetadataWrapper
 from floatline.findings import Finding
 from floatline.fixes.code_fix import CodeFix
 from floatline.fixes.expressions import FixContext
-from floatline.fixes.kinds import EXPRESSIONS, ONLY_FOR_FINDINGS, STATEMENTS, FixKind
+from floatline.fixes.kinds import EXPRESSIONS, ONLY_FOR_FINDINGS, SPANS, STATEMENTS, FixKind
 from floatline.fixes.names import ReadImports
 from floatline.fixes.positions import find_positions
 from floatline.fixes.rewriting import Exchange, Replace
 from floatline.fixes.scope import find_made, find_sources, find_statement
+from floatline.fixes.spanning.edits import FileScene
 
 _LOGS: tuple[FixKind, ...] = ("log-sigmoid", "log-softmax", "softplus", "bce-with-logits")
+_WEIGHTS: tuple[FixKind, ...] = ("mixed-precision", "fp32-weights", "autocast-forward")
 _FLOATS: tuple[FixKind, ...] = ("float-operands", "float-and-back")
 # What is tried for each cause, in this order.
 KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
-    "scalar-out-of-range": ("mask-constant",),
-    "rounded-onto-singularity": (*_LOGS, *_FLOATS),
+    "scalar-out-of-range": ("mask-constant", "mask-sum"),
+    "rounded-onto-singularity": (*_LOGS, *_FLOATS, "buffer-keeps-dtype"),
     "exp-overflow": ("exp-ratio", "softplus", "log-softmax", *_FLOATS),
     "eps-underflow": ("log-sigmoid", "small-eps", *_FLOATS),
-    "activation-overflow": (*_FLOATS, "fp32-island"),
+    "activation-overflow": (*_FLOATS, "fp32-island", "fp32-loop"),
+    "input-out-of-range": ("fp32-first", "fp32-island"),
     "reduction-overflow": _FLOATS,
-    "product-overflow": (*_FLOATS, "fp32-island"),
-    "gradient-overflow": (*_LOGS, "exp-ratio", *_FLOATS),
+    "product-overflow": (*_FLOATS, "fp32-island", "fp32-loop"),
+    "gradient-overflow": ("scale-back-off", *_LOGS, "exp-ratio", *_FLOATS),
+    "gradient-underflow": ("scaler-with-autocast", "add-scaler", "mixed-precision", "autocast-forward"),
+    "optimizer-state-underflow": _WEIGHTS,
+    "update-lost-to-rounding": _WEIGHTS,
     "cancellation": ("two-pass-variance", *_FLOATS),
     "accumulator-stagnation": ("float-operands",),
     "integer-not-exact": ("fp32-cast",),
@@ -38,8 +44,9 @@ KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     "autocast-region-misuse": ("bce-with-logits", "float-input", "source-dtype", "write-dtype", "product-dtype"),
     "dtype-mismatch": ("source-dtype", "write-dtype", "product-dtype", "input-dtype"),
     "clip-before-unscale": ("unscale-before-clip",),
-    "scaler-misuse": ("step-through-scaler", "update-after-step"),
-    "fp16-params-with-scaler": ("fp32-weights",),
+    "scaler-misuse": ("unscale-once", "step-through-scaler", "update-after-step"),
+    "scaler-state-lost": ("scaler-state",),
+    "fp16-params-with-scaler": ("fp32-weights", "autocast-forward"),
     "scheduler-vs-skipped-step": ("schedule-after-step",),
     "scaled-grad-in-penalty": ("unscaled-penalty",),
     "params-not-trained": ("bare-parameter",),
@@ -83,8 +90,9 @@ def find_fixes(finding: Finding, *, root: str | Path | None = None, text: str | 
     if finding.file and finding.line and kinds:
         sources = KINDS_OF_SOURCES.get(finding.cause.id, ())
         yield from _fix_by(
-            finding.file, finding.line, kinds, op=finding.op, root=root, is_sure=True, text=text, sources=sources
-        )
+            finding.file, finding.line, kinds, op=finding.op, root=root, is_sure=True, text=text, sources=sources,
+            part=finding.module,
+        )  # fmt: skip
 
 
 def fix_line(
@@ -119,6 +127,7 @@ def _fix_by(
     is_sure: bool,
     text: str | None = None,
     sources: Sequence[FixKind] = (),
+    part: str = "",
 ) -> Iterator[CodeFix]:
     """The change that each kind makes of a line, or of the statements that made its names, where it fits."""
     path = Path(file)
@@ -138,7 +147,7 @@ def _fix_by(
     places = [*((one, sources) for one in made_by), (found.line, kinds)]
     for statement, wanted in places:
         at = line if statement is found.line else positions[statement].start.line
-        scene = FixContext(reader.names, find_made(found.around, positions, at), _op_name(op), is_sure)
+        scene = FixContext(reader.names, find_made(found.around, positions, at), _op_name(op), is_sure, part)
         for kind in wanted:
             change = _rewrite(wrapper.module, statement, found.around, kind, scene)
             if change is not None:
@@ -159,6 +168,9 @@ def _rewrite(
         change = Replace(line, EXPRESSIONS[kind], scene)
         after = module.visit(change).code
         return _Rewritten(after, change.says[0], change.safe) if change.says else None
+    if kind in SPANS:
+        edit = SPANS[kind](FileScene(module, line, around, scene))
+        return None if edit is None else _Rewritten(edit.apply(module), edit.says, edit.safe)
     new = STATEMENTS[kind](line, around, scene)
     if new is None:
         return None

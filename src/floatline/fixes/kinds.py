@@ -8,6 +8,8 @@ from typing import Literal
 import libcst as cst
 
 from floatline.fixes import borders, expressions, guards, loops, statements, statistics
+from floatline.fixes.spanning import buffers, checkpoints, masks, new_scaler, precisions, regions, scalers, weights
+from floatline.fixes.spanning.edits import SpanRewrite
 from floatline.fixes.statements import NewStatements
 
 StatementRewrite = Callable[[cst.SimpleStatementLine, cst.CSTNode, expressions.FixContext], "NewStatements | None"]
@@ -17,7 +19,9 @@ FixKind = Literal[
     "update-after-step", "amp-by-device", "trainable-in-fp32", "floatline-optimizer", "floatline-scaler",
     "vector-norm", "two-pass-variance", "sum-dtype", "float-and-back", "fp32-cast", "fp32-weights", "fp32-island",
     "float-input", "input-dtype", "source-dtype", "write-dtype", "product-dtype", "double-where", "mean-of-some",
-    "no-clamp", "schedule-after-step", "unscaled-penalty",
+    "no-clamp", "schedule-after-step", "unscaled-penalty", "mixed-precision", "scaler-with-autocast", "scale-back-off",
+    "unscale-once", "scaler-state", "buffer-keeps-dtype", "fp32-loop", "fp32-first", "mask-sum", "add-scaler",
+    "autocast-forward",
 ]  # fmt: skip
 EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "log-sigmoid": expressions.log_sigmoid,
@@ -57,11 +61,25 @@ STATEMENTS: dict[FixKind, StatementRewrite] = {
     "write-dtype": borders.write_dtype,
     "schedule-after-step": loops.schedule_after_step,
 }
+# What looks at the whole file and changes several of its statements: each is for a line that a finding has named.
+SPANS: dict[FixKind, SpanRewrite] = {
+    "mixed-precision": precisions.mixed_precision,
+    "scaler-with-autocast": scalers.scaler_with_autocast,
+    "scale-back-off": scalers.scale_back_off,
+    "unscale-once": scalers.unscale_once,
+    "scaler-state": checkpoints.scaler_state,
+    "buffer-keeps-dtype": buffers.buffer_keeps_dtype,
+    "fp32-loop": regions.fp32_loop,
+    "fp32-first": regions.fp32_first,
+    "mask-sum": masks.mask_sum,
+    "add-scaler": new_scaler.add_scaler,
+    "autocast-forward": weights.autocast_forward,
+}
 # Kinds that fit many healthy lines: they are for a line that a finding has named.
 ONLY_FOR_FINDINGS: frozenset[FixKind] = frozenset({
     "float-and-back", "fp32-cast", "fp32-weights", "fp32-island", "float-input", "input-dtype", "source-dtype",
     "write-dtype", "product-dtype", "double-where", "mean-of-some", "no-clamp", "schedule-after-step",
-    "two-pass-variance", "vector-norm", "update-after-step",
+    "two-pass-variance", "vector-norm", "update-after-step", *SPANS,
 })  # fmt: skip
 # Modules that a rewrite needs and that the file may not import.
 IMPORTS: dict[FixKind, str] = {"floatline-optimizer": "floatline", "floatline-scaler": "floatline"}

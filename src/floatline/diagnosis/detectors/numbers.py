@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from floatline.base.patched_sources import read_source
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.exceptions import describe_collision
@@ -284,12 +285,29 @@ def _underflow(evidence: Evidence, trace: Trace, lost: dict[str, float]) -> Find
 
 
 def _find_narrowing(given: RunRecord) -> tuple[str, int]:
-    """File and line where 16-bit weights come from: the last cast of a model, or else where they are updated."""
+    """File and line where 16-bit weights come from: the last cast of a model, or else where they are updated.
+
+    The loop of a build() is floatline's, and casts because the file names a precision: that is the line.
+    """
+    if given.kind == "build":
+        return _find_precision(given)
     casts = [event for event in given.of(CastEvent) if event.file]
     if casts:
         return casts[-1].file, casts[-1].line
     made = next(iter(given.optimizers), None)
-    return (made.file, made.line) if made is not None and given.kind == "train" else ("", 0)
+    return (made.file, made.line) if made is not None else ("", 0)
+
+
+def _find_precision(given: RunRecord) -> tuple[str, int]:
+    """File and line where a build() names its precision; none where it is not written out."""
+    from floatline.fixes.spanning.precisions import find_precision_line  # libcst: not where a script runs
+
+    try:
+        text = read_source(given.file).decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return "", 0
+    line = find_precision_line(text, entry=given.entry)
+    return (given.file, line) if line else ("", 0)
 
 
 def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
