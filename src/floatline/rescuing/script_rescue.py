@@ -166,7 +166,7 @@ class _ScriptRescuer:
             made = diagnose_script(
                 words, keep_stdout=True, as_device=given.device or None, tries_fixes=True, on_progress=self._say
             )
-            if made.no_verdict:
+            if made.verdict == "no-verdict":
                 raise RescueError(f"Nothing can be said about the script: {made.no_verdict}.")
             patch = {} if made.primary is None else plain_patch(made)
             known = {

@@ -158,7 +158,7 @@ def run_job(job: Job) -> ArmRun:
         math.nan,
         steps=len(result.losses),
         applied=len(result.losses) - len(result.skipped),
-        skipped=len(result.skipped),
+        skipped=count_late(result.skipped, len(result.losses)),
         first_losses=result.losses[:NUM_FIRST_LOSSES],
         seconds=result.seconds,
         error=result.error,
@@ -170,6 +170,23 @@ def run_job(job: Job) -> ArmRun:
         return replace(run, metric=value, curve=curve, curve_of="loss")
     found = as_run(_read_metric(metric, result.folder), metric, arm=job.arm, seed=job.seed)
     return replace(run, metric=found.metric, start=found.start, curve=found.curve)
+
+
+# So many steps in a row that are made end the search for a loss scale.
+_SETTLED = 10
+
+
+def count_late(skipped: Sequence[int], num: int) -> int:
+    """Steps that were left out after the search for a loss scale at the start; all, where that takes half of the run.
+
+    Args:
+        skipped: Numbers of the steps that were left out.
+        num: Of all steps.
+    """
+    found, late = 0, list(skipped)
+    while late and late[0] - found < _SETTLED:
+        found = late.pop(0) + 1
+    return len(skipped) if found > num // 2 else len(late)
 
 
 def _read_losses(losses: Sequence[float]) -> tuple[float, tuple[tuple[int, float], ...]]:
