@@ -14,6 +14,7 @@ from floatline.base.json_values import plain_json
 from floatline.base.texts import printable
 from floatline.report.document.document import Block, Code, Document, Part, Table, Tile, Tone, Words
 from floatline.report.document.html import page_of, put_in_place
+from floatline.report.losses import draw_losses
 from floatline.report.validation.report import document_of, plan_code
 from floatline.report.validation.texts import TONES, sentence, show_count
 from floatline.rescuing.finished_stages import RESULTS, finish
@@ -197,6 +198,8 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
     if rescue.island is not None:
         blocks.append(Words(f"The smallest FP32 island: {', '.join(rescue.island.modules) or rescue.island.reason}."))
         blocks += [Words(f"{m.module}: {m.reason}.", "note") for m in rescue.island.members if m.reason]
+    drawn = draw_losses(rescue.curves)
+    blocks += [] if drawn is None else [drawn]
     if rescue.tried:
         tones: tuple[Tone, ...] = tuple("bad" if tried.shortfall else "good" for tried in rescue.tried)
         rows = tuple((t.does, t.shortfall or "trains as FP32 does", t.why) for t in rescue.tried)
@@ -204,7 +207,7 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
         blocks.append(Table(caption, ("plan", "against FP32", "why it was tried"), rows, tones=tones, cards=True))
     if rescue.plan is not None:
         blocks.append(plan_code(rescue.plan.model_dump(mode="json", exclude_defaults=True), "plan.yaml"))
-    return (Part("The plan", tuple(blocks)),) if blocks else ()
+    return (Part("What was tried" if rescue.is_script else "The plan", tuple(blocks)),) if blocks else ()
 
 
 def _say_change(rescue: Rescue) -> tuple[str, ...]:
