@@ -15,7 +15,7 @@ _MOST_POINTS = 200
 
 
 def draw_losses(curves: Mapping[str, Sequence[float]]) -> Drawing | None:
-    """A curve for each run; where a loss is not finite its curve ends. None where there is no finite loss.
+    """A curve for each run, with a cross where its loss is not finite for the first time; None without a finite loss.
 
     Args:
         curves: Losses step by step, by the name of the run.
@@ -39,6 +39,9 @@ def draw_losses(curves: Mapping[str, Sequence[float]]) -> Drawing | None:
         points = [(x(i), y(v)) for i, v in _thin(losses) if math.isfinite(v)]
         for (x1, y1), (x2, y2) in itertools.pairwise(points):
             body.append(f'<line class="run p{number}" x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}"/>')
+        bad = find_bad(losses)
+        if bad is not None:
+            body.append(f'<text class="run p{number}" x="{x(bad):.2f}%" y="{_TOP + 4}" text-anchor="middle">✕</text>')
     summary = "; ".join(f"{name}: {_say(losses)}" for name, losses in curves.items())
     svg = frame(body, height=_HEIGHT + 2 * _TOP, summary=summary)
     return Drawing(svg, f"Losses over {steps} steps. {summary}.", legend=tuple(curves))
@@ -56,10 +59,15 @@ def _thin(losses: Sequence[float]) -> list[tuple[int, float]]:
     return [(step, loss) for step, loss in enumerate(losses) if step % every == 0 or step == len(losses) - 1]
 
 
+def find_bad(losses: Sequence[float]) -> int | None:
+    """The first step whose loss is not finite."""
+    return next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
+
+
 def _say(losses: Sequence[float]) -> str:
     if not losses:
         return "no step was made"
-    bad = next((step for step, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    bad = find_bad(losses)
     if bad is not None:
         return f"not finite from step {bad} on" if bad else "not finite from the start"
     return f"from {show_value(losses[0])} to {show_value(losses[-1])}"

@@ -199,7 +199,7 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
         blocks.append(Words(f"The smallest FP32 island: {', '.join(rescue.island.modules) or rescue.island.reason}."))
         blocks += [Words(f"{m.module}: {m.reason}.", "note") for m in rescue.island.members if m.reason]
     drawn = draw_losses(rescue.curves)
-    blocks += [] if drawn is None else [drawn]
+    blocks += [] if drawn is None else [drawn, Words(drawn.summary, "note")]
     if rescue.tried:
         tones: tuple[Tone, ...] = tuple("bad" if tried.shortfall else "good" for tried in rescue.tried)
         rows = tuple((t.does, t.shortfall or "trains as FP32 does", t.why) for t in rescue.tried)
