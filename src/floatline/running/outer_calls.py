@@ -1,6 +1,6 @@
 """OuterCalls: modules that a script calls compute in a plan's format, whether the script uses autocast or not."""
 
-# torch shows how it reads the arguments of Module.to under a private name only.
+# torch shows how it reads the arguments of Module.to, and what its engine does, under private names only.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ class OuterCalls:
         self._weights = DTYPES[plan.weights]
         self._thread = threading.local()
         self._own: set[str] = set()  # devices whose autocast this object turned off behind a model
+        self._regions: list[set[str]] = []  # the same around each region of autocast that the script is in
         self._kinds: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.script_casts = False
 
     def patch(self, patches: Patches) -> None:
         """Put it into force."""
         patches.wrap(nn.Module, "__call__", self._calling)
+        patches.wrap(torch.autocast, "__enter__", self._entering)
+        patches.wrap(torch.autocast, "__exit__", self._leaving)
         patches.wrap(torch, "set_autocast_dtype", self._naming)
         patches.wrap(torch, "set_autocast_enabled", self._switching)
         patches.wrap(torch, "set_default_dtype", self._defaulting)
@@ -84,10 +87,31 @@ class OuterCalls:
 
         return set_autocast_dtype
 
+    def _entering(self, original: _Call) -> _Call:
+        def enter(region: torch.autocast) -> Any:
+            if self._is_own():
+                return original(region)
+            self._regions.append(set(self._own))
+            return original(region)
+
+        return enter
+
+    def _leaving(self, original: _Call) -> _Call:
+        def leave(region: torch.autocast, *error: Any) -> Any:
+            if self._is_own():
+                return original(region, *error)
+            # What is switched on now was on before: the script does not ask for it here.
+            with _OwnAutocast(self._thread, None):
+                result = original(region, *error)
+            self._own = self._regions.pop() if self._regions else set()
+            return result
+
+        return leave
+
     def _switching(self, original: _Call) -> _Call:
         def set_autocast_enabled(*arguments: Any) -> None:  # (device, enabled), or (enabled) in old code
             if not self._is_own():
-                self.script_casts = self.script_casts or arguments[-1] is True
+                self.script_casts = self.script_casts or (arguments[-1] is True and _is_training())
                 self._own.clear()
             original(*arguments)
 
@@ -160,6 +184,11 @@ class _OwnAutocast:
         if self._autocast is not None:
             self._autocast.__exit__(*error)
         self._thread.own = False
+
+
+def _is_training() -> bool:
+    """Whether autocast is for a forward pass that is trained: not for an evaluation, nor a checkpoint's second run."""
+    return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
 
 
 def _widen(tensor: Tensor) -> Tensor:
