@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -30,7 +32,8 @@ class OuterCalls:
     so that the loss is computed in FP32. Where the script casts a module to 16 bits, it gets the format of the plan's
     weights, FP32 among them.
 
-    Nothing is written into a module: copies of models and files of them stay what they are.
+    Nothing is written into a module: copies of models and files of them stay what they are. A compiled function breaks
+    its graph where it calls a module from outside of all modules; `fullgraph` is not insisted on.
 
     Args:
         plan: Of 16 bits.
@@ -42,6 +45,7 @@ class OuterCalls:
         self._dtype, self._before, self._wide_loss = DTYPES[plan.compute], before, wide_loss
         self._weights = DTYPES[plan.weights]
         self._thread = threading.local()
+        self._inside = False  # the same for Dynamo, which cannot read what is a thread's own
         self._own: set[str] = set()  # devices whose autocast this object turned off behind a model
         self._regions: list[set[str]] = []  # the same around each region of autocast that the script is in
         self._kinds: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -49,6 +53,7 @@ class OuterCalls:
 
     def patch(self, patches: Patches) -> None:
         """Put it into force."""
+        patches.wrap(torch, "compile", self._compiling(patches))
         patches.wrap(nn.Module, "__call__", self._calling)
         patches.wrap(torch.autocast, "__enter__", self._entering)
         patches.wrap(torch.autocast, "__exit__", self._leaving)
@@ -89,48 +94,66 @@ class OuterCalls:
 
     def _entering(self, original: _Call) -> _Call:
         def enter(region: torch.autocast) -> Any:
-            if self._is_own():
-                return original(region)
-            self._regions.append(set(self._own))
+            if not self._is_own():
+                self.script_casts = self.script_casts or (region._enabled and _is_training())
+                self._regions.append(set(self._own))
+                self._own.clear()
             return original(region)
 
         return enter
 
     def _leaving(self, original: _Call) -> _Call:
         def leave(region: torch.autocast, *error: Any) -> Any:
-            if self._is_own():
-                return original(region, *error)
-            # What is switched on now was on before: the script does not ask for it here.
-            with _OwnAutocast(self._thread, None):
-                result = original(region, *error)
-            self._own = self._regions.pop() if self._regions else set()
-            return result
+            if not self._is_own():
+                self._own = self._regions.pop() if self._regions else set()
+            return original(region, *error)
 
         return leave
 
     def _switching(self, original: _Call) -> _Call:
         def set_autocast_enabled(*arguments: Any) -> None:  # (device, enabled), or (enabled) in old code
-            if not self._is_own():
+            caller: str = sys._getframe(1).f_globals.get("__name__", "")
+            # torch's own calls begin and end regions, and its compiler goes back to what was before.
+            if caller.partition(".")[0] not in ("torch", "floatline"):
                 self.script_casts = self.script_casts or (arguments[-1] is True and _is_training())
                 self._own.clear()
             original(*arguments)
 
         return set_autocast_enabled
 
+    def _compiling(self, patches: Patches) -> Callable[[_Call], _Call]:
+        def wrap(original: _Call) -> _Call:
+            def compile_(*args: Any, **kwargs: Any) -> Any:
+                if "torch._dynamo" not in sys.modules:
+                    patches.lift()  # it keeps how modules are called, as it finds it
+                    importlib.import_module("torch._dynamo")
+                    patches.put_on()
+                # A graph that must be one would not let a call or an FP32 module of it begin anew.
+                return original(*args, **{k: v for k, v in kwargs.items() if k != "fullgraph"})
+
+            return compile_
+
+        return wrap
+
     def _calling(self, original: _Call) -> _Call:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling() or getattr(self._thread, "inside", False):
-                return original(module, *args, **kwargs)
-            device = self._device_of(module)
+            if torch.compiler.is_compiling():
+                # Dynamo reads this. A function that is compiled breaks off where it calls a model.
+                return original(module, *args, **kwargs) if self._inside else uncompiled(module, args, kwargs)
+            return call_now(module, args, kwargs)
+
+        def call_now(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+            device = "" if getattr(self._thread, "inside", False) else self._device_of(module)
             if not device:
                 return original(module, *args, **kwargs)
-            self._thread.inside = True
+            self._thread.inside = self._inside = True
             try:
                 self._before(module)
                 return self._call(device, original, module, args, kwargs)
             finally:
-                self._thread.inside = False
+                self._thread.inside = self._inside = False
 
+        uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)(call_now, recursive=False)
         return call
 
     def _call(self, device: str, original: _Call, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
