@@ -21,6 +21,8 @@ from floatline.precision.nested import map_tensors
 from floatline.probe.watch.patches import Patches
 
 _Call = Callable[..., Any]
+# A GPU's autocast computes them in FP32, and lets FP32 inputs meet 16-bit weights; a CPU's raises.
+_NORMS = ("layer_norm", "group_norm", "rms_norm", "instance_norm")
 _parse_to: _Call = getattr(torch._C, "_nn")._parse_to  # noqa: B009 (its stubs do not know it)
 
 
@@ -63,6 +65,8 @@ class OuterCalls:
         patches.wrap(nn.Module, "half", self._casting)
         patches.wrap(nn.Module, "bfloat16", self._casting)
         patches.wrap(nn.Module, "to", self._moving)
+        for name in _NORMS if self._weights in NARROW else ():
+            patches.wrap(nn.functional, name, _norming)
 
     def _defaulting(self, original: _Call) -> _Call:
         def set_default_dtype(dtype: torch.dtype) -> None:
@@ -153,7 +157,7 @@ class OuterCalls:
             finally:
                 self._thread.inside = self._inside = False
 
-        uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)(call_now, recursive=False)
+        uncompiled: _Call = getattr(torch, "_disable_dynamo")(call_now, recursive=False)  # noqa: B009
         return call
 
     def _call(self, device: str, original: _Call, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -207,6 +211,15 @@ class _OwnAutocast:
         if self._autocast is not None:
             self._autocast.__exit__(*error)
         self._thread.own = False
+
+
+def _norming(original: _Call) -> _Call:
+    def norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 (torch's name)
+        if input.dtype != torch.float32:
+            return original(input, *args, **kwargs)
+        return original(input, *map_tensors(_widen, args), **map_tensors(_widen, kwargs))
+
+    return norm
 
 
 def _is_training() -> bool:

@@ -86,7 +86,7 @@ class PlanInForce:
         self._fp32 = plan.compute == "fp32"
         self.scale = OutsideScale(plan.scaling, plan.clip, self._begin_step)
         # torch's own optimizers round small updates of 16-bit weights away.
-        exact = ExactUpdates(plan.update or "exact", self.scale.hide)
+        exact = ExactUpdates(plan.update or "exact", self.scale.hide, plan=plan.name)
         self._updates = None if plan.weights == "fp32" else exact
         self._trained: list[Tensor] = []
         self._settled = 0
@@ -100,6 +100,8 @@ class PlanInForce:
             wide_loss = any(kept.function == LOSS for kept in self._plan.fp32_functions)
             OuterCalls(self._plan, self._begin_call, wide_loss=wide_loss).patch(patches)
             patches.wrap(Optimizer, "add_param_group", self._adding)
+        if self._updates is not None:
+            self._updates.patch(patches)
         return self.scale.patch(patches)
 
     def remove(self) -> None:
@@ -108,8 +110,8 @@ class PlanInForce:
             applied.remove()
 
     def _adding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def add_param_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
-            original(optimizer, group)
+        def add_param_group(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
+            original(optimizer, param_group)
             params: list[Tensor] = optimizer.param_groups[-1]["params"]
             if self._plan.weights == "fp32":
                 _widen_weights(params)
@@ -122,8 +124,8 @@ class PlanInForce:
         if not (module.training and torch.is_grad_enabled()):
             return
         if len(self._trained) != self._settled:
-            self._settled = len(self._trained)
             self._settle()
+            self._settled = len(self._trained)  # what raises does so again, also where the script goes on
         for buffers in self._buffers.values():
             buffers.keep()
 

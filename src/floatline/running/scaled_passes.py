@@ -22,6 +22,7 @@ from floatline.probe.watch.patches import Patches
 _Call = Callable[..., Any]
 # A loss of FP16 cannot be multiplied by more.
 _MOST_IN_FP16 = 2.0**15
+_CAN_WIDEN = hasattr(Tensor, "grad_dtype")
 
 
 @dataclass
@@ -250,7 +251,7 @@ def _multiply(leaves: Iterable[Tensor], factor: float) -> None:
 
 def _let_widen(leaf: Tensor) -> None:
     """Allow an FP16 tensor a gradient of FP32: unscaled, small ones would be 0 in FP16."""
-    if not hasattr(Tensor, "grad_dtype"):
+    if not _CAN_WIDEN:
         raise PlanError("This torch has no FP32 gradients for FP16 weights. Keep the weights in FP32, or use bf16.")
     cast("Any", leaf).grad_dtype = None
 
