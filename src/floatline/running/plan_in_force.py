@@ -62,7 +62,8 @@ def plan_in_force(plan: Plan, on_step: StepListener | None = None) -> Generator[
             stack.enter_context(as_fp32())
         stack.callback(force.patch(patches))
         if force.lines:
-            stack.enter_context(LineIslands(force.lines))
+            islands = stack.enter_context(LineIslands(force.lines))
+            patches.wrap(torch.autograd, "_engine_run_backward", lambda run: _run_inside(run, islands))
         try:
             yield force
         finally:
@@ -242,6 +243,16 @@ def _share_out(plan: Plan, roots: list[nn.Module]) -> dict[int, Plan]:
         )
         for root in roots
     }
+
+
+def _run_inside(run: Callable[..., Any], islands: LineIslands) -> Callable[..., Any]:
+    """Tensor.backward is one function to a mode: without this, a checkpoint would run again without the mode."""
+
+    def run_inside(*args: Any, **kwargs: Any) -> Any:
+        with islands:
+            return run(*args, **kwargs)
+
+    return run_inside
 
 
 @torch.no_grad()
