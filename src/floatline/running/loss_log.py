@@ -44,9 +44,11 @@ class LossLog:
 
     def _hearing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            given: list[Any] = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            roots = [root for root in given if isinstance(root, Tensor)]
             if torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
-                self._parts += [root.detach().float() for root in roots if root.numel() == 1]
+                # Copies: a script may go on to add to a loss in place.
+                self._parts += [root.detach().to(torch.float32, copy=True) for root in roots if root.numel() == 1]
             original(tensors, *args, **kwargs)
 
         return backward

@@ -235,8 +235,11 @@ def _share_out(plan: Plan, roots: list[nn.Module]) -> dict[int, Plan]:
                 "rewrites": tuple(
                     rewrite
                     for rewrite in plan.rewrites
-                    if rewrite.function
-                    or fits(rewrite.module, root, f"Plan '{plan.name}' rewrites in '{rewrite.module}'")
+                    if (rewrite.function and root is largest)
+                    or (
+                        rewrite.module
+                        and fits(rewrite.module, root, f"Plan '{plan.name}' rewrites in '{rewrite.module}'")
+                    )
                 ),
                 "fp32_functions": functions if root is largest else (),
             }
