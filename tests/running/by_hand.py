@@ -1,7 +1,5 @@
 """The same loop twice: as a script that knows of no precision, and by hand with autocast and GradScaler."""
 
-import contextlib
-
 import torch
 from torch import nn
 
@@ -54,7 +52,6 @@ class ByHand:
             backoff_factor=scaling.backoff_factor,
             growth_interval=scaling.growth_interval,
         )
-        self._is_unscaled = set()
 
     def call(self, model, *inputs):
         with torch.autocast("cpu", torch.float16):
@@ -120,9 +117,3 @@ def bits(value):
 def state_of(optimizer):
     return bits([optimizer.state[p] for group in optimizer.param_groups for p in group["params"]])
 
-
-@contextlib.contextmanager
-def without_scale():
-    """The plan without scaling: what the checks see where nothing is scaled."""
-    with plan_in_force(fp16_plan(scaling=None)):
-        yield

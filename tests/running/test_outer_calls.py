@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from floatline.plans import KeptFunction, KeptModule
+from floatline.plans.plan import Rewrite
 from floatline.running.plan_in_force import plan_in_force
 
 X = batches()[0][0]
@@ -247,6 +248,31 @@ def test_copies_and_files_of_models_hold_nothing_of_the_plan():
     again = pickle.loads(whole)
     assert bits(again) == bits(model)
     assert bits(again(X)) == bits(model(X))
+
+
+def test_files_of_models_with_fp32_modules_are_read_without_floatline():
+    rewrite = Rewrite(kind="log-softmax", module="0")
+    with plan_in_force(bf16_plan(fp32_modules=(KeptModule(pattern="2"),), rewrites=(rewrite,))):
+        model = small_model()
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        out = model(X)
+        assert "forward" in vars(model[0])
+        assert "forward" in vars(model[2])
+        whole = pickle.dumps(model)
+        assert bits(copy.deepcopy(model)(X)) == bits(out)
+    assert b"floatline" not in whole
+    assert bits(pickle.loads(whole)(X)) == bits(model(X))
+
+
+def test_a_model_that_moves_to_another_device_is_still_put_under_autocast():
+    with torch.device("meta"):
+        model = nn.Linear(6, 3)
+    with plan_in_force(bf16_plan()):
+        model(X.to("meta"))
+        model = model.to_empty(device="cpu")
+        nn.init.normal_(model.weight), nn.init.zeros_(model.bias)
+        out = model(X)
+    assert bits(out) == bits(out.bfloat16().float())
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -184,6 +184,14 @@ def test_a_scaler_is_what_it_was_after_the_run():
     assert torch.amp.GradScaler("cpu").state_dict()["scale"] == 65536.0
 
 
+def test_a_scaler_has_its_settings():
+    with plan_in_force(fp16_plan()):
+        scaler = torch.amp.GradScaler("cpu", growth_factor=3.0)
+        assert not scaler.is_enabled()
+        assert (scaler.get_growth_factor(), scaler.get_growth_interval()) == (3.0, 2000)
+    assert scaler.is_enabled()
+
+
 def run_part(state=None, num=4):
     with plan_in_force(fp16_plan()) as force:
         scaler = torch.amp.GradScaler("cpu")

@@ -1,9 +1,11 @@
 """A plan in force in a script: FP32 for scripts of any precision; modules, functions and lines by name; refusals."""
 
 import copy
+import gc
 import linecache
 import sys
 import textwrap
+import weakref
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from floatline.errors import PlanError
 from floatline.plans import KeptFunction, KeptModule
 from floatline.plans.plan import REWRITE_KINDS, Clip, Rewrite
 from floatline.plans.presets import PLANS
+from floatline.running import plan_in_force as in_force
 from floatline.running.plan_in_force import find_roots, plan_in_force
 
 X, Y = batches()[0]
@@ -79,6 +82,14 @@ def test_under_fp32_steps_are_counted_and_clipped():
             assert (train() == wanted) == (clip is None)
         assert force.scale.num_steps == 6
     assert seen == [True] * 12
+
+
+@pytest.mark.parametrize("name", ["fp32", "fp16-mixed", "bf16-true"])
+def test_scalers_are_what_they_were_behind_a_plan(name):
+    with plan_in_force(PLANS[name]):
+        assert not torch.amp.GradScaler("cpu").is_enabled()
+    assert torch.amp.GradScaler("cpu").is_enabled()
+    assert "_enabled" not in vars(torch.amp.GradScaler)
 
 
 def test_under_fp32_a_gradient_that_is_not_finite_is_the_scripts_own_affair():
@@ -306,6 +317,45 @@ def test_lines_in_a_checkpoint_compute_in_fp32_when_it_runs_again(tmp_path, reen
         for _ in range(2):
             model(X.clone().requires_grad_()).sum().backward()
     assert model.dtypes == [torch.float32] * 4
+
+
+def test_models_that_are_gone_are_let_go():
+    with plan_in_force(fp16_plan()):
+        alive = []
+        for _ in range(3):
+            model = small_model()
+            opt = torch.optim.SGD(model.parameters(), lr=0.1)
+            model(X).sum().backward()
+            opt.step()
+            alive.append(weakref.ref(model))
+            del model, opt
+        gc.collect()
+        assert [ref() for ref in alive] == [None] * 3
+
+
+def test_optimizers_of_inputs_do_not_look_for_models_again(monkeypatch):
+    looks = []
+    monkeypatch.setattr(in_force, "find_roots", lambda params: looks.append(1) or find_roots(params))
+    with plan_in_force(fp16_plan()):
+        model = small_model()
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, _ in batches():
+            attack = torch.optim.SGD([x.requires_grad_()], lr=0.1)
+            model(x).sum().backward()
+            attack.step()
+    assert len(looks) == 1
+
+
+def test_an_optimizer_that_was_copied_is_known_from_its_first_step_on():
+    with plan_in_force(fp16_plan()):
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8))
+        model, opt = copy.deepcopy((model, torch.optim.SGD(model.parameters(), lr=0.1)))
+        for factor in (1.0, float("inf")):
+            opt.zero_grad()
+            before = bits(model)
+            (model(X).sum() * factor).backward()
+            opt.step()
+    assert bits(model) == before
 
 
 def test_a_model_inside_of_a_trainers_module_is_found_once():

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +31,8 @@ class OuterCalls:
     A script that uses autocast says itself where: its regions get the plan's format. In any other script, each module
     with parameters that is called from outside of all modules runs under autocast, and its 16-bit outputs are widened,
     so that the loss is computed in FP32. Where the script casts a module to 16 bits, it gets the format of the plan's
-    weights, FP32 among them.
+    weights, FP32 among them. What a method other than a module's call computes, outside of modules, stays as it is. A
+    script whose only regions lie inside of its modules is known by them after its first call.
 
     Nothing is written into a module: copies of models and files of them stay what they are. A compiled function breaks
     its graph where it calls a module from outside of all modules; `fullgraph` is not insisted on.
@@ -50,7 +50,6 @@ class OuterCalls:
         self._inside = False  # the same for Dynamo, which cannot read what is a thread's own
         self._own: set[str] = set()  # devices whose autocast this object turned off behind a model
         self._regions: list[set[str]] = []  # the same around each region of autocast that the script is in
-        self._kinds: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self.script_casts = False
 
     def patch(self, patches: Patches) -> None:
@@ -183,14 +182,11 @@ class OuterCalls:
     def _is_own(self) -> bool:
         return getattr(self._thread, "own", False)
 
-    def _device_of(self, module: nn.Module) -> str:
+    @staticmethod
+    def _device_of(module: nn.Module) -> str:
         """The kind of device that it is on; '' for one without parameters, such as a loss."""
-        kind = self._kinds.get(module)
-        if kind is None:
-            first = next(module.parameters(), None)
-            kind = "" if first is None else first.device.type
-            if first is not None and kind != "meta":
-                self._kinds[module] = kind
+        first = next(module.parameters(), None)
+        kind = "" if first is None else first.device.type
         return kind if torch.amp.is_autocast_available(kind or "cpu") else ""
 
 

@@ -72,8 +72,12 @@ class OutsideScale:
             patches.wrap(torch.amp.GradScaler, "state_dict", self._saving)
             patches.wrap(torch.amp.GradScaler, "load_state_dict", self._loading)
         patches.wrap(Optimizer, "add_param_group", self._adding)
-        # A scaler that is off: its scale is 1, it unscales and skips nothing, and calls the optimizer's step.
-        patches.set(torch.amp.GradScaler, "_enabled", property(lambda _: False, lambda _self, _value: None))
+        # A scaler that is off: its scale is 1, it unscales and skips nothing, and calls the optimizer's step. While it
+        # is made it is on, so that it has its settings, which a script may ask for.
+        making: list[Any] = []
+        switch = property(lambda scaler: any(one is scaler for one in making) and scaler.__dict__["_enabled"], _keep)
+        patches.set(torch.amp.GradScaler, "_enabled", switch)
+        patches.wrap(torch.amp.GradScaler, "__init__", lambda make: _noting(make, making))
         hooks = (
             register_optimizer_step_pre_hook(self._begin_step),
             register_optimizer_step_post_hook(self._end_step),
@@ -192,6 +196,21 @@ class _Judged:
         loss = self._closure()
         self._judge()
         return loss
+
+
+def _keep(scaler: Any, value: bool) -> None:
+    scaler.__dict__["_enabled"] = value
+
+
+def _noting(make: _Call, making: list[Any]) -> _Call:
+    def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
+        making.append(scaler)
+        try:
+            make(scaler, *args, **kwargs)
+        finally:
+            making.pop()
+
+    return init
 
 
 def _is_stepping(optimizer: Optimizer) -> bool:

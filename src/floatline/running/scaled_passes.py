@@ -37,7 +37,8 @@ class ScaledPasses:
     """Multiplies what a backward pass begins with, and divides the gradients right after it.
 
     Hooks of tensors and modules that the script registers are given gradients without the scale, as well, and what
-    they return is multiplied. Passes that begin at a `GradientEdge`, and batched ones, are not scaled.
+    they return is multiplied; those of nodes of the graph see the scale. Passes that begin at a `GradientEdge`, batched
+    ones and those of `torch.func` are not scaled.
 
     Numerics:
         Where the scale is a power of two, FP32 gradients have the bits of GradScaler's after unscaling. Gradients that
