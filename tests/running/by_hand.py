@@ -116,4 +116,3 @@ def bits(value):
 
 def state_of(optimizer):
     return bits([optimizer.state[p] for group in optimizer.param_groups for p in group["params"]])
-
