@@ -18,7 +18,7 @@ from floatline.plans import KeptFunction, Plan
 from floatline.plans.plan import RewriteKind, match_modules, name_modules
 from floatline.precision.fp32_call import allow_tf32, run_in_fp32
 from floatline.precision.functions import Around, code_of, find_function, wrap_function
-from floatline.precision.islands import Islands, LineIslands
+from floatline.precision.islands import Islands, LineIslands, StandIn
 from floatline.precision.rewrites import Rewriting
 
 LOSS = "loss"
@@ -113,8 +113,8 @@ class _Loss:
         return getattr(self._loss_fn, name)
 
 
-class _RewrittenForward:
-    """Stands in for one module's forward. An object and not a closure, so that a copied module gets its own."""
+class _RewrittenForward(StandIn):
+    """Computes it with operations in another form."""
 
     def __init__(self, module: nn.Module, kinds: Collection[RewriteKind], state: _State) -> None:
         self.module, self.kinds, self.state = module, tuple(kinds), state

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import math
 from collections.abc import Callable, Collection, Container, Iterable
@@ -182,12 +183,34 @@ def _usual_outputs(name: str) -> Outputs:
     return "as-inputs" if name else "fp32"
 
 
-class _Forward:
-    """Stands in for one module's forward. An object and not a closure, so that a copied module gets its own."""
+class StandIn:
+    """Stands in for one module's forward. An object and not a closure, so that a copied module gets its own.
+
+    Attributes:
+        module: Whose forward.
+        replaced: Another library's, on the instance; None where there was none.
+    """
+
+    module: nn.Module
+    replaced: Any
+
+    def __reduce__(self) -> Any:
+        if self.replaced is not None:
+            return super().__reduce__()
+        return getattr, (self.module, "forward")  # a file holds the user's own, and is read without floatline
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StandIn:
+        copied = memo[id(self)] = object.__new__(type(self))
+        vars(copied).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return copied
+
+
+class _Forward(StandIn):
+    """Computes it in FP32."""
 
     def __init__(self, module: nn.Module, *, keep: bool, default: torch.dtype | None) -> None:
         self.module = module
-        self.replaced = vars(module).get("forward")  # another library's, on the instance
+        self.replaced = vars(module).get("forward")
         self.keep = keep
         self.default = default
         module.forward = self

@@ -20,8 +20,9 @@ from floatline.errors import TargetError
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?(\.exe)?")
 _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
-# Of torchrun: options that take no value.
-_TORCHRUN_FLAGS = ("--standalone", "--run-path", "--virtual-local-rank", "--no-python", "-m", "--module")
+# Of torchrun: options that take no value, and those whose value may stand in the same word.
+_TORCHRUN_FLAGS = ("--standalone", "--virtual-local-rank", "--no-python")
+_TORCHRUN_SHORT = ("-r", "-t")
 # The first entry of sys.path is what -c put there: the script's own takes its place. floatline comes last, so that it
 # hides nothing of the script's.
 _START = """
@@ -119,21 +120,28 @@ def parse_launched(words: list[str]) -> Command:
         launcher, rest = words[:3], words[3:]
     else:
         return parse_command(words)
-    if shutil.which(words[0]) is None:
+    program = shutil.which(words[0])
+    if program is None:
         raise TargetError(f"There is no program '{words[0]}'. Check the spelling, or give its full path.")
     is_module = False
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
-        if word in ("-m", "--module"):
+        name = word.replace("_", "-")
+        if name in ("-m", "--module"):
             is_module = True
             continue
+        if name == "--run-path":  # how torchrun would run the script itself
+            continue
         launcher.append(word)
-        if "=" not in word and word.replace("_", "-") not in _TORCHRUN_FLAGS and rest:
+        attached = "=" in word or (word[:2] in _TORCHRUN_SHORT and len(word) > 2)
+        if not attached and name not in _TORCHRUN_FLAGS and rest:
             launcher.append(rest.pop(0))
     if not rest or "--no-python" in launcher or "--no_python" in launcher:
         raise TargetError(f"'{shlex.join(words)}' names no Python script. Give 'torchrun ... train.py ...'.")
     script = ("-m", *rest) if is_module else (_check_script(rest[0]), *rest[1:])
-    return Command(sys.executable, (), script, (*launcher, "--no-python"))
+    beside = Path(program) if first != "torchrun" else Path(program).with_name("python")
+    python = str(beside) if beside.exists() else sys.executable
+    return Command(python, ("-u",), script, (*launcher, "--no-python"))  # torchrun runs scripts with -u
 
 
 def _check_script(file: str) -> str:

@@ -55,7 +55,7 @@ class LossLog:
         def scale(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
             if isinstance(outputs, Tensor):
-                self._unscaled = (scaled, outputs.detach().float())
+                self._unscaled = (scaled, outputs.detach().to(torch.float32, copy=True))
             return scaled
 
         return scale
@@ -76,11 +76,13 @@ class LossLog:
 
     def _value_of(self, root: Tensor) -> Tensor:
         scaled, value = self._unscaled
-        return value if root is scaled else root.detach().float()
+        # A copy: a script may go on to add to a loss in place.
+        return value if root is scaled else root.detach().to(torch.float32, copy=True)
 
     def _hearing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            given: list[Any] = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            roots = [root for root in given if isinstance(root, Tensor)]
             if torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
                 self._parts += [self._value_of(root) for root in roots if root.numel() == 1]
             original(tensors, *args, **kwargs)

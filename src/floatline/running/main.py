@@ -19,12 +19,13 @@ from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plans import Plan
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.scripts.kept_writes import KeptWrites
-from floatline.probe.scripts.run import prepare_script, read_exit_code, skip_own_frames
+from floatline.probe.scripts.run import prepare_script, read_exit_code
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import EnoughSteps, LossLog
 from floatline.running.outside_scale import OutsideScale
 from floatline.running.plan_in_force import PlanInForce, plan_in_force
 from floatline.running.seeds import Seeds
+from floatline.running.tracebacks import hide_own_frames
 
 
 def main(report: str, job: str, words: list[str]) -> None:
@@ -61,30 +62,39 @@ class _Run:
         self._log = LossLog(Path(given["log"]), most=given.get("steps")) if given.get("log") else None
         self._seeds = Seeds(given.get("seed"), shift=given.get("shift", 0))
         self._force: PlanInForce | None = None
-        self._error = ""
+        self._error, self._refused = "", False
         self.exit_code = 0
 
     def run(self, around: contextlib.AbstractContextManager[Any]) -> None:
         patch_sources(self._given.get("sources", {}))
-        with self._conditions(), around:
-            try:
-                prepare_script(self._words)()
-            except SystemExit as end:
-                self.exit_code = read_exit_code(end)
-            except EnoughSteps:
-                pass
-            except KeyboardInterrupt:
-                self.exit_code = 130
-            except FloatlineError as error:
-                self.exit_code, self._error = 2, str(error)
-                sys.stderr.write(f"floatline: {error}\n")
-            except BaseException as error:
-                self.exit_code = 1
-                self._error = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-                kind, trace = type(error), skip_own_frames(error.__traceback__)
-                sys.excepthook(kind, error.with_traceback(trace), trace)
-            if self._log is not None:
-                self._log.flush()
+        try:
+            with self._conditions(), around:
+                self._run_script()
+        except FloatlineError as error:
+            self._refuse(error)
+
+    def _run_script(self) -> None:
+        try:
+            prepare_script(self._words)()
+        except SystemExit as end:
+            self.exit_code = read_exit_code(end)
+        except EnoughSteps:
+            pass
+        except KeyboardInterrupt:
+            self.exit_code = 130
+        except FloatlineError as error:
+            self._refuse(error)
+        except BaseException as error:
+            self.exit_code = 1
+            self._error = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            hide_own_frames(error)
+            sys.excepthook(type(error), error, error.__traceback__)
+        if self._log is not None:
+            self._log.flush()
+
+    def _refuse(self, error: FloatlineError) -> None:
+        self.exit_code, self._error, self._refused = 2, str(error), True
+        sys.stderr.write(f"floatline: {error}\n")
 
     @contextlib.contextmanager
     def _conditions(self) -> Generator[None]:
@@ -113,7 +123,12 @@ class _Run:
     def finish(self, report: str, *, refused: list[str] | None = None) -> None:
         scale = None if self._force is None else self._force.scale
         if not report:
-            if os.environ.get("RANK", "0") == "0" and self._plan is not None and scale is not None:
+            if (
+                os.environ.get("RANK", "0") == "0"
+                and self._plan is not None
+                and scale is not None
+                and not self._refused
+            ):
                 sys.stderr.write(f"floatline: {_sum_up(self._plan, scale)}\n")
             return
         content = {

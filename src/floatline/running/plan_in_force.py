@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -35,7 +36,8 @@ def plan_in_force(plan: Plan, on_step: StepListener | None = None) -> Generator[
 
     - FP32: see `as_fp32`. Otherwise modules compute in the plan's format, see `OuterCalls`.
     - FP16 is scaled around each backward pass, see `OutsideScale`; the script's own scalers do nothing. Buffers, such
-      as running statistics, go back where a step is left out.
+      as running statistics, go back where a step is left out. Only steps of torch's optimizers are left out: a script
+      that writes its updates itself sees the gradients of an overflow.
     - 16-bit weights take exact updates, see `ExactUpdates`.
     - FP32 modules, functions and rewrites come into force when a model is first called in training, since only then
       all of it is there.
@@ -57,12 +59,13 @@ def plan_in_force(plan: Plan, on_step: StepListener | None = None) -> Generator[
     force = PlanInForce(plan, on_step or _hear_nothing)
     patches = Patches()
     with contextlib.ExitStack() as stack:
-        stack.callback(patches.undo)
         if plan.compute == "fp32":
             stack.enter_context(as_fp32())
+        stack.callback(patches.undo)  # before as_fp32 puts back what it has replaced itself
         stack.callback(force.patch(patches))
         if force.lines:
-            stack.enter_context(LineIslands(force.lines))
+            islands = stack.enter_context(LineIslands(force.lines))
+            patches.wrap(torch.autograd, "_engine_run_backward", lambda run: _run_inside(run, islands))
         try:
             yield force
         finally:
@@ -86,12 +89,13 @@ class PlanInForce:
         self._fp32 = plan.compute == "fp32"
         self.scale = OutsideScale(plan.scaling, plan.clip, self._begin_step)
         # torch's own optimizers round small updates of 16-bit weights away.
-        exact = ExactUpdates(plan.update or "exact", self.scale.hide)
+        exact = ExactUpdates(plan.update or "exact", self.scale.hide, plan=plan.name)
         self._updates = None if plan.weights == "fp32" else exact
-        self._trained: list[Tensor] = []
-        self._settled = 0
-        self._applied: dict[int, AppliedPlan] = {}
-        self._buffers: dict[int, Buffers] = {}
+        self._trained: dict[int, weakref.ref[Tensor]] = {}
+        self._is_settled = True
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._applied: list[AppliedPlan] = []
+        self._buffers: list[Buffers] = []
         self.lines = NamedLines(plan)
 
     def patch(self, patches: Patches) -> Callable[[], None]:
@@ -100,52 +104,65 @@ class PlanInForce:
             wide_loss = any(kept.function == LOSS for kept in self._plan.fp32_functions)
             OuterCalls(self._plan, self._begin_call, wide_loss=wide_loss).patch(patches)
             patches.wrap(Optimizer, "add_param_group", self._adding)
+        if self._updates is not None:
+            self._updates.patch(patches)
         return self.scale.patch(patches)
 
     def remove(self) -> None:
         """Put models and functions back as they were."""
-        for applied in self._applied.values():
+        for applied in self._applied:
             applied.remove()
 
     def _adding(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def add_param_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
-            original(optimizer, group)
-            params: list[Tensor] = optimizer.param_groups[-1]["params"]
-            if self._plan.weights == "fp32":
-                _widen_weights(params)
-            self._trained += params
+        def add_param_group(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
+            original(optimizer, param_group)
+            self._know(optimizer.param_groups[-1]["params"])
 
         return add_param_group
+
+    def _know(self, params: Iterable[Tensor]) -> None:
+        """Take in what an optimizer trains."""
+        new = [p for p in params if (known := self._trained.get(id(p))) is None or known() is not p]
+        if self._plan.weights == "fp32":
+            _widen_weights(new)
+        self._trained.update({id(p): weakref.ref(p) for p in new})
+        # Other tensors, such as inputs that are attacked, lie in no model.
+        self._is_settled = self._is_settled and not any(isinstance(p, nn.Parameter) for p in new)
 
     def _begin_call(self, module: nn.Module) -> None:
         """A module is called from outside of all modules."""
         if not (module.training and torch.is_grad_enabled()):
             return
-        if len(self._trained) != self._settled:
-            self._settled = len(self._trained)
+        if not self._is_settled:
             self._settle()
-        for buffers in self._buffers.values():
+            self._is_settled = True  # what raises does so again, also where the script goes on
+        for buffers in self._buffers:
             buffers.keep()
 
     def _settle(self) -> None:
         """All models are there: what the plan says of their parts comes into force."""
-        roots = [unwrap(root) for root in find_roots(self._trained)]
-        new = [root for root in roots if id(root) not in self._applied]
+        self._trained = {key: ref for key, ref in self._trained.items() if ref() is not None}
+        params = [p for ref in self._trained.values() if (p := ref()) is not None]
+        roots = [unwrap(root) for root in find_roots(params)]
+        new = [root for root in roots if root not in self._roots]
         for root in new:
             if self._plan.weights != "fp32":
                 self._cast(root)
         plans = _share_out(self._plan, roots)
         for root in new:
-            self._applied[id(root)] = AppliedPlan(root, plans[id(root)])
-            if self._plan.scaling is not None:
-                self._buffers[id(root)] = kept = Buffers(root)
+            own = plans[id(root)]
+            if own.fp32_modules or own.fp32_functions or own.rewrites or own.tf32:
+                self._applied.append(AppliedPlan(root, own))
+            if self._plan.scaling is not None and next(root.buffers(), None) is not None:
+                kept = Buffers(root)
                 kept.remove()  # the outermost call tells when a step begins
+                self._buffers.append(kept)
+            self._roots.add(root)
 
     def _cast(self, root: nn.Module) -> None:
         dtype = DTYPES[self._plan.weights]
-        trained = {id(tensor) for tensor in self._trained}
-        wide = [p for p in root.parameters() if id(p) in trained and p.dtype == torch.float32]
-        if not wide or any(p.dtype == dtype for p in root.parameters() if id(p) in trained):
+        trained = [p for p in root.parameters() if id(p) in self._trained]
+        if all(p.dtype != torch.float32 for p in trained) or any(p.dtype == dtype for p in trained):
             return  # the script's own cast says which weights stay in FP32
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             raise PlanError(
@@ -155,8 +172,10 @@ class PlanInForce:
         cast_weights(root, self._plan)
 
     def _begin_step(self, optimizer: Optimizer, applied: bool) -> None:
+        if not self._fp32:
+            self._know(p for group in optimizer.param_groups for p in group["params"])  # one that was copied or loaded
         self._on_step(optimizer, applied)
-        for buffers in self._buffers.values():
+        for buffers in self._buffers:
             buffers.settle(torch.tensor(applied, device="cpu"))
         if applied and self._updates is not None:
             self._updates.step(optimizer)
@@ -232,14 +251,27 @@ def _share_out(plan: Plan, roots: list[nn.Module]) -> dict[int, Plan]:
                 "rewrites": tuple(
                     rewrite
                     for rewrite in plan.rewrites
-                    if rewrite.function
-                    or fits(rewrite.module, root, f"Plan '{plan.name}' rewrites in '{rewrite.module}'")
+                    if (rewrite.function and root is largest)
+                    or (
+                        rewrite.module
+                        and fits(rewrite.module, root, f"Plan '{plan.name}' rewrites in '{rewrite.module}'")
+                    )
                 ),
                 "fp32_functions": functions if root is largest else (),
             }
         )
         for root in roots
     }
+
+
+def _run_inside(run: Callable[..., Any], islands: LineIslands) -> Callable[..., Any]:
+    """Tensor.backward is one function to a mode: without this, a checkpoint would run again without the mode."""
+
+    def run_inside(*args: Any, **kwargs: Any) -> Any:
+        with islands:
+            return run(*args, **kwargs)
+
+    return run_inside
 
 
 @torch.no_grad()

@@ -102,7 +102,8 @@ def _values(param: Tensor) -> Tensor:
     """The numbers of a gradient, as a plain dense tensor that shares its memory."""
     grad = cast(Tensor, param.grad)
     if not grad.is_sparse:
-        return local_part(grad)
+        values = local_part(grad)
+        return torch.view_as_real(values) if values.is_complex() else values
     if grad.dtype == torch.float16 and not grad.is_coalesced():
         # Entries of one index are added up later, in FP16 too: an overflow must be seen now.
         grad = param.grad = grad.coalesce()

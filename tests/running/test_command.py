@@ -1,0 +1,97 @@
+"""Commands that torchrun starts several times, taken apart."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from floatline.errors import TargetError
+from floatline.running.command import parse_launched
+
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+BY_MODULE = [sys.executable, "-m", "torch.distributed.run"]
+
+
+@pytest.fixture(autouse=True)
+def in_folder_with_script(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
+    (tmp_path / "torchrun").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+
+
+def torchrun(*words):
+    return parse_launched(["./torchrun", *words])
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ([], []),
+        (["--standalone"], ["--standalone"]),
+        (["--nproc-per-node", "2"], ["--nproc-per-node", "2"]),
+        (["--nproc_per_node=2", "--standalone"], ["--nproc_per_node=2", "--standalone"]),
+        (["-r", "3", "-t3"], ["-r", "3", "-t3"]),
+        (["--rdzv-conf", "a=1,b=2"], ["--rdzv-conf", "a=1,b=2"]),
+        (["--run-path"], []),
+        (["--virtual_local_rank"], ["--virtual_local_rank"]),
+    ],
+)
+def test_options_of_torchrun_stay_with_it(options, given):
+    command = torchrun(*options, "train.py", "--standalone", "a b", "-m")
+    assert command.launcher == ("./torchrun", *given, "--no-python")
+    assert command.words == ("train.py", "--standalone", "a b", "-m")
+    assert command.options == ("-u",)  # as torchrun runs scripts
+
+
+def test_every_option_of_this_torchrun_is_known():
+    from torch.distributed.run import get_args_parser
+
+    for action in get_args_parser()._actions:
+        for option in action.option_strings:
+            if option in ("-h", "--help", "-m", "--module", "--no-python", "--no_python"):
+                continue
+            given = [option] if action.nargs == 0 else [option, "1"]
+            assert torchrun(*given, "train.py").words == ("train.py",)
+
+
+def test_a_module_is_run_as_one():
+    assert torchrun("--standalone", "-m", "package.train", "-x").words == ("-m", "package.train", "-x")
+    assert torchrun("--module", "package.train").launcher == ("./torchrun", "--no-python")
+
+
+def test_the_interpreter_is_that_of_the_launcher():
+    assert parse_launched([*BY_MODULE, "--standalone", "train.py"]).python == sys.executable
+    assert parse_launched([*BY_MODULE, "train.py"]).launcher == (*BY_MODULE, "--no-python")
+    assert torchrun("train.py").python == sys.executable  # there is none beside it
+    if Path(TORCHRUN).exists():
+        assert parse_launched([TORCHRUN, "train.py"]).python == str(Path(TORCHRUN).with_name("python"))
+
+
+def test_other_commands_are_those_of_python():
+    command = parse_launched([sys.executable, "-u", "train.py", "a b"])
+    assert (command.launcher, command.options, command.words) == ((), ("-u",), ("train.py", "a b"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["./torchrun"], "names no Python script"),
+        (["./torchrun", "--standalone"], "names no Python script"),
+        (["./torchrun", "--no-python", "train.py"], "names no Python script"),
+        (["./torchrun", "none.py"], "There is no script 'none.py'"),
+        (["./none/torchrun", "train.py"], "There is no program './none/torchrun'"),
+        ([], "No command was given"),
+        (["accelerate", "launch", "train.py"], "is not Python"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_in_one_line(words, said):
+    with pytest.raises(TargetError, match=said) as raised:
+        parse_launched(words)
+    assert "\n" not in str(raised.value)
+
+
+def test_the_command_line_runs_floatlines_module_with_the_words():
+    line = torchrun("--standalone", "train.py", "a b").inside("floatline.running.main", "", "{}")
+    assert line[:5] == ["./torchrun", "--standalone", "--no-python", sys.executable, "-u"]
+    assert line[-4:] == ["1", "{}", "train.py", "a b"]

@@ -1,0 +1,113 @@
+"""The losses of a script, one line for each step."""
+
+import json
+
+import pytest
+import torch
+from tests.running.by_hand import batches, fp16_plan, small_model
+from torch.nn import functional as F
+
+from floatline.plans.presets import PLANS
+from floatline.probe.watch.patches import Patches
+from floatline.running.loss_log import EnoughSteps, LossLog
+from floatline.running.plan_in_force import plan_in_force
+
+
+@pytest.fixture
+def logged(tmp_path):
+    """Runs a loop, and gives its lines and what it returned."""
+
+    def run(loop, plan=None, most=None):
+        path = tmp_path / "log"
+        path.unlink(missing_ok=True)
+        log, patches = LossLog(path, most=most), Patches()
+        log.patch(patches)
+        try:
+            with plan_in_force(plan or fp16_plan(), log.step):
+                returned = loop()
+        except EnoughSteps:
+            returned = "ended"
+        finally:
+            patches.undo()
+            log.flush()
+        return [json.loads(line) for line in path.read_text("utf-8").splitlines()], returned
+
+    return run
+
+
+def loop(num=20, parts=1, closure=False, bad=None):
+    model = small_model()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for number, (x, y) in enumerate(batches(num)):
+
+        def compute(x=x, y=y, bad=number == bad):
+            opt.zero_grad()
+            total = 0.0
+            for _ in range(parts):
+                loss = F.mse_loss(model(x), y) / parts
+                (loss * float("inf") if bad else loss).backward()
+                total += loss.item()
+                loss.detach().zero_()  # the script goes on with its loss
+            losses.append(total)
+
+        if closure:
+            opt.step(compute)
+        else:
+            compute()
+            opt.step()
+    return losses
+
+
+@pytest.mark.parametrize("plan", ["fp32", "fp16-mixed", "bf16-true"])
+@pytest.mark.parametrize("closure", [False, True])
+def test_losses_are_those_that_the_script_computes(logged, plan, closure):
+    lines, losses = logged(lambda: loop(closure=closure), PLANS[plan])
+    assert [line["step"] for line in lines] == list(range(20))
+    assert [line["loss"] for line in lines] == losses
+
+
+def test_parts_of_a_step_are_added_up(logged):
+    lines, losses = logged(lambda: loop(parts=2))
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-6)
+    assert [line["loss"] for line in lines] != pytest.approx([loss / 2 for loss in losses], rel=1e-2)
+
+
+def test_a_step_that_was_left_out_is_told(logged):
+    lines, _ = logged(lambda: loop(num=5, bad=3))
+    assert [line["applied"] for line in lines] == [True, True, True, False, True]
+
+
+def test_a_script_is_ended_after_as_many_steps_as_were_asked_for(logged):
+    lines, returned = logged(loop, most=7)
+    assert len(lines) == 7
+    assert returned == "ended"
+    assert len(logged(loop, most=30)[0]) == 20
+
+
+def test_only_the_first_optimizer_counts(logged):
+    def two():
+        models = small_model(), small_model(1)
+        opts = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+        firsts = []
+        for x, y in batches(4):
+            for model, opt in zip(models, opts, strict=True):
+                opt.zero_grad()
+                loss = F.mse_loss(model(x), y)
+                loss.backward()
+                opt.step()
+                if model is models[0]:
+                    firsts.append(loss.item())
+        return firsts
+
+    lines, firsts = logged(two)
+    assert [line["loss"] for line in lines] == firsts
+
+
+def test_a_step_without_a_loss_has_none(logged):
+    def bare():
+        p = torch.nn.Parameter(torch.ones(2))
+        p.grad = torch.ones(2)
+        torch.optim.SGD([p], lr=0.1).step()
+
+    assert logged(bare)[0] == [{"step": 0, "loss": None, "applied": True}]
