@@ -31,7 +31,7 @@ def wait_for(condition):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ([], "There is nothing to validate. Give a TARGET, or --baseline and --candidate."),
+        ([], "There is nothing to validate. Give a TARGET; or --plan fp16-mixed -- python train.py --seed {seed}; or "),
         ([TARGET, "--baseline", "python x.py"], "--baseline are both given."),
         ([TARGET, "--plan", "fp17-mixed"], "Did you mean 'fp16-mixed'"),
         ([TARGET, "--margin", "0.02", "0.01"], "do not rise from above 0"),

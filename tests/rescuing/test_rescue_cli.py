@@ -119,7 +119,7 @@ def test_rescue_json_is_what_was_printed_and_the_whole_validation(project):
     assert list(full["asked"]["code"]["fp16-mixed-rescued"]) == ["targets.py"]
     assert set(said) == {
         *("target", "outcome", "words", "diagnosis", "plan", "does", "island", "tried", "fixes", "verdict", "margin"),
-        *("proved", "seeds", "stages", "notes", "seconds", "files"),
+        *("proved", "seeds", "stages", "notes", "by_patch", "seconds", "files"),
     }
 
 
@@ -187,7 +187,7 @@ def test_adam_on_fp16_weights_is_rescued_by_exact_updates(tmp_path):
     assert (code, said["outcome"]) == (0, "rescued"), said
     assert said["plan"]["update"] == "exact"
     assert said["plan"]["weights"] == "fp16" and said["island"] is None
-    assert not (tmp_path / "fix.patch").exists()
+    assert "fp16-mixed" in (tmp_path / "fix.patch").read_text()  # FP32 weights are the change of the code
 
 
 def test_what_is_not_precision_gets_no_plan_but_a_word_and_what_an_earlier_rescue_left_is_taken_away(tmp_path):

@@ -366,3 +366,17 @@ def test_a_model_inside_of_a_trainers_module_is_found_once():
 
     trainer = Trainer()
     assert [root is trainer for root in find_roots(trainer.parameters())] == [True]
+
+
+def test_a_pass_that_is_still_to_come_bears_that_buffers_go_back():
+    generator = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8))
+    critic = nn.Linear(8, 1)
+    with plan_in_force(fp16_plan()):
+        one, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
+        fake = generator(torch.randn(16, 4))
+        (critic(fake.detach()).mean() * 1e30).backward()  # its step is left out
+        other.step()
+        critic(fake).mean().backward()
+        one.step()
+    assert torch.equal(generator[1].running_mean, torch.zeros(8))
+    assert all(p.isfinite().all() for p in (*generator.parameters(), *critic.parameters()))

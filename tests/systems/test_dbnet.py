@@ -178,7 +178,7 @@ def train(target: str, plan: str) -> tuple[list[float], int, float]:
     result = trainer.run(evaluate=False)
     inputs, targets = workload.batches[0]
     with torch.no_grad():
-        left = compute_loss(workload.model(*inputs), *targets)
+        left = compute_loss(workload.model.cpu()(*inputs), *targets)
     return losses, result.applied, float(left)
 
 

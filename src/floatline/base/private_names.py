@@ -102,6 +102,10 @@ PRIVATES: tuple[Private, ...] = (
         "LossScaler is a GradScaler; a diagnosis watches the scaler of a script",
     ),
     Private(
+        ("torch._C._nn._parse_to", "torch.autograd._unsafe_preserve_version_counter"),
+        "floatline run reads what a script casts its modules to, and puts buffers back between two passes",
+    ),
+    Private(
         (
             "torch.utils._python_dispatch.TorchDispatchMode",
             "torch.utils._python_dispatch._get_current_dispatch_mode_stack",

@@ -31,8 +31,9 @@ class OuterCalls:
     A script that uses autocast says itself where: its regions get the plan's format. In any other script, each module
     with parameters that is called from outside of all modules runs under autocast, and its 16-bit outputs are widened,
     so that the loss is computed in FP32. Where the script casts a module to 16 bits, it gets the format of the plan's
-    weights, FP32 among them. What a method other than a module's call computes, outside of modules, stays as it is. A
-    script whose only regions lie inside of its modules is known by them after its first call.
+    weights, FP32 among them, and outputs have the plan's 16 bits, as the script's targets do. What a method other than
+    a module's call computes, outside of modules, stays as it is. A script whose only regions lie inside of its modules
+    is known by them after its first call.
 
     Nothing is written into a module: copies of models and files of them stay what they are. A compiled function breaks
     its graph where it calls a module from outside of all modules; `fullgraph` is not insisted on.
@@ -50,6 +51,7 @@ class OuterCalls:
         self._inside = False  # the same for Dynamo, which cannot read what is a thread's own
         self._own: set[str] = set()  # devices whose autocast this object turned off behind a model
         self._regions: list[set[str]] = []  # the same around each region of autocast that the script is in
+        self._narrows = False  # whether the script casts modules itself
         self.script_casts = False
 
     def patch(self, patches: Patches) -> None:
@@ -69,12 +71,14 @@ class OuterCalls:
 
     def _defaulting(self, original: _Call) -> _Call:
         def set_default_dtype(dtype: torch.dtype) -> None:
+            self._narrows = self._narrows or dtype in NARROW
             original(self._weights if dtype in NARROW else dtype)
 
         return set_default_dtype
 
     def _casting(self, _original: _Call) -> _Call:
         def cast(module: nn.Module) -> nn.Module:
+            self._narrows = True
             return module.to(self._weights)
 
         return cast
@@ -82,6 +86,7 @@ class OuterCalls:
     def _moving(self, original: _Call) -> _Call:
         def to(module: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
             device, dtype, wait, layout = _parse_to(*args, **kwargs)
+            self._narrows = self._narrows or (dtype in NARROW)
             if dtype not in NARROW or self._weights == dtype:
                 return original(module, *args, **kwargs)
             others: dict[str, Any] = {"device": device, "non_blocking": wait, "memory_format": layout}
@@ -169,7 +174,12 @@ class OuterCalls:
         wide = self._wide_loss and module.training
         if wide and torch.is_autocast_enabled(device):
             self._turn_off(device)
+        if enters and self._narrows and not wide:
+            return map_tensors(self._narrow, result)
         return map_tensors(_widen, result) if enters or wide else result
+
+    def _narrow(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._dtype) if tensor.dtype in (torch.float32, *NARROW) else tensor
 
     def _autocast(self, device: str) -> _OwnAutocast:
         return _OwnAutocast(self._thread, torch.autocast(device, dtype=self._dtype))

@@ -1,5 +1,8 @@
 """PlanInForce: a plan put into force in a script from outside, from its first line to its last."""
 
+# torch lets a tensor keep its version under a private name only.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+
 from __future__ import annotations
 
 import contextlib
@@ -176,7 +179,9 @@ class PlanInForce:
             self._know(p for group in optimizer.param_groups for p in group["params"])  # one that was copied or loaded
         self._on_step(optimizer, applied)
         for buffers in self._buffers:
-            buffers.settle(torch.tensor(applied, device="cpu"))
+            # A pass that is still to come, as of a generator behind its discriminator's step, has saved them.
+            with torch.autograd._unsafe_preserve_version_counter(buffers.tensors):
+                buffers.settle(torch.tensor(applied, device="cpu"))
         if applied and self._updates is not None:
             self._updates.step(optimizer)
 

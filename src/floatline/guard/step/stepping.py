@@ -325,6 +325,11 @@ class Buffers:
         for block in self._blocks:
             block.keep()
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The buffers that are kept."""
+        return tuple(tensor for block in self._blocks for tensor in block.tensors)
+
     def _is_as_before(self) -> bool:
         """Whether the modules that are kept have the tensors of the last step, and no others."""
         slots = self._last

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import errno
-import importlib
 import io
 import os
 import shutil
@@ -71,9 +70,11 @@ class KeptWrites:
         for name in ("remove", "unlink"):
             yield os, name, self._removing
         yield shutil, "rmtree", self._removing
-        for name in ("popen_spawn_posix", "popen_forkserver"):
-            with contextlib.suppress(ImportError):  # a system that does not have it
-                yield importlib.import_module(f"multiprocessing.{name}").Popen, "_launch", self._starting
+        with contextlib.suppress(ImportError):  # a system that does not have them
+            from multiprocessing import popen_forkserver, popen_spawn_posix
+
+            yield popen_spawn_posix.Popen, "_launch", self._starting
+            yield popen_forkserver.Popen, "_launch", self._starting
         try:
             import safetensors.torch as safe
         except ImportError:
@@ -133,8 +134,8 @@ class KeptWrites:
             # shutil.rmtree removes by names within the folder, which was asked for as a whole.
             if not self._on or isinstance(path, int) or getattr(self._thread, "removes", False):
                 return function(path, *args, **named)
-            whole = _whole(path)
-            if whole not in self._moved and (named.get("dir_fd") is not None or not self._is_free(whole)):
+            whole = _whole_within(path, named.get("dir_fd"))
+            if whole not in self._moved and not self._is_free(whole):
                 self._refuse(f"{path} would be removed")
             place = self._moved.get(whole, path)
             self._forget(whole)
@@ -229,6 +230,15 @@ def _whole(path: Any) -> str:
 
 def _is_in(path: str, folder: str) -> bool:
     return path.startswith(folder + os.sep)
+
+
+def _whole_within(path: Any, folder: int | None) -> str:
+    """The whole path of one that is given within an open folder; itself where that folder is not to be known."""
+    if folder is None:
+        return _whole(path)
+    with contextlib.suppress(OSError):
+        return str(Path(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path)))  # noqa: PTH115 - no path of a file
+    return os.fsdecode(path)
 
 
 def _is_cache(path: str, home: Path) -> bool:
