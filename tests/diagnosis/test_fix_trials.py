@@ -236,6 +236,7 @@ with tempfile.TemporaryDirectory() as folder:
 """
 
 
+@slow
 def test_a_script_is_tried_that_uses_temporary_files_and_cleans_up(tmp_path):
     found = find_in(tmp_path, USES_TEMPORARY_FILES + SCRIPT)
     assert found["tried"].startswith("With this change the script is healthy")
@@ -282,12 +283,14 @@ for step in range(120):
 """
 
 
+@slow
 def test_a_fault_of_the_loop_is_tried_for_as_many_steps_as_the_script_has(tmp_path):
     found = find_in(tmp_path, CLIPS_LATE)
     assert found["cause"] == "clip-before-unscale"
     assert found["tried"].startswith("With this change the script is healthy: 120 steps without a finding")
 
 
+@slow
 def test_diff_prints_the_patch_alone_and_changes_nothing(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -327,6 +330,7 @@ def train():
 """
 
 
+@slow
 def test_a_target_with_its_own_number_of_steps_is_said_to_have_run_for_these(tmp_path):
     (tmp_path / "loop.py").write_text(OWN_LOOP)
     words = [sys.executable, "-m", "floatline", "diagnose", "loop.py", "--format", "json"]

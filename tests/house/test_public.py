@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.slow import mostly_slow
 
 import floatline
 from floatline.base.offered import MODULES, NAMES
@@ -81,7 +82,7 @@ def test_older_names_work_and_say_where_they_are_now(name):
         assert getattr(floatline, name) is getattr(importlib.import_module(f"floatline.{NAMES[name]}"), name)
 
 
-@pytest.mark.parametrize("module", sorted(MODULES))
+@pytest.mark.parametrize("module", mostly_slow(sorted(MODULES), every=6))
 def test_modules_that_were_documented_are_found_by_their_older_names(module):
     code = f"import floatline.{MODULES[module]} as new\nfrom floatline.{module} import __doc__ as old"
     code += "\nassert old == new.__doc__"

@@ -39,6 +39,7 @@ def test_the_metric_is_the_loss_that_goes_backward_over_the_last_tenth_of_the_st
     assert run.curve[-1] == (40, sum(losses[-2:]) / 2)
 
 
+@slow
 def test_what_a_script_writes_in_a_study_leaves_its_own_files_alone(folder):
     write_script(folder)
     (folder / "model.pt").write_bytes(b"mine")
@@ -48,6 +49,7 @@ def test_what_a_script_writes_in_a_study_leaves_its_own_files_alone(folder):
     assert list(result.folder.rglob("model.pt"))
 
 
+@slow
 def test_an_expression_finds_the_metric_in_what_the_script_prints(folder):
     write_script(folder)
     run = run_job(arm(folder, metric=r"val loss (?P<value>[0-9.]+)", steps=5).job(0))
@@ -79,6 +81,7 @@ def test_a_script_that_raises_is_a_run_with_an_error(folder):
     assert "AttributeError" in run.error
 
 
+@slow
 def test_seeds_reach_a_script_that_takes_none(folder):
     write_script(folder)
     first, same, other = (

@@ -130,6 +130,8 @@ class Rescue:
     @property
     def words(self) -> str:
         """The outcome in one or two sentences."""
+        if self.outcome in ("rescued", "not-verified"):
+            return self._say_way()
         primary = self.diagnosis.primary
         if primary is None and self.diagnosis.unexplained:
             return f"Not solved: {self.diagnosis.unexplained}."
@@ -143,9 +145,11 @@ class Rescue:
         if self.outcome == "unsolved":
             tried = f"none of the {len(self.tried)} plans that were tried fixes it. Give more time with --budget."
             return f"Not solved yet: {primary.cause.id} at {self.where}; {tried}"
-        if self.plan is None and not self.by_patch:
-            change = "fix.patch has it" if self.fixes else f"do this: {primary.fix}"
-            return f"No plan fixes {primary.cause.id} at {self.where}; the code must change: {change}."
+        change = "fix.patch has it" if self.fixes else f"do this: {primary.fix.rstrip('.')}"
+        return f"No plan fixes {primary.cause.id} at {self.where}; the code must change: {change}."
+
+    def _say_way(self) -> str:
+        """What makes it train as FP32 does, and how far that was verified."""
         if self.validation is None:
             return f"With {self.does} it trains as FP32 does for {self.steps} steps. That is not verified."
         seeds = len(self.validation.best.seeds)

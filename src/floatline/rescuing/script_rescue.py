@@ -18,7 +18,7 @@ from floatline.diagnosis.scripts.script import diagnose_script
 from floatline.errors import FloatlineError, RescueError
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
-from floatline.rescuing.candidates import Candidate, locate, propose
+from floatline.rescuing.candidates import Candidate, locate, propose, with_update
 from floatline.rescuing.finished_stages import (
     Kept,
     plain_diagnosis,
@@ -30,7 +30,7 @@ from floatline.rescuing.finished_stages import (
 from floatline.rescuing.result import Rescue, Stage, Tried
 from floatline.rescuing.short_run import Trial, find_shortfall
 from floatline.rescuing.trials import settle_scale
-from floatline.rescuing.verification import SHORT_SEEDS, Margins, Speaker, settle_margins
+from floatline.rescuing.verification import Margins, Speaker, settle_margins
 from floatline.validation.result import Validation
 from floatline.validation.running.environment import describe_environment
 from floatline.validation.script_study import name_script, validate_script
@@ -44,6 +44,8 @@ from floatline.validation.verdict.terms import LOOKS
 STEPS = 40
 _SEED = "{seed}"
 _MOST_VALIDATIONS = 2
+# A training loss is noisier than a metric over a test set.
+_SHORT_SEEDS = 8
 
 
 def rescue_script(
@@ -147,12 +149,12 @@ class _ScriptRescuer:
             self._notes += [self._kept.note] if self._kept.note else []
             diagnosis = self._diagnose()
             self._steps = given.steps or max(STEPS, diagnosis.num_steps)
-            primary = diagnosis.primary
-            if primary is None:
+            if diagnosis.verdict == "healthy":
                 return self._finish(diagnosis)
             ways = self._find_ways(diagnosis)
             if not ways:
-                self._notes.append(f"Neither a plan nor a known change of the source fixes {primary.cause.id}.")
+                what = "this" if diagnosis.primary is None else diagnosis.primary.cause.id
+                self._notes.append(f"Neither a plan nor a known change of the source fixes {what}.")
                 return self._finish(diagnosis)
             return self._finish(diagnosis, *self._try(ways))
 
@@ -166,7 +168,7 @@ class _ScriptRescuer:
             made = diagnose_script(
                 words, keep_stdout=True, as_device=given.device or None, tries_fixes=True, on_progress=self._say
             )
-            if made.verdict == "no-verdict":
+            if made.primary is None and made.no_verdict:
                 raise RescueError(f"Nothing can be said about the script: {made.no_verdict}.")
             patch = {} if made.primary is None else plain_patch(made)
             known = {
@@ -184,8 +186,12 @@ class _ScriptRescuer:
 
     def _find_ways(self, diagnosis: Diagnosis) -> list[_Way]:
         """The change of the source that held in the diagnosis, then plans, the most exact first."""
-        primary = diagnosis.findings[0]
         found: list[_Way] = []
+        if diagnosis.primary is None:  # a failure that nothing explains: floatline's loop may not have it
+            base = resolve_plan(diagnosis.precision) if diagnosis.precision not in ("", "fp32") else None
+            why = diagnosis.unexplained
+            return [] if base is None else [_Way("floatline's own loss scaling and updates", why, with_update(base))]
+        primary = diagnosis.findings[0]
         if diagnosis.fixes:
             sources = {str(fix.file.resolve()): fix.after for fix in diagnosis.fixes}
             places = ", ".join(f"{fix.name}:{fix.line}" for fix in diagnosis.fixes)
@@ -279,7 +285,7 @@ class _ScriptRescuer:
             validation = validate_script(
                 given.words, [way.plan], metric=given.metric, scale=margins.scale, margins=margins.values,
                 steps=given.steps, seed=given.seed, shifts=given.shifts, sources=way.sources, device=given.device,
-                max_seeds=LOOKS[-1] if given.prove else SHORT_SEEDS, folder=folder, timeout=given.timeout,
+                max_seeds=LOOKS[-1] if given.prove else _SHORT_SEEDS, folder=folder, timeout=given.timeout,
                 resume=(folder / "study.json").is_file(), watcher=Speaker(self._say),
             )  # fmt: skip
         except FloatlineError as error:
