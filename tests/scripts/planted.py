@@ -36,9 +36,9 @@ class Planted:
     verdict: Literal["precision", "not-precision"] = "precision"
 
 
-def make_script(planted: Planted, folder: Path) -> Path:
-    """Writes the edited script into `folder` and returns its path."""
-    text = (FOLDER / f"{planted.script}.py").read_text(encoding="utf-8")
+def make_script(planted: Planted, folder: Path, *, scripts: Path = FOLDER) -> Path:
+    """Writes the edited script into `folder` and returns its path; the healthy one lies in `scripts`."""
+    text = (scripts / f"{planted.script}.py").read_text(encoding="utf-8")
     for old, new in planted.edits:
         if text.count(old) != 1:
             raise ValueError(f"{planted.script}/{planted.name}: {text.count(old)} times in the script: {old!r}")
