@@ -6,7 +6,7 @@ import sys
 import textwrap
 
 import pytest
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 from floatline.errors import RescueError
 from floatline.rescuing.script_rescue import rescue_script
@@ -81,7 +81,7 @@ def test_a_rescue_that_was_ended_goes_on_with_what_is_finished(script, tmp_path)
     assert found.outcome == "rescued"
 
 
-@slow
+@exhaustive
 def test_the_command_says_what_to_do_next_and_what_it_names_trains(script, tmp_path):
     words = script(BROKEN)
     run = subprocess.run(
