@@ -47,4 +47,5 @@ def make_rescue(name="energy", target="net.py", *, cause="product-overflow"):
         (Tried("nothing changed", "for comparison", "loss ends at 4", 1.0), Tried(f"{name} in FP32", seen, "", 1.0)),
         make_validation({"fp16-mixed-rescued": 0.0002}, target=target, bare=True), "5 %", False,
         (Stage("diagnose", 4.0, f"found in {name}"), Stage("validate", 30.0, f"PASS: {name}")), (f"note {name}",),
+        curves={"FP32": (3.0, 2.0, 1.0), name: (3.0, float("nan")), "rescued": (3.0, 2.1, 1.1)},
     )  # fmt: skip

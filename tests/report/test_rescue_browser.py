@@ -21,7 +21,7 @@ from floatline.report.rescue import write_rescue
 def pages(tmp_path_factory):
     """Rescued; with names that would run; not precision, without a plan."""
     folder = tmp_path_factory.mktemp("rescues")
-    none = replace(make_rescue(cause="bad-input-data"), plan=None, validation=None, island=None, tried=(), fixes=())
+    none = replace(make_rescue(cause="bad-input-data"), plan=None, validation=None, island=None, tried=(), curves={})
     made = {"rescued": make_rescue(), "evil": make_rescue("".join(EVIL), EVIL[0]), "none": none}
     for kind, rescue in made.items():
         write_rescue(rescue, folder / kind)
