@@ -27,7 +27,7 @@ def finding(path, line, cause, op=""):
 
 
 def candidates(tmp_path, cause, op, old, head=HEAD, arguments="self, x, y, w, out, i, mask, scaler, opt"):
-    """What stands in the place of a line, by the kind of each change that is known for it; each compiles."""
+    """What replaces a line, by the kind of each change that is known for it; each compiles."""
     lines = textwrap.dedent(old).strip().splitlines()
     body = "".join(f"    {line}\n" for line in lines)
     path = write(tmp_path, f"\n\ndef f({arguments}):\n{body}", head=head)

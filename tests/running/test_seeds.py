@@ -48,3 +48,16 @@ def test_functions_are_put_back():
     before = torch.manual_seed, random.seed, np.random.seed
     draw(seed=1, own=2)
     assert (torch.manual_seed, random.seed, np.random.seed) == before
+
+
+def test_a_seed_by_torchs_other_name_is_heard_and_raised():
+    patches, seeds = Patches(), Seeds(None, shift=5)
+    try:
+        seeds.begin(patches)
+        torch.random.manual_seed(7)
+        drawn = torch.rand(3)
+    finally:
+        patches.undo()
+    torch.manual_seed(12)
+    assert torch.equal(drawn, torch.rand(3))
+    assert [line.rpartition(": ")[2] for line in seeds.own] == ["7"]

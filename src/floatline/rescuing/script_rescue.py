@@ -33,7 +33,7 @@ from floatline.rescuing.trials import settle_scale
 from floatline.rescuing.verification import Margins, Speaker, settle_margins
 from floatline.validation.result import Validation
 from floatline.validation.running.environment import describe_environment
-from floatline.validation.script_study import name_script, validate_script
+from floatline.validation.script_study import check_seeds, name_script, validate_script
 from floatline.validation.signoff.status import NOT_COMPARED
 from floatline.validation.study.code_files import command_code
 from floatline.validation.study.script_arms import ScriptArm, run_script
@@ -156,6 +156,7 @@ class _ScriptRescuer:
                 what = "this" if diagnosis.primary is None else diagnosis.primary.cause.id
                 self._notes.append(f"Neither a plan nor a known change of the source fixes {what}.")
                 return self._finish(diagnosis)
+            self._look_at_seeds()
             return self._finish(diagnosis, *self._try(ways))
 
     def _diagnose(self) -> Diagnosis:
@@ -202,6 +203,20 @@ class _ScriptRescuer:
         plans = propose(resolve_plan(diagnosis.precision), places, scale=diagnosis.scale)
         return [*found, *(_Way(candidate.does, candidate.why, candidate.plan) for candidate in plans)]
 
+    def _look_at_seeds(self) -> None:
+        """Say now, and not after all trials, that a validation will have no seeds to tell apart."""
+        if self._kept.get("seeds") is not None:
+            return
+        given = self._given
+        arm = ScriptArm(
+            "fp32", given.words, resolve_plan("fp32"), given.folder / "runs", device=given.device, shifts=given.shifts
+        )
+        try:
+            check_seeds(arm, given.seed)
+        except FloatlineError as error:
+            self._say(f"no validation will be made: {error}")
+        self._kept.put("seeds", {})
+
     def _try(self, ways: Sequence[_Way]) -> tuple[_Way | None, Validation | None, Margins | None]:
         """The first way that keeps up with FP32 and passes the validation; else the first that keeps up."""
         fp32 = self._train("training in FP32 for comparison", _Way("fp32", "", resolve_plan("fp32")))
@@ -212,6 +227,10 @@ class _ScriptRescuer:
         broken = self._train("training as it is", _Way("nothing changed", "for comparison"))
         self._curves["as it is"] = broken.losses
         self._note(_Way("nothing changed", "for comparison"), broken, fp32)
+        if not self._tried[-1].shortfall:
+            self._notes.append(
+                "With nothing changed it keeps up, too: the finding shows in no loss of so short a run yet."
+            )
         deadline, first, validations = time.monotonic() + self._given.budget, None, 0
         for way in ways:
             if time.monotonic() > deadline:

@@ -136,7 +136,7 @@ class OuterCalls:
                     patches.lift()  # it keeps how modules are called, as it finds it
                     importlib.import_module("torch._dynamo")
                     patches.put_on()
-                # A graph that must be one would not let a call or an FP32 module of it begin anew.
+                # A graph that must be one would not let a call or an FP32 module of it start over.
                 return original(*args, **{k: v for k, v in kwargs.items() if k != "fullgraph"})
 
             return compile_

@@ -33,6 +33,7 @@ class Seeds:
         if self._seed is not None:
             self._seed_all(self._seed)
         patches.wrap(torch, "manual_seed", self._listening)
+        patches.wrap(torch.random, "manual_seed", self._listening)  # the same by another name
         patches.wrap(random, "seed", self._listening)
         numpy = sys.modules.get("numpy")
         if numpy is not None:

@@ -65,6 +65,6 @@ def _registered(home: cst.ClassDef) -> list[str]:
 
 
 def _is_written(home: cst.ClassDef, name: str) -> bool:
-    """Whether the class assigns the buffer anew somewhere: then another dtype may be meant."""
+    """Whether the class assigns the buffer again somewhere: then another dtype may be meant."""
     target = m.AssignTarget(m.Attribute(m.Name("self"), m.Name(name)))
     return bool(m.findall(home, target))

@@ -45,7 +45,7 @@ def _add_in_place(scene: FileScene, part: cst.AugAssign) -> FileEdit | None:
 
 
 def _is_computed_here(scene: FileScene, name: str) -> bool:
-    """Whether every assignment computes the tensor anew: no view of another one is written to."""
+    """Whether every assignment computes a new tensor: no view of another one is written to."""
     made = [cst.ensure_type(one, cst.Assign) for one in m.findall(scene.around, m.Assign()) if name in assigned_in(one)]
     return bool(made) and all(isinstance(one.value, cst.BinaryOperation) for one in made)
 

@@ -148,7 +148,7 @@ class KeptWrites:
         return remove_apart
 
     def _starting(self, function: Any) -> Any:
-        """Refuse a process that imports everything anew: it knows of no changed text, and writes by itself."""
+        """Refuse a process that imports everything again: it knows of no changed text, and writes by itself."""
 
         def start(popen: Any, process: Any) -> Any:
             if self._on:
