@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,8 @@ def run_command(line: str, folder: Path) -> subprocess.CompletedProcess:
     """Run `floatline …` or `python …` of this environment, in the project's folder, without a shell."""
     words = shlex.split(line)
     words[:1] = ["-c", COMMAND] if words[0] == "floatline" else []
-    return run_preloaded(words, cwd=ROOT, env={**os.environ, "COLUMNS": "100"})
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # as where it is activated
+    return run_preloaded(words, cwd=ROOT, env={**os.environ, "PATH": path, "COLUMNS": "100"})
 
 
 @pytest.mark.parametrize("code", blocks("python"))
