@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,10 +78,19 @@ def find_missing(shown: list[str], printed: str) -> list[str]:
     return missing
 
 
+def remove_new(before: set[Path], named: list[str]) -> None:
+    """Remove folders that a command was told to write to, and made."""
+    for path in set(ROOT.iterdir()) - before:
+        if path.name in named:
+            shutil.rmtree(path)
+
+
 @pytest.mark.parametrize("text", blocks("console"))
-def test_the_commands_of_the_console_block_print_what_the_page_shows(text, tmp_path):
+def test_the_commands_of_the_console_block_print_what_the_page_shows(text, tmp_path, request):
     commands = read_console(text)
     assert commands
+    before = set(ROOT.iterdir())
+    request.addfinalizer(lambda: remove_new(before, [word for line, _ in commands for word in line.split()]))
     for line, shown in commands:
         if line.split()[0] not in ("floatline", "python"):
             pytest.skip(f"{line.split()[0]} is not run by the tests")

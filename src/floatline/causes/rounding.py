@@ -163,10 +163,40 @@ CANCELLATION = Cause(
     reference="A squared distance below zero, lucidrains/vector-quantize-pytorch#106",
 )
 
+CHANGED_IN_16_BITS = Cause(
+    id="changed-in-16-bits",
+    title="16 bits change this result here",
+    family="rounding",
+    mechanism=(
+        "Nothing is inf or NaN, and the result is not FP32's. What an operation reads agrees with FP32 to the digits "
+        "that 16 bits have; what it gives does not, or the indices, labels or masks that it chooses are others. "
+        "Everything that is computed from it is computed from other numbers: a loss that stays above FP32's, a metric "
+        "that falls, a wrong box, a wrong expert."
+    ),
+    told_apart=(
+        "The losses, or numbers that the script reads, are apart from a run in FP32 with the same seed, by more than a "
+        "small change of the weights does. If the difference is one of near-equals, it is cancellation; if whole "
+        "numbers or positions were rounded, it is integer-not-exact; if a sum stands still, it is "
+        "accumulator-stagnation."
+    ),
+    advice="Compute this line in FP32, with what it reads, and cast the result.",
+    remedies=(
+        "score = (a.float() @ b.float().T)  # what is chosen by is computed in FP32",
+        "keep = torch.topk(score.float(), k).indices  # only helps if score was not 16-bit before",
+    ),
+    wrong_fix=(
+        "A float() behind the operation: what was rounded before it stays rounded. Loss scaling: no gradient is lost. "
+        "More steps: the result is off in every one."
+    ),
+    messages=(),
+    reference="A metric that falls without an error, huggingface/transformers#29285",
+)
+
 ROUNDINGS = (
     ROUNDED_ONTO_SINGULARITY,
     UPDATE_LOST_TO_ROUNDING,
     ACCUMULATOR_STAGNATION,
     INTEGER_NOT_EXACT,
     CANCELLATION,
+    CHANGED_IN_16_BITS,
 )

@@ -68,17 +68,20 @@ GRADIENT_UNDERFLOW = Cause(
 
 OPTIMIZER_STATE_UNDERFLOW = Cause(
     id="optimizer-state-underflow",
-    title="The optimizer divides by zero in half",
+    title="The optimizer's state does not fit 16 bits",
     family="range",
     mechanism=(
         "torch's optimizers keep their state in the dtype of the parameter. With FP16 parameters Adam's eps "
         "of 1e-8 is zero, and its second moment after one step, 0.001 times the squared gradient, is zero "
         "for every gradient below 5.4e-3. A zero gradient then gives zero divided by zero, NaN; a small one "
-        "gives inf. Adagrad's eps of 1e-10 and the square of 1e-4 are zero too."
+        "gives inf. Adagrad's eps of 1e-10 and the square of 1e-4 are zero too. At the other end the square of a "
+        "large gradient is inf, and a weight whose update is divided by inf stands still. A state that the code "
+        "itself keeps in FP16 has the same limits beside FP32 parameters."
     ),
     told_apart=(
-        "Loss and gradients are finite, the weights are not after optimizer.step(). It needs half "
-        "parameters: FP32 parameters under autocast never show it. If the gradients were not finite, look at "
+        "Loss and gradients are finite, and the weights are not after optimizer.step(), or the state holds "
+        "zeros or inf. With torch's optimizers it needs half parameters: FP32 parameters under autocast never "
+        "show it. If the gradients were not finite, look at "
         "gradient-overflow. If the weights are finite and stand still, it is update-lost-to-rounding."
     ),
     advice="Keep FP32 weights and compute under torch.autocast, so that the optimizer's state is FP32 as well.",

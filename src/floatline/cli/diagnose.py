@@ -64,6 +64,13 @@ def diagnose(
             help="Run the target or script again with the changed line, to see whether the change holds.",
         ),
     ] = True,
+    once: Annotated[
+        bool,
+        typer.Option("--once", help="Do not run a script again in FP32. It is then not called healthy. Only with --."),
+    ] = False,
+    fp32_steps: Annotated[
+        int, typer.Option("--fp32-steps", min=1, help="How many steps of a script are run in FP32. Only with --.")
+    ] = 100,
     as_device: Annotated[
         AsDevice | None,
         typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
@@ -72,8 +79,9 @@ def diagnose(
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.
 
     The target is trained as it is, replayed in FP32 and BF16, and one step is traced operation by operation.
-    A command after -- runs as it is, and is observed. Where a change of the source is known, it runs again for some
-    steps with that change; what it prints then is not shown, and what it writes is kept apart.
+    A command after -- runs as it is, and is observed. Where nothing is found, it runs again in FP32 from the same seed,
+    and what both show is compared. Where a change of the source is known, it runs again with that change. What it
+    prints then is not shown, and what it writes is kept apart.
     Exit code 0 means that training is healthy, 1 that something is wrong, 2 that nothing can be said, such as of a
     script that ended before its first step. A script that fails for a cause that was found keeps its own.
     """
@@ -92,10 +100,12 @@ def diagnose(
     if fix and diff:
         raise typer.BadParameter("--diff writes nothing. Give --fix or --diff.")
     if COMMAND in context.meta:
-        _finish(
-            _diagnose_command(context, output, trace, as_device, tries=tries, quiet=diff), output, fix=fix, diff=diff
-        )
+        steps_beside = 0 if once else fp32_steps
+        found = _diagnose_command(context, output, trace, as_device, tries=tries, quiet=diff, fp32_steps=steps_beside)
+        _finish(found, output, fix=fix, diff=diff)
         return
+    if once or getattr(context.get_parameter_source("fp32_steps"), "name", "") == "COMMANDLINE":
+        raise typer.BadParameter("--once and --fp32-steps are for a script: give its command after --.")
     if as_device is not None:
         raise typer.BadParameter(
             f"--as {as_device.value} is for a script: give its command after --. A target's FP16 is computed as a GPU "
@@ -149,6 +159,7 @@ def _diagnose_command(
     *,
     tries: bool,
     quiet: bool,
+    fp32_steps: int,
 ) -> Diagnosis:
     """Observe the script that a command runs."""
     from floatline.diagnosis.scripts.script import diagnose_script
@@ -162,6 +173,7 @@ def _diagnose_command(
         keep_stdout=quiet or output is OutputFormat.json,
         as_device="cuda" if as_device is AsDevice.cuda else None,
         tries_fixes=tries,
+        fp32_steps=fp32_steps,
         on_progress=lambda text: typer.echo(f"floatline: {text}", err=True),
     )
 

@@ -24,15 +24,18 @@ class EnoughSteps(BaseException):
 class LossLog:
     """Hears backward passes and steps, and writes a line for each step of the optimizer that stepped first.
 
-    A loss is the sum of what went backward since the last step of any optimizer: with accumulated batches, of all.
+    A loss is the sum of what went backward since the last step of any optimizer: with accumulated batches, of all. In
+    a script that makes no optimizer of torch, every backward pass is a step.
 
     Args:
         path: Of the file.
-        most: Steps after which the script is ended; None lets it run.
+        most: Steps after which no more is written; None writes all.
+        ends: Whether the script is ended then.
     """
 
-    def __init__(self, path: Path, *, most: int | None = None) -> None:
-        self._file, self._most = path.open("a", encoding="utf-8"), most
+    def __init__(self, path: Path, *, most: int | None = None, ends: bool = True) -> None:
+        self._file, self._most, self._ends = path.open("a", encoding="utf-8"), most, ends
+        self._by_hand = True
         self._parts: list[Tensor] = []
         self._kept: list[tuple[int, Tensor | None, bool]] = []
         self._first: int | None = None
@@ -43,6 +46,14 @@ class LossLog:
     def patch(self, patches: Patches) -> None:
         """Listen to backward passes."""
         patches.wrap(torch.autograd, "backward", self._hearing)
+        patches.wrap(Optimizer, "__init__", self._making)
+
+    def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            self._by_hand = False
+            original(optimizer, *args, **kwargs)
+
+        return make
 
     def patch_bare(self, patches: Patches) -> Callable[[], None]:
         """Listen to a script that no plan is put into force in, with its own scaler; gives what ends it."""
@@ -86,6 +97,9 @@ class LossLog:
             if torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
                 self._parts += [self._value_of(root) for root in roots if root.numel() == 1]
             original(tensors, *args, **kwargs)
+            if self._by_hand and self._parts:
+                parts, self._parts = self._parts, []
+                self._keep(parts, applied=True)
 
         return backward
 
@@ -94,10 +108,14 @@ class LossLog:
         parts, self._parts = self._parts, []
         if self._first is None:
             self._first = id(optimizer)
-        if id(optimizer) != self._first:
-            return
+        if id(optimizer) == self._first:
+            self._keep(parts, applied=applied)
+
+    def _keep(self, parts: list[Tensor], *, applied: bool) -> None:
         if self._most is not None and self.num_steps >= self._most:
-            raise EnoughSteps
+            if self._ends:
+                raise EnoughSteps
+            return
         loss = None if not parts else torch.stack([part.reshape(()).to(parts[0].device) for part in parts]).sum()
         self._kept.append((self.num_steps, loss, applied))
         self.num_steps += 1

@@ -22,8 +22,10 @@ from floatline.probe.scripts.kept_writes import KeptWrites
 from floatline.probe.scripts.run import prepare_script, read_exit_code
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import EnoughSteps, LossLog
+from floatline.running.nudge import Nudge
 from floatline.running.outside_scale import OutsideScale
 from floatline.running.plan_in_force import PlanInForce, plan_in_force
+from floatline.running.read_values import ReadValues
 from floatline.running.seeds import Seeds
 from floatline.running.tracebacks import hide_own_frames
 
@@ -34,8 +36,9 @@ def main(report: str, job: str, words: list[str]) -> None:
     Args:
         report: Where the JSON goes; '' writes none.
         job: JSON: `plan`; `seed` and `shift`; `steps`, after which the script is ended; `log`, where losses go;
-            `folder`, where writes of the script go; `sources`, texts that are imported instead of files; `device`.
-            Only the plan is needed; null runs the script as it is.
+            `folder`, where writes of the script go; `sources`, texts that are imported instead of files; `device`;
+            `nudge`, a share by which its weights are moved once; `reads`, where the numbers go that it reads. Only the
+            plan is needed; null runs the script as it is.
         words: The script's file, or `-m` and a module, and its arguments.
     """
     given: dict[str, Any] = json.loads(job)
@@ -61,6 +64,7 @@ class _Run:
         self._plan = None if given["plan"] is None else Plan(**given["plan"])
         self._log = LossLog(Path(given["log"]), most=given.get("steps")) if given.get("log") else None
         self._seeds = Seeds(given.get("seed"), shift=given.get("shift", 0))
+        self._reads = ReadValues()
         self._force: PlanInForce | None = None
         self._error, self._refused = "", False
         self.exit_code = 0
@@ -106,6 +110,10 @@ class _Run:
             elif not torch.cuda.is_available() and (self._plan is None or self._plan.compute != "fp32"):
                 stack.enter_context(HalfOnCPU())
             self._seeds.begin(patches)
+            if self._given.get("reads"):
+                self._reads.patch(patches)
+            if self._given.get("nudge"):
+                Nudge(self._given["nudge"]).patch(patches)
             if self._plan is None:
                 if self._log is not None:
                     stack.callback(self._log.patch_bare(patches))
@@ -121,6 +129,8 @@ class _Run:
             self._log.step(optimizer, applied)
 
     def finish(self, report: str, *, refused: list[str] | None = None) -> None:
+        if self._given.get("reads"):
+            self._reads.write(Path(self._given["reads"]))
         scale = None if self._force is None else self._force.scale
         if not report:
             if (

@@ -13,6 +13,15 @@ from floatline.precision.user_frames import find_script_line
 from floatline.probe.watch.patches import Patches
 
 
+def seed_all(seed: int) -> None:
+    """Begin Python's, numpy's and torch's random numbers from a seed."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
 class Seeds:
     """Begins Python's, numpy's and torch's random numbers from a seed, and hears where a script does so itself.
 
@@ -31,20 +40,13 @@ class Seeds:
     def begin(self, patches: Patches) -> None:
         """Seed, and listen from then on."""
         if self._seed is not None:
-            self._seed_all(self._seed)
+            seed_all(self._seed)
         patches.wrap(torch, "manual_seed", self._listening)
         patches.wrap(torch.random, "manual_seed", self._listening)  # the same by another name
         patches.wrap(random, "seed", self._listening)
         numpy = sys.modules.get("numpy")
         if numpy is not None:
             patches.wrap(numpy.random, "seed", self._listening)
-
-    def _seed_all(self, seed: int) -> None:
-        random.seed(seed)
-        torch.manual_seed(seed)
-        numpy = sys.modules.get("numpy")
-        if numpy is not None:
-            numpy.random.seed(seed % 2**32)
 
     def _listening(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def seed(*args: Any, **kwargs: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from floatline.base.patched_sources import read_source
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors import silent
+from floatline.diagnosis.detectors.damage import describe_cancellation, find_spoilt_states, place_state
 from floatline.diagnosis.detectors.exceptions import describe_collision
 from floatline.diagnosis.detectors.first_nonfinite import (
     Birth,
@@ -180,6 +182,16 @@ def find_dead_state(evidence: Evidence) -> list[Finding]:
     return [finding]
 
 
+def find_state_damage(given: RunRecord, traces: Sequence[Trace]) -> list[Finding]:
+    """States of optimizers that hold inf or 0 in 16 bits where FP32 does not, in the last step that shows it."""
+    stepping = {(event.file, event.line) for event in given.of(StepEvent) if event.file}
+    for trace in reversed(traces):
+        states = find_spoilt_states(trace)
+        if states:
+            return [place_state(state, _find_narrowing(given), stepping) for state in states[:1]]
+    return []
+
+
 def _params(op: Op) -> list[str]:
     return [operand.role for operand in op.inputs if operand.role.startswith("param:")]
 
@@ -242,8 +254,7 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
             findings.append(describe_collision(op, largest))
     for op, error in silent.cancelled(trace)[:1]:
         if seen_in_loss:
-            seen = f"the difference is off by {error:.0%} of its size, its operands by less than {silent.CLEAN:.0%}"
-            findings.append(_at(op, "cancellation", seen))
+            findings.append(describe_cancellation(op, error, trace))
     for op, error in silent.amplified(trace)[:1]:
         if behind and not findings:
             findings.append(_amplified(op, error))

@@ -89,6 +89,18 @@ def maker_of(operand: Operand, trace: Trace) -> Op | None:
     return None
 
 
+def find_rounding(operand: Operand, trace: Trace) -> Op | None:
+    """The last operation that rounded an operand's numbers to 16 bits; None where that was before the step."""
+    while operand.made_by is not None:
+        op = trace.ops[operand.made_by]
+        if op.outputs and op.outputs[0].dtype in FORMATS:
+            return op
+        if base_name(op.name) not in CASTS or not op.inputs:
+            return None
+        operand = op.inputs[0]
+    return None
+
+
 def source_of(operand: Operand, trace: Trace) -> Operand:
     """The operand that holds the same largest number first, through all that only hands it on."""
     while operand.made_by is not None:

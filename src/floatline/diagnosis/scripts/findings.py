@@ -7,12 +7,18 @@ import statistics
 from dataclasses import replace
 
 from floatline.causes import find_cause
+from floatline.diagnosis.detectors.damage import find_any_damage, find_wrong_results
 from floatline.diagnosis.detectors.exceptions import find_exceptions
 from floatline.diagnosis.detectors.first_nonfinite import Birth
 from floatline.diagnosis.detectors.learning import find_what_never_learns
 from floatline.diagnosis.detectors.loop import find_loop_faults
 from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, overflows
-from floatline.diagnosis.detectors.numbers import find_dead_state, find_failures, find_silent_damage
+from floatline.diagnosis.detectors.numbers import (
+    find_dead_state,
+    find_failures,
+    find_silent_damage,
+    find_state_damage,
+)
 from floatline.diagnosis.detectors.operations import FORMATS, ancestors
 from floatline.diagnosis.detectors.resuming import find_schedule_ahead
 from floatline.diagnosis.evidence import is_diverging, runs_away
@@ -59,6 +65,25 @@ def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Findi
         if found:
             return found
     return []
+
+
+def find_suspects(evidence: ScriptEvidence) -> list[Finding]:
+    """What may be to blame if the losses of a run without a finding turn out to be apart from FP32's."""
+    found = find_silent_damage(replace(evidence, is_apart=True))
+    traces = [one.trace for one in evidence.healthy]
+    if not found:
+        found = find_state_damage(evidence.given, traces)
+    for trace in reversed(traces):
+        found = found or find_any_damage(trace)
+    return found
+
+
+def find_suspects_beside(evidence: ScriptEvidence) -> list[Finding]:
+    """What may be to blame, in work without gradients, if numbers that the script reads are apart from FP32's."""
+    found: list[Finding] = []
+    for trace in evidence.evaluations:
+        found += find_wrong_results(trace)
+    return list({(f.cause.id, f.file, f.line): f for f in found}.values())
 
 
 def _without_history(evidence: ScriptEvidence) -> ScriptEvidence:

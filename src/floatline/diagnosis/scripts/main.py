@@ -14,6 +14,8 @@ from types import FrameType
 from typing import Any
 
 from floatline.base.patched_sources import patch_sources
+from floatline.diagnosis.detectors.operations import FORMATS
+from floatline.diagnosis.scripts.beside_fp32 import DIVERGENCE, LOSSES, READS, SEED
 from floatline.diagnosis.scripts.evidence import (
     ScriptEvidence,
     fails_in_fp32,
@@ -21,16 +23,20 @@ from floatline.diagnosis.scripts.evidence import (
     stand_in_for_fp32,
     step_fails,
 )
-from floatline.diagnosis.scripts.findings import find_in_script
+from floatline.diagnosis.scripts.findings import find_in_script, find_suspects, find_suspects_beside
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.scripts.kept_writes import KeptWrites
 from floatline.probe.scripts.recording import BUDGET, FIRST
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
 from floatline.probe.watch.events import ScalerStepEvent
+from floatline.probe.watch.patches import Patches
+from floatline.running.loss_log import LossLog
+from floatline.running.read_values import ReadValues
+from floatline.running.seeds import seed_all
 
 
-def main(report: str, trace: str, device: str, trial: str, words: list[str]) -> None:
+def main(report: str, trace: str, device: str, trial: str, steps: str, words: list[str]) -> None:
     """Run a script to its end, and write the report; the process ends as the script would have.
 
     Args:
@@ -39,6 +45,7 @@ def main(report: str, trace: str, device: str, trial: str, words: list[str]) -> 
         device: 'cuda' stands in for a GPU where there is none; '' does not.
         trial: A file that says how the script is tried in a changed form: its texts, how many steps, and where its
             writes go; '' runs the script as it is.
+        steps: How many losses are written beside the report, to be held against FP32's.
         words: The script's file, or `-m` and a module, and its arguments.
     """
     if trial:
@@ -46,7 +53,8 @@ def main(report: str, trace: str, device: str, trial: str, words: list[str]) -> 
     with as_cuda() if device else contextlib.nullcontext("") as note:
         if note:
             sys.stderr.write(f"floatline: {note}\n")
-        _run(report, trace, words, note)
+        seed_all(SEED)
+        _run(report, trace, words, note, int(steps))
 
 
 def _try_changed(report: str, words: list[str], device: str, trial: dict[str, Any]) -> None:
@@ -55,21 +63,30 @@ def _try_changed(report: str, words: list[str], device: str, trial: dict[str, An
     writes = KeptWrites(Path(trial["folder"]))
     watched = ScriptWatch(words, ends_after=trial["steps"])
     with as_cuda() if device else contextlib.nullcontext(""), writes.kept():
+        seed_all(SEED)
         watched.run()
     write_report(watched, report, "", refused=writes.refused)
     sys.stdout.flush()
     os._exit(0)  # what the script does at its end is not kept apart any more
 
 
-def _run(report: str, trace: str, words: list[str], note: str) -> None:
-    watched = ScriptWatch(words)
-    process = os.getpid()
+def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> None:
+    watched, process = ScriptWatch(words), os.getpid()
+    log, patches = LossLog(Path(report).with_name(LOSSES), most=steps, ends=False), Patches()
+    reads = ReadValues()
+    remove = log.patch_bare(patches)
+    reads.patch(patches)
+
+    def keep() -> None:
+        log.flush()
+        reads.write(Path(report).with_name(READS))
 
     def end(number: int, frame: FrameType | None) -> None:
         # As without a handler: the script dies here, none of its `finally` runs. But first it is explained.
         del frame
         if os.getpid() == process:
             watched.exit_code = 128 + number
+            keep()
             write_report(watched, report, trace, ended_by=signal.Signals(number).name, note=note)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -78,6 +95,9 @@ def _run(report: str, trace: str, words: list[str], note: str) -> None:
     watched.run()
     if os.getpid() != process:
         os._exit(watched.exit_code)  # a fork of the script that came back here
+    remove()
+    patches.undo()
+    keep()
     write_report(watched, report, trace, note=note)
     sys.exit(watched.exit_code)
 
@@ -107,13 +127,20 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         lambda _: None,
         captured=list(capture.steps),
         setup=capture.setup,
+        evaluations=capture.evaluations,
     )
     findings = find_in_script(evidence, run.motion) if given.losses or given.exception else []
+    # A run that diverges is no matter of precision only where FP32 does so, too: that is asked later.
+    quiet = not evidence.fails if not findings else findings[0].cause.id == DIVERGENCE
+    suspects = find_suspects(evidence) if quiet else []
+    beside = find_suspects_beside(evidence) if quiet else []
     if trace_path and capture.steps:
         (evidence.found_in or capture.steps[-1].trace).save(trace_path)
     return {
         "precision": given.precision,
         "findings": [finding.as_json() for finding in findings],
+        "suspects": [finding.as_json() for finding in suspects],
+        "suspects_beside": [finding.as_json() for finding in beside],
         "notes": _notes(run),
         "unexplained": "" if findings else _say_unexplained(evidence, compiled=run.compiled),
         "unseen": _say_unseen(run),
@@ -124,9 +151,19 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "num_steps": _num_steps(given),
         "first_bad_step": given.first_bad_step,
         "num_recorded": len(capture.steps),
+        "num_ops": sum(len(one.trace.ops) for one in capture.steps),
+        "is_narrow": _is_narrow(run),
         "last_recorded": max((one.step for one in capture.steps), default=0),
         "exit_code": run.exit_code,
     }
+
+
+def _is_narrow(run: ScriptRun) -> bool:
+    """Whether anything was computed in 16 bits."""
+    traces = [one.trace for one in run.capture.steps] + ([run.capture.setup] if run.capture.setup is not None else [])
+    return run.record.precision != "fp32" or any(
+        out.dtype in FORMATS for trace in traces for op in trace.ops for out in op.outputs
+    )
 
 
 def _num_steps(given: RunRecord) -> int:
@@ -170,8 +207,11 @@ def _notes(run: ScriptRun) -> list[str]:
     steps = ", ".join(str(one.step) for one in capture.steps)
     num_steps = _num_steps(given) or given.num_steps
     recorded = f"{len(capture.steps)} of {num_steps} steps recorded" + (f" (step {steps})" if steps else "")
+    num_ops = sum(len(one.trace.ops) for one in capture.steps)
+    beside = sum(len(trace.ops) for trace in capture.evaluations) + (len(capture.setup.ops) if capture.setup else 0)
     notes = [
-        f"{recorded}, {capture.seconds:.1f} s of {given.seconds:.1f} s; FP32 was computed beside these steps only",
+        f"{recorded}, {num_ops:,} operations, {capture.seconds:.1f} s of {given.seconds:.1f} s; and {beside:,} "
+        "operations in 16 bits before the first step and between steps",
         *dict.fromkeys(capture.errors),
     ]
     if capture.setup is not None and capture.setup.meta["left_out"]:

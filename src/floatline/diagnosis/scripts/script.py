@@ -15,6 +15,17 @@ from typing import Any, Literal
 from floatline.causes import Family
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.result import Diagnosis
+from floatline.diagnosis.scripts.beside_fp32 import (
+    DIVERGENCE,
+    LOSSES,
+    READS,
+    STEPS,
+    RunInFP32,
+    compare_with_fp32,
+    run_in_fp32,
+    stays_bounded,
+)
+from floatline.diagnosis.scripts.gaps import Seen
 from floatline.errors import TargetError
 from floatline.running.command import Command, parse_command, run_to_end, trial_environment
 
@@ -49,11 +60,14 @@ def diagnose_script(
     keep_stdout: bool = False,
     as_device: Literal["cuda"] | None = None,
     tries_fixes: bool = False,
+    fp32_steps: int = STEPS,
     on_progress: Callable[[str], None] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command and name what its training suffers from.
 
-    The script runs once, as it is, in its own process. Its input and output are its own.
+    The script runs as it is, in its own process. Its input and output are its own; random numbers that it does not seed
+    itself begin from 0. Where nothing is found, it runs again in FP32 for some steps, its output is not shown, and what
+    it writes is kept apart: only a script whose losses are those of FP32 is healthy.
 
     Args:
         words: The command: 'python', 'train.py' and so on.
@@ -62,6 +76,7 @@ def diagnose_script(
         as_device: 'cuda' runs a script that is written for a GPU on the CPU, as a GPU would, where there is none.
         tries_fixes: Whether changes of its source are tried: the script then runs again for some steps, its output is
             not shown, and what it writes is kept apart.
+        fp32_steps: Steps of the run in FP32; 0 makes none, and then no script in 16 bits is called healthy.
         on_progress: Told what is tried.
 
     Raises:
@@ -73,15 +88,29 @@ def diagnose_script(
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
         report = Path(folder) / "report.json"
         trace = str(Path(trace_path).absolute()) if trace_path else ""
-        code = run_to_end(command.inside(_MAIN, str(report), trace, as_device or "", ""), keep_stdout=keep_stdout)
+        start = command.inside(_MAIN, str(report), trace, as_device or "", "", str(fp32_steps))
+        code = run_to_end(start, keep_stdout=keep_stdout)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        own = Seen.read(report.with_name(LOSSES), report.with_name(READS))
     seconds = time.perf_counter() - began
     if "missing" in seen:
         raise TargetError(
             f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
+
+    def run_beside(nudge: float) -> Seen | str:
+        if on_progress is not None:
+            also = ", with weights that were moved once by as much as BF16 rounds" if nudge else ""
+            on_progress(f"the script runs again in FP32 for up to {fp32_steps} steps{also}; its output is not shown")
+        return run_in_fp32(command, device=as_device or "", steps=fp32_steps, nudge=nudge)
+
     found = read_report(text, seen, code, seconds)
+    if found.verdict == "healthy" and seen["is_narrow"]:
+        found = _look_beside(found, seen, own, run_beside if fp32_steps else None)
+    elif found.primary is not None and found.primary.cause.id == DIVERGENCE and seen["is_narrow"] and fp32_steps:
+        found = _check_divergence(found, seen, own, run_beside)
+    found = replace(found, seconds=time.perf_counter() - began)
     if not tries_fixes or found.primary is None:
         return found
     steps = _count_steps(found.primary.cause.family, seen)
@@ -96,6 +125,36 @@ def diagnose_script(
 
     tried = try_fixes(found, run_changed, root=Path.cwd(), say=say)
     return replace(found, findings=tried.findings, fixes=tried.fixes, seconds=time.perf_counter() - began)
+
+
+def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Seen, run: RunInFP32 | None) -> ScriptDiagnosis:
+    """The diagnosis of a script without a finding, after it ran again in FP32; None does not run it."""
+    looked = f"nothing loud in {seen['num_steps']:,} steps, {seen['num_recorded']} of them looked into"
+    if run is None:
+        return replace(found, no_verdict=f"{looked}; FP32 was not run beside it")
+    beside = compare_with_fp32(own, run)
+    if beside.gap is None:
+        return replace(found, no_verdict=f"{looked}; FP32 could not be compared: {beside.reason}")
+    if not beside.apart:
+        return replace(found, notes=(*found.notes, beside.together))
+    order = ("suspects", "suspects_beside") if beside.is_apart else ("suspects_beside", "suspects")
+    suspects = [read_finding(entry) for name in order for entry in seen[name]]
+    if not suspects:
+        return replace(found, unexplained=beside.apart, fails_in_fp32=False)
+    first = replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}")
+    return replace(found, findings=(first, *suspects[1:]), fails_in_fp32=False)
+
+
+def _check_divergence(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Seen, run: RunInFP32) -> ScriptDiagnosis:
+    """The diagnosis of a script that diverges in 16 bits, after it ran again in FP32."""
+    fp32 = run(0.0)
+    apart = "" if isinstance(fp32, str) else stays_bounded(own, fp32, first_bad=seen["first_bad_step"])
+    if not apart:
+        return found
+    suspects = [read_finding(entry) for entry in seen["suspects"]]
+    if not suspects:
+        return replace(found, findings=(), unexplained=apart, fails_in_fp32=False)
+    return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {apart}"), *suspects[1:]))
 
 
 _AT_LEAST, _MORE = 40, 20  # steps of a trial
@@ -118,7 +177,7 @@ def _run_changed(command: Command, device: str, sources: Mapping[str, str], step
         writes.mkdir()
         job = {"sources": dict(sources), "steps": steps, "folder": str(writes)}
         trial.write_text(json.dumps(job), encoding="utf-8")
-        start = command.inside(_MAIN, str(report), "", device, str(trial))
+        start = command.inside(_MAIN, str(report), "", device, str(trial), "0")
         with trial_environment(writes) as environment:
             problem = run_quietly(start, env=environment)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
@@ -131,12 +190,6 @@ def _run_changed(command: Command, device: str, sources: Mapping[str, str], step
     return replace(
         found, notes=(f"{num:,} steps without a finding, {seen['num_recorded']} of them compared with FP32",)
     )
-
-
-_NOT_LOOKED_AT = (
-    "training steps were looked at, and what is computed in 16 bits before the first of them; what runs without "
-    "gradients between steps, such as evaluation, was not"
-)
 
 
 def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> ScriptDiagnosis:
@@ -155,7 +208,7 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
     if not seen["num_backward"] and not seen["findings"] and not code:
         unseen = "no backward pass was seen: the command does not train, or takes its gradients by torch.func"
         return ScriptDiagnosis(text, seen["precision"], (), seconds, notes=tuple(seen["notes"]), no_verdict=unseen)
-    found = ScriptDiagnosis(
+    return ScriptDiagnosis(
         text,
         seen["precision"],
         tuple(read_finding(entry) for entry in seen["findings"]),
@@ -166,7 +219,6 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
         fails_in_fp32=seen["fails_in_fp32"],
         no_verdict="" if seen["unexplained"] else _explain_end(seen, code) or seen["unseen"],
     )
-    return replace(found, notes=(*found.notes, _NOT_LOOKED_AT)) if found.verdict == "healthy" else found
 
 
 def _explain_end(seen: dict[str, Any], code: int) -> str:

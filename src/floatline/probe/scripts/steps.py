@@ -28,6 +28,8 @@ Kind = Literal["healthy", "failed", "skipped"]
 _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
 # Steps in a row that a scaler left out: a search takes fewer, from 65536 down to 1 takes 16.
 _SEARCH = (8, 18)
+# How often work without gradients between steps is recorded.
+_EVALUATIONS = 3
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class StepCapture:
         errors: What went wrong with it, or is not as it should be.
         retries: Steps that are run on the weights from before a failure.
         setup: What the script computed in 16 bits before its first pass; None where that could not be recorded.
+        evaluations: What it computed in 16 bits without gradients between steps, the first times.
     """
 
     def __init__(self, seen: Watch) -> None:
@@ -71,6 +74,7 @@ class StepCapture:
         self.errors: list[str] = []
         self.retries = Retries()
         self.setup: Trace | None = None
+        self.evaluations: list[Trace] = []
         self._seen = seen
         self._recording = ScriptRecording()
         self._last_step = self._applied_step = -1
@@ -84,6 +88,7 @@ class StepCapture:
         self._skips = self._relapses = self._lost = 0
         self._worked = 0.0
         self._wanted = False
+        self._evaluates = False
         self._broken = False  # recording went wrong, and is to be ended
         self._hunts = 0  # steps that are still recorded to see a lost loss come again
         self._rests_until = 0  # the first step that may be recorded next, for that or to see a failure again
@@ -93,8 +98,21 @@ class StepCapture:
         self._try(self._recording.begin_setup)
 
     def _end_setup(self) -> None:
-        if self.setup is None and not self._seen.hooked:
-            self.setup = self._recording.end_setup()
+        if self._seen.hooked:
+            return
+        trace = self._recording.end_setup()
+        if trace is not None and self._evaluates:
+            self.evaluations.append(trace)
+            self._evaluates = False
+        elif trace is not None:
+            self.setup = trace
+
+    def _begin_evaluation(self) -> None:
+        """Work without gradients is recorded like that before training, the first times."""
+        free = not self._recording.runs and not self._seen.hooked and not self._seen.compiled
+        if free and len(self.evaluations) < _EVALUATIONS:
+            self._evaluates = True
+            self._recording.begin_setup()
 
     # What the watch tells.
 
@@ -123,12 +141,15 @@ class StepCapture:
 
     def leave_step(self) -> None:
         """What comes now is no part of the step."""
+        if self._evaluates:
+            return
         self._try(self._end_setup)
         if self._recording.early:
             self._try(self._recording.end)
             self._wanted, self._seen.callbacks.clear = True, self._begin_again
         elif self._recording.runs and self._stepping is not None and self._stepping.step >= self._recording.step:
             self._try(self._finish)
+        self._try(self._begin_evaluation)
 
     def see_gradients(self, optimizer: Optimizer, event: StepEvent, health: Health) -> None:
         """An optimizer is about to step."""

@@ -9,6 +9,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, cast
 
 import torch
@@ -232,10 +233,13 @@ class Recorder(TorchDispatchMode):
         written = [a.name for a in call.tensors if a.name in call.schema.writes - call.schema.outs]
         places = find_places(["" for _ in fresh], len(ops)) + find_places(written, len(ops))
         made: dict[int, list[Tensor]] = {op.index: [] for op in ops}
-        for tensor, shadow, place in zip((*fresh, *call.written), shadows, places, strict=True):
+        changes = self._twins.measure_changes(call, fresh) if self._twins and not call.schema.writes else []
+        every = zip_longest((*fresh, *call.written), shadows, places, changes)
+        for tensor, shadow, place, changed in every:
             if tensor is None:
                 continue
             values = self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
+            values.error = values.error if changed is None else changed
             for op in ops if place is None else ops[place : place + 1]:
                 op.outputs.append(values)
                 made[op.index].append(tensor)

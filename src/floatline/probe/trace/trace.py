@@ -45,7 +45,8 @@ class Values:
         twin_nonfinite: Elements of the twin that are inf or NaN.
         lost: Elements that are 0 here and not in the twin.
         blown: Elements that are inf or NaN here and finite in the twin.
-        error: ||x - twin|| / ||twin|| over the elements finite in both; inf where only the twin is all 0.
+        error: ||x - twin|| / ||twin|| over the elements finite in both; inf where only the twin is all 0. Of integers
+            and truth values that were chosen by the size of numbers: the share that FP32 would choose otherwise.
     """
 
     dtype: str

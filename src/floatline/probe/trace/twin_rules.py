@@ -56,6 +56,13 @@ _EXACT = frozenset(
         *("max_pool2d_with_indices", "replication_pad2d", "reflection_pad2d", "as_strided", "_foreach_zero"),
     )
 )
+# They choose by the size of numbers: their integers and truth values may be others in FP32.
+CHOICES = frozenset(
+    (
+        *("argmax", "argmin", "argsort", "sort", "topk", "max", "min", "kthvalue", "median", "mode", "nonzero"),
+        *("gt", "ge", "lt", "le", "eq", "ne", "bucketize", "searchsorted", "_to_copy", "isin", "histc", "signbit"),
+    )
+)
 # Integers that choose numbers and are none themselves.
 _INDICES = ("index", "indices")
 _EXACT_IN_ALL = 16  # every integer up to here is a number of every format, float8 included

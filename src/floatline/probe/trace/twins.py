@@ -17,6 +17,7 @@ from torch import Tensor
 from floatline.probe.trace.schemas import Schema, TracedCall, has_twin, tensors_of
 from floatline.probe.trace.storages import StorageFacts, Storages
 from floatline.probe.trace.twin_rules import (
+    CHOICES,
     OPAQUE,
     REBASED,
     RULES,
@@ -56,7 +57,8 @@ class Twins:
     A tensor without a twin of its own is its own twin: what a step starts from (weights, batch), and what
     float32 operations make of it. So a step in FP32 has no twins and costs nothing here.
     Twins lie element for element beside their storages, so views and in-place operations need no care.
-    Random numbers, integers, indices and masks are those of the step. What reaches Python (`.item()`) too.
+    Random numbers, integers, indices and masks are those of the step; how many of them FP32 would choose otherwise is
+    told by `measure_changes`. What reaches Python (`.item()`) is the step's, too.
 
     Numerics:
         float16, bfloat16 and float8 become float32, other dtypes stay. TF32 is off for twins.
@@ -115,6 +117,20 @@ class Twins:
         except Exception:
             self._fail(call)
             return [Shadow() for _ in outputs]
+
+    def measure_changes(self, call: TracedCall, outputs: Sequence[Tensor | None]) -> list[float | None]:
+        """Of each integer or boolean output, the share of elements that FP32 would choose otherwise; None elsewhere."""
+        none: list[float | None] = [None for _ in outputs]
+        chosen = [t is not None and not has_twin(t) for t in outputs]
+        if call.schema.base not in CHOICES or not any(chosen) or all(self._own(t) is None for t in call.floats):
+            return none
+        try:
+            twins = tensors_of(self._call(call, outputs))
+        except Exception:
+            self._fail(call)
+            return none
+        pairs = zip(outputs, twins, chosen, strict=True)
+        return [_share_of_others(a, b) if own and a is not None and b is not None else None for a, b, own in pairs]
 
     def _run(self, call: TracedCall, outputs: Sequence[Tensor | None]) -> Attempt:
         made = [t for t in outputs if t is not None and has_twin(t)]
@@ -217,6 +233,13 @@ class Twins:
         view = self._view(self._materialize(tensor), tensor)
         view.copy_(twin)
         return Shadow(view)
+
+
+def _share_of_others(own: Tensor, twin: Tensor) -> float:
+    """The share of elements that differ; of lists of other lengths, how much longer one is."""
+    if own.shape != twin.shape:
+        return abs(own.numel() - twin.numel()) / max(own.numel(), twin.numel(), 1)
+    return float((own != twin).float().mean()) if own.numel() else 0.0
 
 
 def _is_foreign(schema: Schema) -> bool:

@@ -1,0 +1,204 @@
+"""Damage of any kind: where an error is born that no rounding explains, what a state loses, which choices change."""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from floatline.base.patched_sources import read_source
+from floatline.causes import find_cause
+from floatline.diagnosis.detectors import silent
+from floatline.diagnosis.detectors.exceptions import describe_collision
+from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births
+from floatline.diagnosis.detectors.operations import FORMATS, PERIODIC, base_name, find_rounding
+from floatline.findings import Finding
+from floatline.formats import find_format
+from floatline.precision.user_frames import is_installed
+from floatline.probe.trace.trace import Op, Operand, Trace, Values
+
+# What is read is off by less than the first, what is made of it by more than the second.
+CLEAN, DAMAGED = 0.05, 0.25
+# Of the numbers of a state, this share is lost or inf.
+SPOILT = 0.02
+# Of what is chosen, this share is another in FP32. Near-equal numbers change places without harm.
+CHANGED = 0.05
+
+
+@dataclass(frozen=True)
+class State:
+    """What lives longer than a step and does not fit 16 bits.
+
+    Args:
+        op: That wrote it, or read what is spoilt.
+        name: Of the state, such as 'exp_avg_sq'; '' where it has none.
+        owner: The weight that it belongs to; '' where that is not known.
+        share: Of its numbers that are spoilt.
+        seen: In words.
+    """
+
+    op: Op
+    name: str
+    owner: str
+    share: float
+    seen: str
+
+
+def find_spoilt_states(trace: Trace) -> list[State]:
+    """States in 16 bits that are inf where FP32 is not, or 0; the worst of each name, inf first."""
+    worst: dict[str, State] = {}
+    for op in trace.ops:
+        if op.phase not in ("update", "outside") or not op.outputs:
+            continue
+        for operand in op.inputs:
+            if operand.role.startswith("state:") and operand.value.dtype in FORMATS:
+                _keep_worst(worst, _judge_state(op, operand))
+    return sorted(worst.values(), key=lambda state: (not state.seen.startswith("inf"), -state.share))
+
+
+def _keep_worst(worst: dict[str, State], state: State | None) -> None:
+    if state is not None and (state.name not in worst or worst[state.name].share < state.share):
+        worst[state.name] = state
+
+
+def _judge_state(op: Op, operand: Operand) -> State | None:
+    owner, _, name = operand.role.removeprefix("state:").rpartition(".")
+    value = operand.value
+    if value.pos_inf:
+        share = value.pos_inf / value.numel
+        seen = f"inf in {share:.0%} of {name} of {owner}, which is {value.dtype}: what is divided by it stands still"
+        return State(op, name, owner, share, seen) if share > SPOILT else None
+    written = op.outputs[0] if op.inputs[0] is operand and op.name.endswith("_") else None
+    if written is None or not written.lost:
+        return None
+    share = written.lost / max(1, written.numel - written.zeros + written.lost)
+    seen = f"{share:.0%} of {name} of {owner} becomes 0 where it is written as {value.dtype}, and is not 0 in FP32"
+    return State(op, name, owner, share, seen) if share > SPOILT else None
+
+
+def place_state(state: State, narrowing: tuple[str, int], stepping: set[tuple[str, int]]) -> Finding:
+    """The finding about a state.
+
+    Args:
+        state: The state.
+        narrowing: File and line where 16-bit weights come from, for optimizers of torch.
+        stepping: Files and lines that call an optimizer.
+    """
+    cause, op = find_cause("optimizer-state-underflow"), state.op
+    file, line = op.file, op.line
+    if (file, line) in stepping or is_installed(file):
+        file, line = narrowing
+    elif made := _find_assignment(file, state.name):
+        line = made
+    return Finding(cause, f"{state.seen}; FP32 keeps it", cause.advice, "optimizer.step", file, line, op.name)
+
+
+def _find_assignment(file: str, key: str) -> int:
+    """The first line of a file that puts something under a key, as `state["exp_avg"] = …`; 0 where there is none."""
+    try:
+        tree = ast.parse(read_source(Path(file)))
+    except (OSError, SyntaxError, ValueError):
+        return 0
+    targets = (target for node in ast.walk(tree) if isinstance(node, ast.Assign) for target in node.targets)
+    lines = [
+        target.lineno
+        for target in targets
+        if isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == key
+    ]
+    return min(lines, default=0)
+
+
+def find_amplified(trace: Trace, *, phases: tuple[str, ...] = ("forward",)) -> list[tuple[Op, Op, float]]:
+    """Operations that make a large error of rounding: what rounded, what it became large in, and the error.
+
+    What is read agrees with FP32 to the digits that 16 bits have, and what is made of it does not.
+    """
+    found: list[tuple[Op, Op, float]] = []
+    for op in trace.ops:
+        if op.phase not in phases or not op.outputs or not op.inputs or op.outputs[0].nonfinite:
+            continue
+        out = op.outputs[0]
+        worst = max(op.inputs, key=lambda operand: operand.value.error or 0.0)
+        error = out.error or 0.0
+        if not (out.numel > 1 and DAMAGED < error < math.inf and (worst.value.error or 0.0) < CLEAN):
+            continue
+        if out.dtype not in FORMATS and not worst.value.error:
+            continue
+        found.append((find_rounding(worst, trace) or op, op, error))
+    return found
+
+
+def find_changed_choices(trace: Trace) -> list[tuple[Op, float]]:
+    """Operations whose integers or truth values are others in FP32, with the share; the largest first."""
+    found = [
+        (op, max(out.error or 0.0 for out in op.outputs if _is_choice(out)))
+        for op in trace.ops
+        if op.phase in ("forward", "outside") and any(_is_choice(out) for out in op.outputs)
+    ]
+    return sorted((pair for pair in found if pair[1] > CHANGED), key=lambda pair: -pair[1])
+
+
+def _is_choice(out: Values) -> bool:
+    return out.error is not None and out.dtype.startswith(("int", "uint", "bool"))
+
+
+def find_any_damage(trace: Trace) -> list[Finding]:
+    """What may be to blame where nothing better is known: amplified rounding, then choices that change."""
+    found: list[Finding] = []
+    for rounding, op, error in find_amplified(trace)[:1]:
+        periodic = base_name(op.name) in PERIODIC
+        cause = "integer-not-exact" if periodic else "changed-in-16-bits"
+        size = max((own.value.largest for own in op.inputs), default=0.0)
+        read = f"{base_name(op.name)} of numbers up to {size:.4g}, off by less than {CLEAN:.0%}"
+        there = "" if rounding is op else f" in line {op.line}"
+        found.append(describe_birth(Birth(rounding, cause, f"{read}, is off by {error:.0%} of its size{there}")))
+    for op, share in find_changed_choices(trace)[:1]:
+        seen = f"{share:.0%} of what {base_name(op.name)} chooses is another in FP32"
+        blamed = _blame_choice(op, trace)
+        found.append(
+            describe_birth(Birth(blamed, "changed-in-16-bits", seen + ("" if blamed is op else f", in line {op.line}")))
+        )
+    return found
+
+
+def describe_cancellation(op: Op, error: float, trace: Trace) -> Finding:
+    """The finding about a difference; where it is taken in FP32, at the line that rounded what is subtracted."""
+    seen = f"the difference is off by {error:.0%} of its size, its operands by less than {silent.CLEAN:.0%}"
+    worst = max(op.inputs, key=lambda operand: operand.value.error or 0.0)
+    rounded = None if op.outputs[0].dtype in FORMATS else find_rounding(worst, trace)
+    if rounded is None or (rounded.file, rounded.line) == (op.file, op.line):
+        return describe_birth(Birth(op, "cancellation", seen))
+    seen = f"line {op.line} subtracts in FP32 what this line rounded to 16 bits: {seen}"
+    fix = "Compute what this line gives in FP32: the difference that is taken of it later is in FP32 already."
+    return replace(describe_birth(Birth(rounded, "cancellation", seen)), fix=fix)
+
+
+def find_wrong_results(trace: Trace) -> list[Finding]:
+    """What is wrong in work without gradients, the surest first."""
+    found = [describe_birth(birth) for birth in find_births(trace)[:1]]
+    rows = [
+        *silent.stuck_states(trace),
+        *silent.stuck_sums(trace, ruinous=False),
+        *silent.stuck_scatters(trace, ruinous=False),
+    ]
+    for op, share in rows[:1]:
+        seen = f"{share:.0%} of what is added is lost"
+        found.append(describe_birth(Birth(op, "accumulator-stagnation", seen)))
+    found += [describe_collision(op, largest) for op, largest in silent.colliding_casts(trace)[:1]]
+    found += [describe_cancellation(op, error, trace) for op, error in silent.cancelled(trace)[:1]]
+    return found or find_any_damage(trace)
+
+
+def _blame_choice(op: Op, trace: Trace) -> Op:
+    """What made the numbers that are chosen by too coarse or too large."""
+    worst = max(op.inputs, key=lambda operand: operand.value.error or 0.0, default=None)
+    blown = next((own for own in op.inputs if own.value.blown), None)
+    operand = blown or worst
+    if operand is None or operand.made_by is None:
+        return op
+    made = trace.ops[operand.made_by]
+    if blown is not None:
+        return made
+    exact = find_format(FORMATS[operand.value.dtype]).max_exact_integer if operand.value.dtype in FORMATS else math.inf
+    return (find_rounding(operand, trace) or op) if operand.value.largest > exact else op

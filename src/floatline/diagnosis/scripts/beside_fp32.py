@@ -1,0 +1,150 @@
+"""A script beside itself in FP32: it runs again from the same seed, and what both show is compared."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from floatline.diagnosis.fix_trials import run_quietly
+from floatline.diagnosis.scripts.gaps import APART, APART_READ, Gap, Seen, find_line_gaps, measure_gap, measure_loss_gap
+from floatline.plans.presets import resolve_plan
+from floatline.running.command import Command, trial_environment
+
+SEED = 0
+STEPS = 100
+LOSSES, READS = "losses.jsonl", "reads.json"  # beside the report of a script that is watched
+# Weights that are moved once by so much, which is what BF16 rounds away, show how far FP32 goes apart by itself.
+NUDGE = 2.0**-8
+_FEWEST = 4
+
+DIVERGENCE = "optimization-divergence"
+# A run in FP32 that does not grow by so much does not diverge.
+_GROWN = 5.0
+
+RunInFP32 = Callable[[float], Seen | str]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a comparison with FP32 came to.
+
+    Args:
+        reason: Why there is none; '' where there is one.
+        gap: How far the losses are apart; None where there is no comparison.
+        floor: The same of FP32 after a nudge of its weights; None where nobody asked.
+        lines: Lines at which numbers are read that are apart, by 'FILE:LINE', farther than after a nudge.
+    """
+
+    reason: str = ""
+    gap: Gap | None = None
+    floor: Gap | None = None
+    lines: Mapping[str, Gap] = field(default_factory=dict[str, Gap])
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether 16 bits change what is learnt."""
+        return self.gap is not None and self.gap.is_apart(APART, self.floor)
+
+    @property
+    def apart(self) -> str:
+        """What is apart, in words; '' where nothing is."""
+        if self.gap is not None and self.is_apart:
+            gap = self.gap
+            seen = f"after {gap.num:,} steps the loss is {gap.own_last:.4g}, and in FP32, from the same seed, "
+            return f"{seen}{gap.last:.4g} from {gap.first:.4g}; {self._nudged}"
+        for line, gap in self.lines.items():
+            read = f"{Path(line).name} reads {gap.own_last:.4g}, and in FP32, from the same seed, {gap.last:.4g}"
+            return f"{read}; the losses are those of FP32"
+        return ""
+
+    @property
+    def _nudged(self) -> str:
+        floor = 0.0 if self.floor is None else self.floor.share
+        share = 0.0 if self.gap is None else self.gap.share
+        return f"that is {share:.0%} of FP32's way, and a nudge of FP32's weights makes {floor:.1%}"
+
+    @property
+    def together(self) -> str:
+        """That nothing is apart, in words."""
+        if self.gap is None:
+            return ""
+        words = f"beside FP32 from the same seed, {self.gap.num:,} steps: the losses are apart by {self.gap.share:.1%}"
+        return f"{words} of the way that FP32's go" + ("" if self.floor is None else f"; {self._nudged}")
+
+
+def compare_with_fp32(own: Seen, run: RunInFP32) -> Beside:
+    """Hold what a run showed against FP32.
+
+    Args:
+        own: What it showed.
+        run: Runs the script in FP32 with a nudge of the weights, or 0; gives a text where that cannot be done.
+    """
+    fp32 = run(0.0)
+    if isinstance(fp32, str):
+        return Beside(fp32)
+    gap = measure_loss_gap(own, fp32)
+    if gap is None:
+        return Beside(f"too few steps have a finite loss, {len(own.losses)} here and {len(fp32.losses)} in FP32")
+    lines = find_line_gaps(own, fp32)
+    if not gap.is_apart(APART, None) and not lines:
+        return Beside(gap=gap)
+    nudged = run(NUDGE)
+    if isinstance(nudged, str):
+        return Beside(gap=gap, lines=lines)
+    floors = {line: measure_gap(nudged.lines.get(line, ()), fp32.lines[line]) for line in lines}
+    apart = {line: found for line, found in lines.items() if found.is_apart(APART_READ, floors[line])}
+    return Beside(gap=gap, floor=measure_loss_gap(nudged, fp32), lines=apart)
+
+
+def stays_bounded(own: Seen, fp32: Seen, *, first_bad: int | None) -> str:
+    """That FP32 does not diverge where a run does, in words; '' where it does, or did not get as far.
+
+    Args:
+        own: What the run showed.
+        fp32: The same in FP32.
+        first_bad: The step at which something was not finite; None where all was.
+    """
+    losses = [abs(loss) for loss in fp32.losses]
+    reached = len(losses) > first_bad if first_bad is not None else len(losses) >= len(own.losses)
+    if len(losses) < _FEWEST or not reached or not all(map(math.isfinite, losses)):
+        return ""
+    if max(losses) > _GROWN * max(losses[0], 1e-12):
+        return ""
+    grown = max((abs(loss) for loss in own.losses if math.isfinite(loss)), default=math.nan)
+    return (
+        f"the loss goes from {own.losses[0]:.4g} to {grown:.4g}; in FP32, from the same seed, it goes from "
+        f"{fp32.losses[0]:.4g} to {fp32.losses[-1]:.4g} in {len(losses):,} steps, and is {max(losses):.4g} at most"
+    )
+
+
+def run_in_fp32(command: Command, *, device: str, steps: int, nudge: float = 0.0) -> Seen | str:
+    """Run a script in FP32 for some steps, without its output; what it writes is kept apart.
+
+    Args:
+        command: Its command.
+        device: 'cuda' stands in for a GPU where there is none; '' does not.
+        steps: After so many it is ended.
+        nudge: By which its weights are moved once, as a share.
+    """
+    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
+        report, log, reads, writes = (Path(folder, name) for name in ("report.json", LOSSES, READS, "writes"))
+        writes.mkdir()
+        job = {
+            "plan": resolve_plan("fp32").model_dump(mode="json"), "seed": SEED, "steps": steps, "log": str(log),
+            "reads": str(reads), "folder": str(writes), "device": device, "nudge": nudge,
+        }  # fmt: skip
+        start = command.inside("floatline.running.main", str(report), json.dumps(job))
+        with trial_environment(writes) as environment:
+            problem = run_quietly(start, env=environment)
+        seen: Mapping[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        found = Seen.read(log, reads)
+    if problem and not found.losses:
+        return problem
+    if seen.get("refused"):
+        return f"the script cannot run beside its own files, {seen['refused'][0]}"
+    return f"it ended with {seen['error']}" if seen.get("error") else found

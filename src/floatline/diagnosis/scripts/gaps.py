@@ -1,0 +1,146 @@
+"""Gap: how far the losses of a run, or the numbers that a script reads, are from those of the same run in FP32."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# A run is apart where its later losses are, all on one side, by this share of the way that FP32's go, and by so many
+# times what a nudge of the weights does. On healthy scripts in 16 bits it is 0.02 at most.
+APART, TIMES = 0.05, 4.0
+# The same of numbers that a script reads, which have a smaller part of the run in them; and of a few numbers, which
+# have no way: a share of their size.
+APART_READ, APART_FEW = 0.1, 0.25
+# Numbers that go nearly nowhere have a way of this share of their size.
+_LEVEL = 0.02
+_NUM_WINDOWS, _FEWEST = 10, 4
+# Scaled losses and gradients that a script reads are powers of two larger than FP32's, at least by the first.
+_SCALED, _NEAR_POWER, _MOST = 4.0, 0.2, 0.8
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a run showed.
+
+    Args:
+        losses: One for each step; NaN where it is not known.
+        skipped: Numbers of the steps that were left out.
+        lines: The numbers that were read in each line, by 'FILE:LINE'.
+    """
+
+    losses: tuple[float, ...]
+    skipped: tuple[int, ...] = ()
+    lines: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
+
+    @classmethod
+    def read(cls, log: Path, reads: Path) -> Seen:
+        """What LossLog and ReadValues wrote; a line that was cut short is left out."""
+        text = log.read_text(encoding="utf-8") if log.exists() else ""
+        rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        lines: dict[str, list[float | None]] = json.loads(reads.read_text("utf-8")) if reads.exists() else {}
+        return cls(
+            tuple(_number(row["loss"]) for row in rows),
+            tuple(number for number, row in enumerate(rows) if not row["applied"]),
+            {key: tuple(map(_number, values)) for key, values in lines.items()},
+        )
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far numbers are from FP32's.
+
+    Args:
+        share: Of the way that FP32's go; of few numbers, of their size. 0 where they lie on both sides of FP32's.
+        first: FP32's mean at the beginning.
+        last: The same at the end.
+        own_last: The run's own there.
+        num: Numbers that were compared.
+        is_few: Whether these are too few to have a way.
+    """
+
+    share: float
+    first: float
+    last: float
+    own_last: float
+    num: int
+    is_few: bool = False
+
+    def is_apart(self, least: float, floor: Gap | None) -> bool:
+        """Whether it is more than a nudge of FP32's weights does."""
+        least = APART_FEW if self.is_few else least
+        return self.share > max(least, TIMES * (floor.share if floor is not None else 0.0))
+
+
+def measure_gap(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.0) -> Gap | None:
+    """How far numbers are from FP32's; None where too few are finite in both.
+
+    Numbers are held against those at the same place, which belong to the same batch.
+
+    Args:
+        own: Of a run.
+        fp32: The same in FP32.
+        late: The share of steps that the run left out: it may lag behind by as many.
+    """
+    num = min(len(own), len(fp32))
+    kept = [i for i in range(num) if math.isfinite(own[i]) and math.isfinite(fp32[i])]
+    if not kept or len(kept) < num // 2:
+        return None
+    size = max(1, len(kept) // _NUM_WINDOWS)
+    ours, theirs = _windows([own[i] for i in kept], size), _windows([fp32[i] for i in kept], size)
+    level = max(*map(abs, theirs), 1e-30)
+    is_few = len(kept) < _FEWEST
+    way = level if is_few else max(max(theirs) - min(theirs), _LEVEL * level)
+    lag = math.ceil(late * len(ours))
+    apart = [_signed(ours[i], theirs[max(0, i - lag) : i + 1]) / way for i in range(len(ours) // 2, len(ours))]
+    one_sided = all(x > 0 for x in apart) or all(x < 0 for x in apart)
+    share = abs(statistics.median(apart)) if one_sided else 0.0
+    return Gap(share, theirs[0], theirs[-1], ours[-1], len(kept), is_few)
+
+
+def _windows(numbers: Sequence[float], size: int) -> list[float]:
+    return [statistics.fmean(numbers[i : i + size]) for i in range(0, len(numbers) - size + 1, size)]
+
+
+def _signed(own: float, near: Sequence[float]) -> float:
+    """How far a number lies above or below some; 0 between them."""
+    return max(0.0, own - max(near)) + min(0.0, own - min(near))
+
+
+def measure_loss_gap(own: Seen, fp32: Seen) -> Gap | None:
+    """How far the losses of a run are from FP32's; None where there are too few."""
+    gap = measure_gap(own.losses, fp32.losses, late=_share_left_out(own))
+    return None if gap is None or gap.is_few else gap
+
+
+def find_line_gaps(own: Seen, fp32: Seen) -> dict[str, Gap]:
+    """Lines at which a script reads numbers that are far from FP32's."""
+    found: dict[str, Gap] = {}
+    for line, numbers in own.lines.items():
+        theirs = fp32.lines.get(line, ())
+        if _are_scaled(numbers, theirs):
+            continue
+        gap = measure_gap(numbers, theirs, late=_share_left_out(own))
+        if gap is not None and gap.is_apart(APART_READ, None):
+            found[line] = gap
+    return found
+
+
+def _share_left_out(own: Seen) -> float:
+    return len(own.skipped) / max(1, len(own.losses))
+
+
+def _are_scaled(own: Sequence[float], fp32: Sequence[float]) -> bool:
+    """Whether numbers are FP32's times a loss scale."""
+    pairs = [(a, b) for a, b in zip(own, fp32, strict=False) if a * b > 0 and math.isfinite(a * b)]
+    powers = [math.log2(a / b) for a, b in pairs]
+    scaled = [p for p in powers if p > _SCALED and abs(p - round(p)) < _NEAR_POWER]
+    return bool(powers) and len(scaled) > _MOST * len(powers)

@@ -1,0 +1,84 @@
+"""How far a run is from FP32: what counts as apart, and what does not."""
+
+import math
+
+import pytest
+
+from floatline.diagnosis.scripts.gaps import APART, Seen, find_line_gaps, measure_gap, measure_loss_gap
+
+
+def falling(num=50, start=3.0, end=1.0, noise=0.0):
+    """Losses that fall, with noise that is the same in every run, as batches make it."""
+    return tuple(end + (start - end) * math.exp(-4 * i / num) + noise * math.sin(7.3 * i) for i in range(num))
+
+
+def test_the_same_losses_are_not_apart():
+    gap = measure_gap(falling(), falling())
+    assert gap.share == 0.0
+    assert not gap.is_apart(APART, None)
+
+
+def test_a_run_that_stays_above_is_apart_by_the_share_that_it_lacks():
+    gap = measure_gap(falling(end=1.5), falling())
+    assert gap.share == pytest.approx(0.25, abs=0.05)
+    assert gap.is_apart(APART, None)
+    assert gap.first == pytest.approx(sum(falling()[:5]) / 5)
+    assert gap.last == pytest.approx(1.04, abs=0.02)
+
+
+def test_noise_of_the_batches_is_in_both_and_does_not_count():
+    assert measure_gap(falling(noise=0.8), falling(noise=0.8)).share == 0.0
+    apart = measure_gap(falling(end=1.5, noise=0.8), falling(noise=0.8))
+    assert apart.is_apart(APART, None)
+
+
+def test_losses_on_both_sides_of_fp32_are_not_apart():
+    wobbling = tuple(x + (0.3 if i // 5 % 2 else -0.3) for i, x in enumerate(falling()))
+    assert measure_gap(wobbling, falling()).share == 0.0
+
+
+def test_what_a_nudge_does_as_well_is_not_apart():
+    gap, floor = measure_gap(falling(end=1.5), falling()), measure_gap(falling(end=1.2), falling())
+    assert gap.is_apart(APART, None)
+    assert not gap.is_apart(APART, floor)
+
+
+def test_a_run_may_lag_by_the_steps_that_it_left_out():
+    late = (*[3.0] * 5, *falling()[:45])
+    own = Seen(late, skipped=tuple(range(5)))
+    assert not measure_loss_gap(own, Seen(falling())).is_apart(APART, None)
+    for_nothing = Seen((*[3.0] * 25, *falling()[:25]), skipped=(0,))  # far behind, by one step that was left out
+    assert measure_loss_gap(for_nothing, Seen(falling())).is_apart(APART, None)
+
+
+def test_losses_that_are_not_finite_are_left_out_and_too_few_say_nothing():
+    some = tuple(math.nan if i < 3 else x for i, x in enumerate(falling()))
+    assert measure_gap(some, falling()).share == 0.0
+    assert measure_gap((math.nan,) * 50, falling()) is None
+    assert measure_loss_gap(Seen((1.0, 0.9)), Seen((1.0, 0.9))) is None
+
+
+def test_a_line_that_reads_other_numbers_is_found():
+    own = Seen(falling(), lines={"a.py:3": (0.6, 0.61, 0.6), "a.py:4": (0.9, 0.9, 0.9)})
+    fp32 = Seen(falling(), lines={"a.py:3": (0.9, 0.91, 0.9), "a.py:4": (0.9, 0.89, 0.9)})
+    assert set(find_line_gaps(own, fp32)) == {"a.py:3"}
+
+
+def test_scaled_numbers_are_those_of_fp32():
+    fp32 = Seen((), lines={"a.py:3": (1.1, 0.9, 0.7, 0.6, 0.5)})
+    scaled = Seen((), lines={"a.py:3": tuple(65536 * x for x in fp32.lines["a.py:3"])})
+    larger = Seen((), lines={"a.py:3": tuple(90000 * x for x in fp32.lines["a.py:3"])})
+    assert not find_line_gaps(scaled, fp32)
+    assert set(find_line_gaps(larger, fp32)) == {"a.py:3"}
+
+
+def test_a_log_that_was_cut_short_is_read_up_to_there(tmp_path):
+    log, reads = tmp_path / "log", tmp_path / "reads"
+    log.write_text('{"step": 0, "loss": 2.0, "applied": true}\n{"step": 1, "loss": null, "applied": false}\n{"st')
+    reads.write_text('{"a.py:1": [1.0, null]}')
+    seen = Seen.read(log, reads)
+    assert seen.losses[0] == 2.0
+    assert math.isnan(seen.losses[1])
+    assert seen.skipped == (1,)
+    assert seen.lines["a.py:1"][0] == 1.0
+    assert Seen.read(tmp_path / "none", tmp_path / "none").losses == ()
