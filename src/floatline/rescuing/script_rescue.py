@@ -18,7 +18,7 @@ from floatline.diagnosis.scripts.script import diagnose_script
 from floatline.errors import FloatlineError, RescueError
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
-from floatline.rescuing.candidates import Candidate, locate, propose, with_update
+from floatline.rescuing.candidates import Candidate, locate, propose, with_own_scaling, with_update
 from floatline.rescuing.finished_stages import (
     Kept,
     plain_diagnosis,
@@ -190,8 +190,8 @@ class _ScriptRescuer:
         found: list[_Way] = []
         if diagnosis.primary is None:  # a failure that nothing explains: floatline's loop may not have it
             base = resolve_plan(diagnosis.precision) if diagnosis.precision not in ("", "fp32") else None
-            why = diagnosis.unexplained
-            return [] if base is None else [_Way("floatline's own loss scaling and updates", why, with_update(base))]
+            does, why = "floatline's own loss scaling and updates", diagnosis.unexplained
+            return [] if base is None else [_Way(does, why, with_own_scaling(with_update(base)))]
         primary = diagnosis.findings[0]
         if diagnosis.fixes:
             sources = {str(fix.file.resolve()): fix.after for fix in diagnosis.fixes}
@@ -273,9 +273,7 @@ class _ScriptRescuer:
 
     def _train(self, what: str, way: _Way) -> Trial:
         """A short run, or the one that there is."""
-        key = hashlib.sha256(
-            json.dumps([to_plain(way.plan and way.plan.model_dump(mode="json")), way.sources]).encode()
-        )
+        key = hashlib.sha256(json.dumps([to_plain(way.plan and way.plan.as_given()), way.sources]).encode())
         name = f"trial-{key.hexdigest()[:24]}"
         known = self._kept.get(name)
         if known is None:
@@ -286,7 +284,7 @@ class _ScriptRescuer:
             )  # fmt: skip
             try:
                 made = run_script(arm.job(self._given.seed))
-                trial = Trial(made.losses, made.skipped, made.error, made.seconds, made.scale)
+                trial = Trial(made.losses, made.skipped, made.error, made.seconds, made.scale, made.first_scale)
             except FloatlineError as error:
                 trial = Trial((), (), str(error), 0.0)
             known = to_plain(trial)

@@ -135,6 +135,7 @@ class _Run:
             "exit_code": self.exit_code,
             "error": self._error,
             "scale": 1.0 if scale is None else scale.scale,
+            "first_scale": 1.0 if scale is None else scale.first_scale,
             "seeded": self._seeds.own,
             "refused": refused or [],
         }

@@ -58,7 +58,7 @@ class ScriptArm:
     @property
     def plan(self) -> dict[str, Any]:
         """The plan as plain data."""
-        return {} if self.under is None else self.under.model_dump(mode="json")
+        return {} if self.under is None else self.under.as_given()
 
     def job(self, seed: int) -> Job:
         """Run it with this seed."""
@@ -89,6 +89,7 @@ class ScriptResult:
         seeded: Where the script seeds itself, and with what.
         folder: Where its output and what it wrote are.
     """
+        first_scale: The one that its search began at.
 
     losses: tuple[float, ...]
     skipped: tuple[int, ...]
@@ -98,6 +99,7 @@ class ScriptResult:
     seeded: tuple[str, ...]
     folder: Path
 
+    first_scale: float
 
 def run_script(job: Job) -> ScriptResult:
     """Run the script once; its output, and whatever it writes, go to a folder of the run's own.
@@ -143,6 +145,7 @@ def run_script(job: Job) -> ScriptResult:
         seeded=tuple(seen.get("seeded", ())),
         folder=own,
     )
+        first_scale=float(seen.get("first_scale", 1.0)),
 
 
 def run_job(job: Job) -> ArmRun:
