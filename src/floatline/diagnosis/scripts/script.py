@@ -15,6 +15,7 @@ from typing import Any, Literal
 from floatline.causes import Family
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.result import Diagnosis
+from floatline.diagnosis.scripts.fp32_runs import FP32Runs
 from floatline.errors import TargetError
 from floatline.running.command import Command, parse_command, run_to_end, trial_environment
 
@@ -86,6 +87,7 @@ def diagnose_script(
         return found
     steps = _count_steps(found.primary.cause.family, seen)
     found = replace(found, num_steps=steps)
+    in_fp32 = FP32Runs(command, as_device or "", steps)
 
     def run_changed(sources: Mapping[str, str]) -> Diagnosis | str:
         return _run_changed(command, as_device or "", sources, steps)
@@ -94,7 +96,7 @@ def diagnose_script(
         if on_progress is not None:
             on_progress(f"{what}: the script runs again for up to {steps} steps, its output is not shown")
 
-    tried = try_fixes(found, run_changed, root=Path.cwd(), say=say)
+    tried = try_fixes(found, run_changed, root=Path.cwd(), say=say, in_fp32=in_fp32.run)
     return replace(found, findings=tried.findings, fixes=tried.fixes, seconds=time.perf_counter() - began)
 
 

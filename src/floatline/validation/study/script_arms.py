@@ -123,7 +123,8 @@ def run_script(job: Job) -> ScriptResult:
         "log": str(log),
         "folder": str(writes),
     }
-    start = parse_command(words).inside("floatline.running.main", str(report), json.dumps(task))
+    (own / "job.json").write_text(json.dumps(task), encoding="utf-8")
+    start = parse_command(words).inside("floatline.running.main", str(report), f"@{own / 'job.json'}")
     began = time.monotonic()
     with (
         (own / "stdout.txt").open("wb") as out,
