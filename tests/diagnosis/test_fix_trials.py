@@ -13,7 +13,7 @@ from tests.slow import slow
 
 from floatline.causes import find_cause
 from floatline.diagnosis import fix_trials
-from floatline.diagnosis.fix_trials import MOST_RUNS, keeps_fp32, try_fixes, write_fix
+from floatline.diagnosis.fix_trials import MOST_RUNS, FP32Run, keeps_fp32, try_fixes, write_fix
 from floatline.diagnosis.result import Diagnosis
 from floatline.findings import Finding
 
@@ -86,6 +86,61 @@ def test_where_fp32_fails_by_itself_its_loss_may_change(file):
     assert not keeps_fp32(before, after)
     assert keeps_fp32(replace(before, fails_in_fp32=True), after)
     assert keeps_fp32(diagnosis_of(find(file, "clamp-kills-gradient")), after)
+
+
+SOUND = FP32Run((4.0, 1.0, 0.5))
+
+
+def compare(file, old, *new, before=None):
+    """The primary finding after trials whose changes are healthy, and do this to FP32."""
+    answers = iter(new)
+    result = try_fixes(
+        before or diagnosis_of(find(file)),
+        lambda _: HEALTHY,
+        root=file.parent,
+        say=lambda _: None,
+        in_fp32=lambda sources: next(answers) if sources else old,
+    )
+    return result.primary
+
+
+@pytest.mark.parametrize("losses", [(4.0, 1.0, 0.9), (4.0, 1.0, float("nan")), (4.0, 1.0), ()])
+def test_a_change_that_moves_a_run_in_fp32_is_not_the_fix(file, losses):
+    kept = compare(file, SOUND, FP32Run(losses), FP32Run((4.0, 1.01, 0.501)))
+    assert "float()" in kept.fix
+    assert "not compared" not in kept.tried
+    refused = compare(file, SOUND, *[FP32Run(losses)] * 3)
+    assert refused.patch == ""
+    assert refused.tried.count("changes what FP32 computes") == 3
+
+
+def test_a_change_that_leaves_fp32_alone_is_the_fix(file):
+    kept = compare(file, SOUND, FP32Run((4.0, 1.01, 0.501)))
+    assert "logsigmoid(margin)" in kept.fix
+    assert kept.tried == "With this change train.py is healthy: 40 steps without a finding."
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (FP32Run((4.0, float("nan"))), None, "FP32 itself fails"),
+        (FP32Run(), None, "no optimizer of torch makes a step in FP32"),
+        (FP32Run(problem="it took longer than 300 s"), None, "it took longer than 300 s"),
+        (SOUND, FP32Run(problem="it took longer than 300 s"), "it took longer than 300 s"),
+    ],
+)
+def test_where_fp32_was_not_compared_the_fix_says_so(file, old, new, why):
+    kept = compare(file, old, new)
+    assert kept.patch
+    assert kept.tried.endswith(f" FP32's result was not compared: {why}.")
+
+
+def test_fp32_is_not_run_where_it_shall_change(file):
+    for before in (
+        replace(diagnosis_of(find(file)), fails_in_fp32=True),
+        diagnosis_of(find(file, "singular-gradient", op="aten.log")),
+    ):
+        compare(file, None, before=before)  # None has no losses to ask for
 
 
 def test_the_next_change_is_tried_where_the_first_does_not_help(file):

@@ -169,6 +169,14 @@ def test_every_named_plan_survives_a_round_trip(tmp_path: Path):
         assert Plan.load(tmp_path / "plan.yaml") == plan
 
 
+def test_a_saved_plan_leaves_open_what_was_not_set_of_the_scaling(tmp_path: Path):
+    for named in ({}, {"growth_interval": 5000}, {"init_scale": 65536.0}):
+        Plan(weights="fp32", compute="fp16", scaling=Scaling(**named)).save(tmp_path / "plan.yaml")
+        read = Plan.load(tmp_path / "plan.yaml").scaling
+        assert read is not None
+        assert read.model_fields_set == set(named)
+
+
 def test_a_failed_write_leaves_the_old_plan_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "plan.yaml"
     PLANS["fp32"].save(path)

@@ -64,6 +64,13 @@ def test_the_recommended_scale_is_where_scaling_begins():
     assert plan.scaling == Scaling(init_scale=4096.0) and plan.reasons["scaling"] == "at 4096 none is lost"
 
 
+def test_a_plan_for_the_scale_leaves_nothing_open_that_a_script_s_scaler_could_decide():
+    every = set(Scaling.model_fields)
+    for cause in ("gradient-underflow", "scaler-misuse"):
+        assert propose(MIXED, [place(cause)])[0].plan.scaling.model_fields_set == every
+    assert propose(MIXED, [place("activation-overflow", module="head")])[0].plan.scaling.model_fields_set == set()
+
+
 def test_where_no_scale_can_work_none_is_proposed():
     scale = ScaleVerdict("no-scale", 1.0, None, "no loss scale can work")
     plans = [c.plan for c in propose(MIXED, [place("gradient-underflow", module="head")], scale=scale)]

@@ -1,14 +1,21 @@
 """`floatline rescue -- python train.py`: a script is rescued as it is, by a change of its line or by a plan."""
 
 import json
+import re
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
+from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import exhaustive, slow
 
-from floatline.errors import RescueError
+from floatline.causes import find_cause
+from floatline.diagnosis.result import Diagnosis
+from floatline.errors import ComparisonError, RescueError
+from floatline.findings import Finding
+from floatline.rescuing import script_rescue as module
 from floatline.rescuing.script_rescue import rescue_script
 
 # The squares of a wide layer's outputs are summed up in FP16.
@@ -31,6 +38,7 @@ OVERFLOWING = """
         scaler.step(optimizer)
         scaler.update()
     torch.save(model.state_dict(), "model.pt")
+    print(f"val loss {nn.functional.mse_loss(model(x), y).item():.5f}")
 """
 BROKEN = "nn.functional.mse_loss(out.float(), y) + 1e-6 * ((100 * out.half()) ** 2).mean()"
 HEALTHY = "nn.functional.mse_loss(out.float(), y)"
@@ -79,6 +87,72 @@ def test_a_rescue_that_was_ended_goes_on_with_what_is_finished(script, tmp_path)
     assert any(text.startswith("training in FP32") for text in before)
     assert said[0].startswith("validating")
     assert found.outcome == "rescued"
+
+
+def rescue_by(metric, *words):
+    start = ["rescue", "--metric", metric, "--folder", "out", "--format", "json"]
+    return run_preloaded(["-c", COMMAND, *start, "--", *words], cwd=Path.cwd())
+
+
+@slow
+def test_a_script_is_validated_by_what_it_prints(script):
+    run = rescue_by(r"val loss (?P<value>[0-9.]+)", *script(BROKEN))
+    found = json.loads(run.stdout)
+    assert (found["outcome"], run.returncode) in (("rescued", 0), ("not-verified", 1)), run.stderr
+    assert found["margin"] == "5 %"  # FP32's losses say nothing of another metric
+    runs = json.loads(Path("out/rescue.json").read_text())["validation"]["runs"]
+    files = Path("out/stages/short-1/scripts").glob("*/0/stdout.txt")
+    printed = {path.parent.parent.name: path.read_text().split() for path in files}
+    assert {one["arm"]: one["metric"] for one in runs if one["seed"] == 0} == {
+        arm: float(words[-1]) for arm, words in printed.items() if arm != "seeds"
+    }
+
+
+@slow
+def test_a_metric_that_is_never_printed_is_told_with_what_to_do(script, monkeypatch):
+    def diagnose(words, **_):
+        line = next(n for n, text in enumerate(Path("train.py").read_text().splitlines(), 1) if "half()" in text)
+        found = Finding(find_cause("product-overflow"), "seen", "fix", file=str(Path("train.py").resolve()), line=line)
+        return Diagnosis(" ".join(words), "fp16-mixed", (found,), 0.0)
+
+    monkeypatch.setattr(module, "diagnose_script", diagnose)
+    found = rescue_script(script(BROKEN), folder="out", metric=r"accurate to (?P<value>[0-9.]+)")
+    assert (found.outcome, found.validation.verdict) == ("not-verified", "REFUSED")
+    said = found.validation.best.reason
+    assert "matches nothing that the script prints. Its last line is 'val loss " in said
+    assert "Write an expression for a line that it prints, such as 'val loss" in said
+    assert "\n" not in said
+    assert {run.seed for run in found.validation.runs} == {0}  # no other seed is tried for nothing
+
+
+NO_GROUP = "has no group that holds the value. Write 'val loss (?P<value>[0-9.]+)'."
+WRONG = [
+    ("val loss [0-9.]+", NO_GROUP),
+    (r"val loss (?:\d+)", NO_GROUP),
+    ("val loss (", "Escape its brackets."),
+    ("accuracy ([0-9.]+)", "Say --higher-is-better or --lower-is-better."),
+]
+
+
+@pytest.mark.parametrize(("metric", "said"), WRONG)
+def test_a_metric_that_no_study_can_be_made_by_is_refused_before_anything_runs(script, metric, said):
+    words, heard = script(BROKEN), []
+    with pytest.raises(ComparisonError, match=re.escape(said)):
+        rescue_script(words, folder="out", metric=metric, on_progress=heard.append)
+    assert heard == []
+
+
+def test_the_command_says_what_is_wrong_with_a_metric_in_one_line(script):
+    run = rescue_by(WRONG[0][0], *script(BROKEN))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == f"floatline: --metric '{WRONG[0][0]}' {NO_GROUP}\n"
+
+
+def test_a_metric_that_can_be_compared_by_is_taken(script, tmp_path):
+    words = script(HEALTHY)
+    (tmp_path / "train.py").write_text("print('nothing')\n")
+    with pytest.raises(RescueError, match="no backward pass was seen"):
+        rescue_script(words, folder="out", metric=WRONG[3][0], higher_is_better=True)
 
 
 @exhaustive

@@ -8,7 +8,7 @@ from floatline.rescuing import trials as module
 from floatline.rescuing.candidates import Candidate
 from floatline.rescuing.finished_stages import Kept
 from floatline.rescuing.short_run import Trial
-from floatline.rescuing.trials import UNCLIPPED, Trials
+from floatline.rescuing.trials import UNCLIPPED, Trials, settle_scale
 
 BASE = resolve_plan("fp16-mixed")
 PLAN = BASE.model_copy(update={"name": "rescued", "fp32_modules": (KeptModule(pattern="a", reason="x"),)})
@@ -99,3 +99,10 @@ def test_where_clipping_hurts_fp32_no_plan_clips(ran, tmp_path):
     ran(lambda plan: LAGS if plan.compute == "fp32" and plan.clip is None else GOOD)
     _, trials, candidate = begin(tmp_path)
     assert candidate.plan.clip == UNCLIPPED and "does not clip" in trials.notes[0]
+
+
+@pytest.mark.parametrize(("began", "settles"), [(None, True), (2.0**20, True), (2.0**15, False), (1024.0, False)])
+def test_a_scale_is_settled_where_it_fell_from_where_the_run_began(began, settles):
+    trial = Trial((1.0,) * 40, (3,), "", 1.0, 2.0**15, began)
+    found = settle_scale(Candidate(PLAN, "a in FP32", "why"), trial)
+    assert (found is not None and found.plan.scaling.init_scale == 2.0**15) == settles

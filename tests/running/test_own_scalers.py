@@ -240,3 +240,69 @@ def test_under_bf16_a_scaler_saves_and_loads_nothing():
         scaler = torch.amp.GradScaler("cpu")
         assert scaler.state_dict() == {}
         scaler.load_state_dict({"scale": 4.0, "_growth_tracker": 0})
+
+
+OWN = {"init_scale": 1024.0, "growth_factor": 4.0, "backoff_factor": 0.25, "growth_interval": 2}
+
+
+def scales_of(plan, *, makes=True, num=5, bad=3):
+    """The scale before the first step and after each; one of them may overflow."""
+    with plan_in_force(plan) as force:
+        scaler = torch.amp.GradScaler("cpu", **OWN, enabled=makes)
+        model = small_model()
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        found = [force.scale.scale]
+        for number, (x, y) in enumerate(batches(num)):
+            opt.zero_grad()
+            scaler.scale(F.mse_loss(model(x), y) * (float("inf") if number == bad else 1.0)).backward()
+            scaler.step(opt)
+            scaler.update()
+            found.append(force.scale.scale)
+    return found
+
+
+def test_the_scale_begins_and_moves_as_the_scripts_own_where_the_plan_sets_nothing():
+    scaler = torch.amp.GradScaler("cpu", **OWN)
+    model = small_model()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    alone = [1024.0]
+    for number, (x, y) in enumerate(batches(5)):
+        opt.zero_grad()
+        scaler.scale(F.mse_loss(model(x), y) * (float("inf") if number == 3 else 1.0)).backward()
+        scaler.step(opt)
+        scaler.update()
+        alone.append(scaler.get_scale())
+    assert scales_of(fp16_plan(scaling=Scaling())) == alone == [1024.0, 1024.0, 4096.0, 4096.0, 1024.0, 1024.0]
+
+
+def test_a_scaler_that_is_off_says_nothing():
+    assert scales_of(fp16_plan(scaling=Scaling()), makes=False) == [65536.0] * 4 + [32768.0] * 2
+
+
+@pytest.mark.parametrize("first", [65536.0, 8.0])
+def test_what_the_plan_sets_wins_also_where_it_is_the_default(first):
+    assert scales_of(fp16_plan(scaling=Scaling(init_scale=first)))[:3] == [first, first, first * 4]
+    whole = Scaling(**Scaling().model_dump())
+    assert scales_of(fp16_plan(scaling=whole)) == [65536.0] * 4 + [32768.0] * 2
+
+
+def test_bounds_of_the_plan_hold_for_the_scripts_scale_and_open_ones_make_room():
+    assert scales_of(fp16_plan(scaling=Scaling(init_scale=64.0, cap=512.0)), num=5, bad=None)[-1] == 512.0
+    assert scales_of(fp16_plan(scaling=Scaling(floor=2048.0)))[0] == 2048.0
+    for first in (2.0**30, 0.25):
+        with plan_in_force(fp16_plan(scaling=Scaling())) as force:
+            torch.amp.GradScaler("cpu", init_scale=first)
+            assert force.scale.scale == force.scale.first_scale == first
+
+
+def test_only_the_first_scaler_is_heard():
+    with plan_in_force(fp16_plan(scaling=Scaling())) as force:
+        for first in (16.0, 4.0):
+            torch.amp.GradScaler("cpu", init_scale=first)
+        assert force.scale.scale == 16.0
+
+
+def test_its_checkpoint_has_the_settings_that_are_in_force():
+    with plan_in_force(fp16_plan(scaling=Scaling(growth_interval=7))):
+        state = torch.amp.GradScaler("cpu", **OWN).state_dict()
+    assert (state["scale"], state["growth_factor"], state["growth_interval"]) == (1024.0, 4.0, 7)

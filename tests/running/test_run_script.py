@@ -71,6 +71,37 @@ def test_a_healthy_script_writes_what_it_writes_without_a_plan(folder):
     assert found.stderr == "floatline: 4 steps under plan 'fp32'.\n"
 
 
+SCALED = """
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    for step in range(2):
+        scaler.scale(1e-4 * model(torch.ones(3, 4)).square().mean()).backward()
+        scaler.step(opt)
+        scaler.update()
+"""
+
+
+@pytest.mark.parametrize(
+    ("plan", "end"),
+    [
+        ("fp16-mixed", 2048),
+        ("{weights: fp32, compute: fp16, scaling: {init_scale: 65536}}", 131072),
+    ],
+)
+def test_the_scale_begins_where_the_scripts_own_scaler_does_unless_the_plan_says_where(folder, plan, end):
+    write, where = folder
+    write("train.py", SCALED)
+    if plan.startswith("{"):
+        (where / "plan.yaml").write_text(plan)
+        plan = "plan.yaml"
+    found = under(where, plan, sys.executable, "train.py")
+    assert found.returncode == 0, found.stderr
+    assert found.stderr.endswith(f"0 of them left out; the loss scale ended at {end:g}.\n")
+
+
 @slow
 def test_an_error_has_the_scripts_own_traceback(folder):
     write, where = folder

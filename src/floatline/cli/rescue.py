@@ -57,6 +57,13 @@ def rescue(
             help="What a script is validated by, as validate takes it. The default is the loss. Only with --.",
         ),
     ] = None,
+    higher_is_better: Annotated[
+        bool | None,
+        typer.Option(
+            "--higher-is-better/--lower-is-better",
+            help="Whether higher or lower values of the metric are better. The default is lower. Only with --.",
+        ),
+    ] = None,
     limit: Annotated[
         float | None, typer.Option("--limit", help="Seconds that one run of a script's validation may take.")
     ] = None,
@@ -82,8 +89,9 @@ def rescue(
     from floatline.rescuing.finished_stages import refuse_foreign
 
     words: list[str] | None = context.meta.get(COMMAND)
-    if words is None and (metric or limit or as_device):
-        raise typer.BadParameter("--metric, --limit and --as are for a script: give its command after --.")
+    if words is None and (metric or limit or as_device or higher_is_better is not None):
+        named = "--metric, --higher-is-better, --limit and --as"
+        raise typer.BadParameter(f"{named} are for a script: give its command after --.")
     place = Path("floatline-runs/rescue") / _name(target, words) if folder is None else Path(folder)
     refuse_foreign(place)  # now, and not after torch is loaded
     asked: dict[str, Any] = {"steps": steps, "seed": seed, "prove": prove, "folder": place}
@@ -96,7 +104,8 @@ def rescue(
                 from floatline.rescuing.script_rescue import rescue_script
 
                 device = "" if as_device is None else "cuda"
-                more: dict[str, Any] = {"metric": metric or "loss", "device": device, "timeout": limit}
+                more: dict[str, Any] = {"metric": metric or "loss", "higher_is_better": higher_is_better}
+                more |= {"device": device, "timeout": limit}
                 result = rescue_script(words, budget=10 * budget, on_progress=show, **more, **asked)
             else:
                 from floatline.rescuing.rescue import rescue as save

@@ -33,7 +33,7 @@ def run(
     if COMMAND not in context.meta:
         raise typer.BadParameter(f"'{command}' stands where the command belongs. Give it after --: -- python train.py.")
     parsed = parse_launched(context.meta[COMMAND])
-    job = {"plan": resolve_plan(plan).model_dump(mode="json"), "device": "" if as_device is None else as_device.value}
+    job = {"plan": resolve_plan(plan).as_given(), "device": "" if as_device is None else as_device.value}
     code = run_to_end(parsed.inside("floatline.running.main", "", json.dumps(job)), keep_stdout=False)
     if code:
         raise typer.Exit(code)

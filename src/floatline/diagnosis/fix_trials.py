@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,42 @@ if TYPE_CHECKING:  # libcst takes half a second to import, and a healthy run nee
 
 # What the source holds, by path, to what a diagnosis of it says; a text is why nothing can be said.
 RunChanged = Callable[[Mapping[str, str]], Diagnosis | str]
+# The same to what FP32 does; no texts are the source as it is.
+RunInFP32 = Callable[[Mapping[str, str]], "FP32Run"]
 MOST_RUNS = 4
 LIMIT = 300.0  # seconds of one run
 # How far FP32's last losses may move: rounding over all steps. Below this share of the first loss they count as 0.
 _LAST, _ROUNDING, _CONVERGED = 8, 0.02, 0.05
 
 
-def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callable[[str], None]) -> Diagnosis:
+@dataclass(frozen=True)
+class FP32Run:
+    """A run in FP32.
+
+    Args:
+        losses: One for each step; the last is NaN where it raised.
+        problem: Why there is no run to compare with; '' where there is one.
+    """
+
+    losses: tuple[float, ...] = ()
+    problem: str = ""
+
+    @property
+    def unsound(self) -> str:
+        """Why it is no reference for another run; '' where it is one."""
+        if self.problem or (self.losses and all(map(math.isfinite, self.losses))):
+            return self.problem
+        return "FP32 itself fails" if self.losses else "no optimizer of torch makes a step in FP32"
+
+
+def try_fixes(
+    diagnosis: Diagnosis,
+    run: RunChanged,
+    *,
+    root: Path,
+    say: Callable[[str], None],
+    in_fp32: RunInFP32 | None = None,
+) -> Diagnosis:
     """The diagnosis with a fix of the user's line that was tried; where none holds, it says what was tried.
 
     Each change that is known for the primary finding is tried. Where it takes that finding away and another one
@@ -39,11 +69,12 @@ def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callabl
         run: Diagnoses changed texts.
         root: Folder that the patch is applied in.
         say: Told what is tried.
+        in_fp32: Runs changed texts in FP32, which is compared; None where diagnoses hold FP32's losses themselves.
     """
     primary = diagnosis.primary
     if primary is None:
         return diagnosis
-    trials = _Trials(diagnosis, run, root, say)
+    trials = _Trials(diagnosis, run, root, say, in_fp32)
     for first in _find_changes(primary, root):
         found = trials.follow(first)
         if found is None:
@@ -52,15 +83,23 @@ def try_fixes(diagnosis: Diagnosis, run: RunChanged, *, root: Path, say: Callabl
         if isinstance(result, str):
             return _with_fix(diagnosis, fixes, f"This change was not tried: {result}.", holds=False)
         ways = "With this change" if len(fixes) == 1 else f"With these {len(fixes)} changes"
-        return _with_fix(diagnosis, fixes, f"{ways} {result.target} is healthy: {result.notes[0]}.")
+        return _with_fix(diagnosis, fixes, f"{ways} {result.target} is healthy: {result.notes[0]}.{trials.uncompared}")
     return _replace_primary(diagnosis, replace(primary, tried=trials.words))
 
 
 class _Trials:
     """Runs changes, MOST_RUNS in all."""
 
-    def __init__(self, diagnosis: Diagnosis, run: RunChanged, root: Path, say: Callable[[str], None]) -> None:
-        self._before, self._run, self._root, self._say = diagnosis, run, root, say
+    def __init__(
+        self,
+        diagnosis: Diagnosis,
+        run: RunChanged,
+        root: Path,
+        say: Callable[[str], None],
+        in_fp32: RunInFP32 | None,
+    ) -> None:
+        self._before, self._run, self._root, self._say, self._in_fp32 = diagnosis, run, root, say, in_fp32
+        self.uncompared = ""  # what is said where a change holds and nobody knows what it does to FP32
         self._left = MOST_RUNS
         self._failed: list[str] = []
         self._num_untried = 0
@@ -71,8 +110,9 @@ class _Trials:
         while self._left:
             self._left -= 1
             self._say(f"trying {first.new_code}")
-            result = self._run({str(file): after for file, (_, _, after) in _texts(fixes).items()})
-            if not isinstance(result, str) and result.verdict == "healthy" and not keeps_fp32(self._before, result):
+            sources = {str(file): after for file, (_, _, after) in _texts(fixes).items()}
+            result = self._run(sources)
+            if not isinstance(result, str) and result.verdict == "healthy" and not self._keeps_fp32(result, sources):
                 self._failed.append(f"{first.new_code} changes what FP32 computes")
                 return None
             if isinstance(result, str) or result.verdict == "healthy":
@@ -86,6 +126,19 @@ class _Trials:
         if result is not None:
             self._failed.append(f"{first.new_code} alone does not help: {_say_result(result)}")
         return None
+
+    def _keeps_fp32(self, result: Diagnosis, sources: Mapping[str, str]) -> bool:
+        before = self._before
+        if self._in_fp32 is None or not _is_reference(before):
+            return keeps_fp32(before, result)
+        self._say("comparing FP32 with and without it")
+        old = self._in_fp32({})
+        new = self._in_fp32(sources) if not old.unsound else old
+        problem = old.unsound or new.problem
+        self.uncompared = f" FP32's result was not compared: {problem}." if problem else ""
+        if problem or len(old.losses) != len(new.losses):
+            return bool(problem)
+        return keeps_fp32(replace(before, fp32_losses=old.losses), replace(result, fp32_losses=new.losses))
 
     def _find_next(self, result: Diagnosis, fixes: Sequence[CodeFix]) -> CodeFix | None:
         """The change for what is left, where that is something else."""
@@ -135,13 +188,18 @@ def keeps_fp32(before: Diagnosis, after: Diagnosis) -> bool:
         before: As it was found.
         after: With a change.
     """
-    primary = before.primary
-    own_fault = primary is not None and primary.cause.family == "not-precision"
     old, new = before.fp32_losses, after.fp32_losses
-    if own_fault or before.fails_in_fp32 or not old or not new:
+    if not _is_reference(before) or not old or not new:
         return True
     ends = [statistics.fmean(losses[-_LAST:]) for losses in (old, new)]
     return abs(ends[1] - ends[0]) <= _ROUNDING * max(abs(ends[0]), abs(old[0]) * _CONVERGED)
+
+
+def _is_reference(before: Diagnosis) -> bool:
+    """Whether FP32 does what it should, so that a change must leave it alone."""
+    primary = before.primary
+    own_fault = primary is not None and primary.cause.family == "not-precision"
+    return not own_fault and not before.fails_in_fp32
 
 
 def _say_result(result: Diagnosis) -> str:

@@ -244,7 +244,14 @@ class Plan(Frozen):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as YAML: whole or not at all, also when the machine stops half way."""
-        write_yaml(Path(path), self.model_dump(mode="json"))
+        write_yaml(Path(path), self.as_given())
+
+    def as_given(self) -> dict[str, Any]:
+        """The plan as plain data, of the scaling only what was set: a script's own scaler decides the rest."""
+        plain = self.model_dump(mode="json")
+        if self.scaling is not None:
+            plain["scaling"] = self.scaling.model_dump(mode="json", exclude_unset=True)
+        return plain
 
     def check_modules(self, model: nn.Module) -> list[str]:
         """The names of the model's modules that stay in FP32; refuses a pattern that matches none."""

@@ -106,6 +106,16 @@ def with_update(base: Plan) -> Plan:
     return _change(base, {"update": "exact"}, {"update": "16-bit weights keep what rounding would drop"})
 
 
+def with_own_scaling(base: Plan) -> Plan:
+    """With every setting of the scale spelt out: a script's own scaler decides none of them."""
+    return base if base.scaling is None else _change(base, {"scaling": _spell_out(base.scaling)}, {})
+
+
+def _spell_out(scaling: Scaling) -> Scaling:
+    """What a plan leaves open is a script's scaler to decide, which may be what is wrong."""
+    return Scaling(**scaling.model_dump())
+
+
 def _for_optimizer(base: Plan, finding: Finding) -> list[Candidate]:
     if base.weights == "fp32":
         return []
@@ -121,7 +131,7 @@ def _for_optimizer(base: Plan, finding: Finding) -> list[Candidate]:
 def _for_scale(base: Plan, finding: Finding, scale: ScaleVerdict | None) -> list[Candidate]:
     if base.compute != "fp16" or (scale is not None and scale.kind == "no-scale"):
         return []
-    present = base.scaling or Scaling()
+    present = _spell_out(base.scaling or Scaling())
     best = None if scale is None else scale.recommended
     if scale is not None and best is not None and best > 0:
         start = min(max(best, 1.0), present.cap)

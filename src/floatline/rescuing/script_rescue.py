@@ -18,7 +18,7 @@ from floatline.diagnosis.scripts.script import diagnose_script
 from floatline.errors import FloatlineError, RescueError
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
-from floatline.rescuing.candidates import Candidate, locate, propose, with_update
+from floatline.rescuing.candidates import Candidate, locate, propose, with_own_scaling, with_update
 from floatline.rescuing.finished_stages import (
     Kept,
     plain_diagnosis,
@@ -30,13 +30,13 @@ from floatline.rescuing.finished_stages import (
 from floatline.rescuing.result import Rescue, Stage, Tried
 from floatline.rescuing.short_run import Trial, find_shortfall
 from floatline.rescuing.trials import settle_scale
-from floatline.rescuing.verification import Margins, Speaker, settle_margins
+from floatline.rescuing.verification import Margins, Speaker, settle_margins, usual_margins
 from floatline.validation.result import Validation
 from floatline.validation.running.environment import describe_environment
-from floatline.validation.script_study import check_seeds, name_script, validate_script
+from floatline.validation.script_study import check_metric, check_seeds, name_script, validate_script
 from floatline.validation.signoff.status import NOT_COMPARED
 from floatline.validation.study.code_files import command_code
-from floatline.validation.study.script_arms import ScriptArm, run_script
+from floatline.validation.study.script_arms import LOSS, ScriptArm, run_script
 from floatline.validation.verdict.pairs import ArmRun
 from floatline.validation.verdict.terms import LOOKS
 
@@ -56,7 +56,8 @@ def rescue_script(
     seed: int = 0,
     budget: float = 600.0,
     prove: bool = False,
-    metric: str = "loss",
+    metric: str = LOSS,
+    higher_is_better: bool | None = None,
     device: Literal["", "cuda"] = "",
     timeout: float | None = None,
     on_progress: Callable[[str], None] | None = None,
@@ -77,6 +78,7 @@ def rescue_script(
         budget: Seconds for trying plans.
         prove: Run the full validation instead of the short one.
         metric: By which the validation compares; see `validate_script`.
+        higher_is_better: Of the metric. None: lower, unless its name reads otherwise, which is then asked for.
         device: 'cuda' runs a script that is written for a GPU on the CPU, where there is none.
         timeout: Seconds that one run of the validation may take.
         on_progress: Told what is done next.
@@ -84,9 +86,11 @@ def rescue_script(
     Raises:
         TargetError: The command runs no Python code.
         RescueError: The folder cannot be used.
+        ComparisonError: No validation can be made by the metric.
     """
+    higher = check_metric(metric, higher_is_better)  # now, and not after all trials
     place = Path("floatline-runs/rescue") / name_script(words) if folder is None else Path(folder)
-    settings = _Settings(tuple(words), place, steps, seed, budget, prove, metric, device, timeout)
+    settings = _Settings(tuple(words), place, steps, seed, budget, prove, metric, higher, device, timeout)
     return _ScriptRescuer(settings, on_progress or _say_nothing).run()
 
 
@@ -99,6 +103,7 @@ class _Settings:
     budget: float
     prove: bool
     metric: str
+    higher_is_better: bool
     device: Literal["", "cuda"]
     timeout: float | None
 
@@ -190,8 +195,8 @@ class _ScriptRescuer:
         found: list[_Way] = []
         if diagnosis.primary is None:  # a failure that nothing explains: floatline's loop may not have it
             base = resolve_plan(diagnosis.precision) if diagnosis.precision not in ("", "fp32") else None
-            why = diagnosis.unexplained
-            return [] if base is None else [_Way("floatline's own loss scaling and updates", why, with_update(base))]
+            does, why = "floatline's own loss scaling and updates", diagnosis.unexplained
+            return [] if base is None else [_Way(does, why, with_own_scaling(with_update(base)))]
         primary = diagnosis.findings[0]
         if diagnosis.fixes:
             sources = {str(fix.file.resolve()): fix.after for fix in diagnosis.fixes}
@@ -242,7 +247,7 @@ class _ScriptRescuer:
                 continue
             self._end_stage("plan", sum(tried.seconds for tried in self._tried), kept_up.does)
             validations += 1
-            margins = settle_margins(_as_pilot(fp32), prove=self._given.prove)
+            margins = self._choose_margins(fp32)
             validation = self._verify(kept_up, margins, validations)
             first = first or (kept_up, validation, margins)
             if validation is not None and validation.verdict == "PASS":
@@ -252,6 +257,13 @@ class _ScriptRescuer:
         if first is None:
             self._end_stage("plan", sum(tried.seconds for tried in self._tried), "nothing trains as FP32 does")
         return first or (None, None, None)
+
+    def _choose_margins(self, fp32: Trial) -> Margins:
+        """What FP32 learnt is known of the loss alone."""
+        prove = self._given.prove
+        if self._given.metric != LOSS:
+            return usual_margins(prove=prove)
+        return settle_margins(_as_pilot(fp32), prove=prove)
 
     def _try_out(self, way: _Way, fp32: Trial) -> _Way | None:
         """The way if it trains as FP32 does, or the same with another first loss scale; None where neither does."""
@@ -273,9 +285,7 @@ class _ScriptRescuer:
 
     def _train(self, what: str, way: _Way) -> Trial:
         """A short run, or the one that there is."""
-        key = hashlib.sha256(
-            json.dumps([to_plain(way.plan and way.plan.model_dump(mode="json")), way.sources]).encode()
-        )
+        key = hashlib.sha256(json.dumps([to_plain(way.plan and way.plan.as_given()), way.sources]).encode())
         name = f"trial-{key.hexdigest()[:24]}"
         known = self._kept.get(name)
         if known is None:
@@ -286,7 +296,7 @@ class _ScriptRescuer:
             )  # fmt: skip
             try:
                 made = run_script(arm.job(self._given.seed))
-                trial = Trial(made.losses, made.skipped, made.error, made.seconds, made.scale)
+                trial = Trial(made.losses, made.skipped, made.error, made.seconds, made.scale, made.first_scale)
             except FloatlineError as error:
                 trial = Trial((), (), str(error), 0.0)
             known = to_plain(trial)
@@ -302,7 +312,8 @@ class _ScriptRescuer:
         folder = given.folder / "stages" / f"{'full' if given.prove else 'short'}-{number}"
         try:
             validation = validate_script(
-                given.words, [way.plan], metric=given.metric, scale=margins.scale, margins=margins.values,
+                given.words, [way.plan], metric=given.metric, higher_is_better=given.higher_is_better,
+                scale=margins.scale, margins=margins.values,
                 steps=given.steps, seed=given.seed, shifts=given.shifts, sources=way.sources, device=given.device,
                 max_seeds=LOOKS[-1] if given.prove else _SHORT_SEEDS, folder=folder, timeout=given.timeout,
                 resume=(folder / "study.json").is_file(), watcher=Speaker(self._say),

@@ -37,6 +37,7 @@ class Trial:
         error: What ended it; '' where it came to its end.
         seconds: How long it took.
         scale: The loss scale of the last step; 1 where the loss is not scaled.
+        first_scale: Of the first step, where a script's own scaler may have set it; None: the plan's.
     """
 
     losses: tuple[float, ...]
@@ -44,6 +45,7 @@ class Trial:
     error: str
     seconds: float
     scale: float = 1.0
+    first_scale: float | None = None
 
     @property
     def way(self) -> tuple[float, float]:

@@ -134,7 +134,10 @@ class Trials:
 def settle_scale(candidate: Candidate, trial: Trial) -> Candidate | None:
     """The candidate with the loss scale that its run ended at; None where that is no other one."""
     scaling = candidate.plan.scaling
-    if scaling is None or not trial.skipped or not scaling.floor <= trial.scale < scaling.init_scale:
+    if scaling is None or not trial.skipped:
+        return None
+    began = scaling.init_scale if trial.first_scale is None else trial.first_scale
+    if not scaling.floor <= trial.scale < began:
         return None
     num = len(trial.losses)
     why = f"the search for a loss scale took {len(trial.skipped)} of {num} steps, and ended at it"

@@ -35,13 +35,15 @@ def main(report: str, job: str, words: list[str]) -> None:
 
     Args:
         report: Where the JSON goes; '' writes none.
-        job: JSON: `plan`; `seed` and `shift`; `steps`, after which the script is ended; `log`, where losses go;
-            `folder`, where writes of the script go; `sources`, texts that are imported instead of files; `device`;
-            `nudge`, a share by which its weights are moved once; `reads`, where the numbers go that it reads. Only the
-            plan is needed; null runs the script as it is.
+        job: JSON, or '@' and a file that holds it, since texts may be too long for a command line: `plan`; `seed` and
+            `shift`; `steps`, after which the script is ended; `log`, where losses go; `folder`, where writes of the
+            script go; `sources`, texts that are imported instead of files; `device`; `nudge`, a share by which its
+            weights are moved once; `reads`, where the numbers go that it reads. Only the plan is needed; null runs the
+            script as it is.
         words: The script's file, or `-m` and a module, and its arguments.
     """
-    given: dict[str, Any] = json.loads(job)
+    text = Path(job[1:]).read_text(encoding="utf-8") if job.startswith("@") else job
+    given: dict[str, Any] = json.loads(text)
     given["log"] = given.get("log") if os.environ.get("RANK", "0") == "0" else None
     run = _Run(given, words)
     if not given.get("folder"):
@@ -145,6 +147,7 @@ class _Run:
             "exit_code": self.exit_code,
             "error": self._error,
             "scale": 1.0 if scale is None else scale.scale,
+            "first_scale": 1.0 if scale is None else scale.first_scale,
             "seeded": self._seeds.own,
             "refused": refused or [],
         }

@@ -31,7 +31,8 @@ class OutsideScale:
     """Scales a script's backward passes, and leaves out steps whose gradients are not finite.
 
     The script sees gradients that were never scaled, see `ScaledPasses`: it may clip, log, accumulate and penalize
-    them as in FP32, in any order. Its own scalers do nothing; what they save and load is this scale. An optimizer's
+    them as in FP32, in any order. Its own scalers do nothing; what they save and load is this scale. What the plan does
+    not set is as in the first of them that is made and on: where the scale begins, and how it moves. An optimizer's
     step with a gradient that is not finite, on any process, is left out: the optimizer finds no gradients, and its
     weights and states stay as they are. A step with a closure is judged each time when the closure has been called.
 
@@ -43,19 +44,22 @@ class OutsideScale:
         where these are powers of two. Checked by tests/running/test_outside_scale.py.
 
     Args:
-        scaling: Its settings; None neither scales nor leaves out steps.
+        scaling: Its settings; None neither scales nor leaves out steps. Of a default that was not set explicitly, a
+            scaler of the script's own knows better.
         clip: Gradients are clipped so before each step; None leaves them alone.
         on_step: Told of each optimizer's step, before it is made, and whether it will be.
 
     Attributes:
         scale: Of the next backward pass.
+        first_scale: The one that its search began at.
         num_steps: Steps that optimizers were asked for.
         num_skipped: How many of them were left out.
     """
 
     def __init__(self, scaling: Scaling | None, clip: Clip | None, on_step: Callable[[Optimizer, bool], None]) -> None:
         self._scaling, self._clip, self._on_step = scaling, clip, on_step
-        self.scale = 1.0 if scaling is None else scaling.init_scale
+        self.scale = self.first_scale = 1.0 if scaling is None else scaling.init_scale
+        self._has_heard = False  # of a scaler of the script's own
         self._passes = ScaledPasses(lambda: self.scale)
         self._good = self._overflows = 0
         self._stepped: set[int] = set()
@@ -74,10 +78,10 @@ class OutsideScale:
         patches.wrap(Optimizer, "add_param_group", self._adding)
         # A scaler that is off: its scale is 1, it unscales and skips nothing, and calls the optimizer's step. While it
         # is made it is on, so that it has its settings, which a script may ask for.
-        making: list[Any] = []
+        making: list[torch.amp.GradScaler] = []
         switch = property(lambda scaler: any(one is scaler for one in making) and scaler.__dict__["_enabled"], _keep)
         patches.set(torch.amp.GradScaler, "_enabled", switch)
-        patches.wrap(torch.amp.GradScaler, "__init__", lambda make: _noting(make, making))
+        patches.wrap(torch.amp.GradScaler, "__init__", lambda make: self._making(make, making))
         hooks = (
             register_optimizer_step_pre_hook(self._begin_step),
             register_optimizer_step_post_hook(self._end_step),
@@ -88,6 +92,20 @@ class OutsideScale:
                 hook.remove()
 
         return end
+
+    def _making(self, make: _Call, making: list[torch.amp.GradScaler]) -> _Call:
+        def init(scaler: torch.amp.GradScaler, *args: Any, **kwargs: Any) -> None:
+            making.append(scaler)
+            try:
+                make(scaler, *args, **kwargs)
+                if self._scaling is not None and scaler.is_enabled() and not self._has_heard:
+                    self._has_heard = True
+                    self._scaling = _fill_in(self._scaling, scaler)
+                    self.scale = self.first_scale = self._scaling.init_scale
+            finally:
+                making.pop()
+
+        return init
 
     def _saving(self, _original: _Call) -> _Call:
         def state_dict(_scaler: Any) -> dict[str, Any]:
@@ -202,15 +220,19 @@ def _keep(scaler: Any, value: bool) -> None:
     scaler.__dict__["_enabled"] = value
 
 
-def _noting(make: _Call, making: list[Any]) -> _Call:
-    def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
-        making.append(scaler)
-        try:
-            make(scaler, *args, **kwargs)
-        finally:
-            making.pop()
-
-    return init
+def _fill_in(scaling: Scaling, scaler: torch.amp.GradScaler) -> Scaling:
+    """The plan's settings, and where it sets nothing those of a scaler; bounds that are not set make room for them."""
+    own = {
+        "init_scale": float(scaler._init_scale),
+        "growth_factor": float(scaler.get_growth_factor()),
+        "backoff_factor": float(scaler.get_backoff_factor()),
+        "growth_interval": int(scaler.get_growth_interval()),
+    }
+    first = scaling.init_scale if "init_scale" in scaling.model_fields_set else own["init_scale"]
+    own |= {"floor": min(scaling.floor, first), "cap": max(scaling.cap, first)}
+    filled = scaling.model_copy(update={key: own[key] for key in own if key not in scaling.model_fields_set})
+    # A bound that the plan sets holds for the script's scale, too.
+    return filled.model_copy(update={"init_scale": min(max(filled.init_scale, filled.floor), filled.cap)})
 
 
 def _is_stepping(optimizer: Optimizer) -> bool:

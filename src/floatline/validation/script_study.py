@@ -92,9 +92,7 @@ def validate_script(
     parse_command([word.replace("{seed}", str(seed)) for word in words])
     terms = Terms(
         metric=metric,
-        higher_is_better=bool(higher_is_better)
-        if is_expression(metric)
-        else settle_direction(metric, higher_is_better),
+        higher_is_better=check_metric(metric, higher_is_better),
         scale=scale,
         margins=margins,
         looks=looks_between(min_seeds, max_seeds),
@@ -149,6 +147,16 @@ def validate_script(
         )
         store.write("validation.json", validation.as_json())
         return validation
+
+
+def check_metric(metric: str, higher_is_better: bool | None) -> bool:
+    """Whether higher values of a metric are better; says what is wrong with one that no study can be made by.
+
+    Raises:
+        ComparisonError: It is an expression without a group, or reads like one that is better when higher.
+    """
+    is_expression(metric)
+    return settle_direction(metric, higher_is_better)
 
 
 def check_seeds(arm: ScriptArm, seed: int) -> None:

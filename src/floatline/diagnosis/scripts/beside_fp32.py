@@ -1,23 +1,14 @@
-"""A script beside itself in FP32: it runs again from the same seed, and what both show is compared."""
+"""Beside: what a script showed, held against what it shows in FP32 from the same seed."""
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from floatline.diagnosis.fix_trials import run_quietly
 from floatline.diagnosis.scripts.gaps import APART, APART_READ, Gap, Seen, find_line_gaps, measure_gap, measure_loss_gap
-from floatline.plans.presets import resolve_plan
-from floatline.running.command import Command, trial_environment
 
-SEED = 0
-STEPS = 100
-LOSSES, READS = "losses.jsonl", "reads.json"  # beside the report of a script that is watched
 # Weights that are moved once by so much, which is what BF16 rounds away, show how far FP32 goes apart by itself.
 NUDGE = 2.0**-8
 _FEWEST = 4
@@ -85,8 +76,8 @@ def compare_with_fp32(own: Seen, run: RunInFP32) -> Beside:
         run: Runs the script in FP32 with a nudge of the weights, or 0; gives a text where that cannot be done.
     """
     fp32 = run(0.0)
-    if isinstance(fp32, str):
-        return Beside(fp32)
+    if isinstance(fp32, str) or fp32.error:
+        return Beside(fp32 if isinstance(fp32, str) else f"it ended with {fp32.error}")
     gap = measure_loss_gap(own, fp32)
     if gap is None:
         return Beside(f"too few steps have a finite loss, {len(own.losses)} here and {len(fp32.losses)} in FP32")
@@ -120,31 +111,3 @@ def stays_bounded(own: Seen, fp32: Seen, *, first_bad: int | None) -> str:
         f"the loss goes from {own.losses[0]:.4g} to {grown:.4g}; in FP32, from the same seed, it goes from "
         f"{fp32.losses[0]:.4g} to {fp32.losses[-1]:.4g} in {len(losses):,} steps, and is {max(losses):.4g} at most"
     )
-
-
-def run_in_fp32(command: Command, *, device: str, steps: int, nudge: float = 0.0) -> Seen | str:
-    """Run a script in FP32 for some steps, without its output; what it writes is kept apart.
-
-    Args:
-        command: Its command.
-        device: 'cuda' stands in for a GPU where there is none; '' does not.
-        steps: After so many it is ended.
-        nudge: By which its weights are moved once, as a share.
-    """
-    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
-        report, log, reads, writes = (Path(folder, name) for name in ("report.json", LOSSES, READS, "writes"))
-        writes.mkdir()
-        job = {
-            "plan": resolve_plan("fp32").model_dump(mode="json"), "seed": SEED, "steps": steps, "log": str(log),
-            "reads": str(reads), "folder": str(writes), "device": device, "nudge": nudge,
-        }  # fmt: skip
-        start = command.inside("floatline.running.main", str(report), json.dumps(job))
-        with trial_environment(writes) as environment:
-            problem = run_quietly(start, env=environment)
-        seen: Mapping[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        found = Seen.read(log, reads)
-    if problem and not found.losses:
-        return problem
-    if seen.get("refused"):
-        return f"the script cannot run beside its own files, {seen['refused'][0]}"
-    return f"it ended with {seen['error']}" if seen.get("error") else found

@@ -31,14 +31,16 @@ class Seen:
         losses: One for each step; NaN where it is not known.
         skipped: Numbers of the steps that were left out.
         lines: The numbers that were read in each line, by 'FILE:LINE'.
+        error: What ended it; '' where it came to its end, or was ended after enough steps.
     """
 
     losses: tuple[float, ...]
     skipped: tuple[int, ...] = ()
     lines: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
+    error: str = ""
 
     @classmethod
-    def read(cls, log: Path, reads: Path) -> Seen:
+    def read(cls, log: Path, reads: Path, *, error: str = "") -> Seen:
         """What LossLog and ReadValues wrote; a line that was cut short is left out."""
         text = log.read_text(encoding="utf-8") if log.exists() else ""
         rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
@@ -47,6 +49,7 @@ class Seen:
             tuple(_number(row["loss"]) for row in rows),
             tuple(number for number, row in enumerate(rows) if not row["applied"]),
             {key: tuple(map(_number, values)) for key, values in lines.items()},
+            error,
         )
 
 

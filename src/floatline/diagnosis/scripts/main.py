@@ -15,7 +15,7 @@ from typing import Any
 
 from floatline.base.patched_sources import patch_sources
 from floatline.diagnosis.detectors.operations import FORMATS
-from floatline.diagnosis.scripts.beside_fp32 import DIVERGENCE, LOSSES, READS, SEED
+from floatline.diagnosis.scripts.beside_fp32 import DIVERGENCE
 from floatline.diagnosis.scripts.evidence import (
     ScriptEvidence,
     fails_in_fp32,
@@ -24,6 +24,7 @@ from floatline.diagnosis.scripts.evidence import (
     step_fails,
 )
 from floatline.diagnosis.scripts.findings import find_in_script, find_suspects, find_suspects_beside
+from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, SEED
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.scripts.kept_writes import KeptWrites
@@ -49,7 +50,7 @@ def main(report: str, trace: str, device: str, trial: str, steps: str, words: li
         words: The script's file, or `-m` and a module, and its arguments.
     """
     if trial:
-        _try_changed(report, words, device, json.loads(Path(trial).read_text(encoding="utf-8")))
+        _try_changed(report, words, device, json.loads(Path(trial).read_text(encoding="utf-8")), int(steps))
     with as_cuda() if device else contextlib.nullcontext("") as note:
         if note:
             sys.stderr.write(f"floatline: {note}\n")
@@ -57,36 +58,32 @@ def main(report: str, trace: str, device: str, trial: str, steps: str, words: li
         _run(report, trace, words, note, int(steps))
 
 
-def _try_changed(report: str, words: list[str], device: str, trial: dict[str, Any]) -> None:
+def _try_changed(report: str, words: list[str], device: str, trial: dict[str, Any], steps: int) -> None:
     """Run changed texts for some steps, with what is written kept apart, and end the process."""
     patch_sources(trial["sources"])
     writes = KeptWrites(Path(trial["folder"]))
     watched = ScriptWatch(words, ends_after=trial["steps"])
+    seen = _Seen(report, steps)
     with as_cuda() if device else contextlib.nullcontext(""), writes.kept():
         seed_all(SEED)
+        seen.begin()
         watched.run()
+    seen.keep()
     write_report(watched, report, "", refused=writes.refused)
     sys.stdout.flush()
     os._exit(0)  # what the script does at its end is not kept apart any more
 
 
 def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> None:
-    watched, process = ScriptWatch(words), os.getpid()
-    log, patches = LossLog(Path(report).with_name(LOSSES), most=steps, ends=False), Patches()
-    reads = ReadValues()
-    remove = log.patch_bare(patches)
-    reads.patch(patches)
-
-    def keep() -> None:
-        log.flush()
-        reads.write(Path(report).with_name(READS))
+    watched, process, seen = ScriptWatch(words), os.getpid(), _Seen(report, steps)
+    seen.begin()
 
     def end(number: int, frame: FrameType | None) -> None:
         # As without a handler: the script dies here, none of its `finally` runs. But first it is explained.
         del frame
         if os.getpid() == process:
             watched.exit_code = 128 + number
-            keep()
+            seen.keep()
             write_report(watched, report, trace, ended_by=signal.Signals(number).name, note=note)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -95,11 +92,31 @@ def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> No
     watched.run()
     if os.getpid() != process:
         os._exit(watched.exit_code)  # a fork of the script that came back here
-    remove()
-    patches.undo()
-    keep()
+    seen.end()
+    seen.keep()
     write_report(watched, report, trace, note=note)
     sys.exit(watched.exit_code)
+
+
+class _Seen:
+    """What is held against FP32: losses and numbers that are read, written beside the report."""
+
+    def __init__(self, report: str, steps: int) -> None:
+        self._log = LossLog(Path(report).with_name(LOSSES), most=steps, ends=False)
+        self._reads, self._path = ReadValues(), Path(report).with_name(READS)
+        self._patches = Patches()
+
+    def begin(self) -> None:
+        self._remove = self._log.patch_bare(self._patches)
+        self._reads.patch(self._patches)
+
+    def end(self) -> None:
+        self._remove()
+        self._patches.undo()
+
+    def keep(self) -> None:
+        self._log.flush()
+        self._reads.write(self._path)
 
 
 def write_report(

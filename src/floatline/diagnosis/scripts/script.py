@@ -17,14 +17,11 @@ from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.scripts.beside_fp32 import (
     DIVERGENCE,
-    LOSSES,
-    READS,
-    STEPS,
     RunInFP32,
     compare_with_fp32,
-    run_in_fp32,
     stays_bounded,
 )
+from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, STEPS, FP32Runs
 from floatline.diagnosis.scripts.gaps import Seen
 from floatline.errors import TargetError
 from floatline.running.command import Command, parse_command, run_to_end, trial_environment
@@ -98,18 +95,13 @@ def diagnose_script(
             f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
-
-    def run_beside(nudge: float) -> Seen | str:
-        if on_progress is not None:
-            also = ", with weights that were moved once by as much as BF16 rounds" if nudge else ""
-            on_progress(f"the script runs again in FP32 for up to {fp32_steps} steps{also}; its output is not shown")
-        return run_in_fp32(command, device=as_device or "", steps=fp32_steps, nudge=nudge)
-
+    in_fp32 = FP32Runs(command, as_device or "", fp32_steps or _AT_LEAST, on_progress or _say_nothing)
     found = read_report(text, seen, code, seconds)
-    if found.verdict == "healthy" and seen["is_narrow"]:
-        found = _look_beside(found, seen, own, run_beside if fp32_steps else None)
+    was_silent = found.verdict == "healthy"
+    if was_silent and seen["is_narrow"]:
+        found = _look_beside(found, seen, own, in_fp32.nudged if fp32_steps else None)
     elif found.primary is not None and found.primary.cause.id == DIVERGENCE and seen["is_narrow"] and fp32_steps:
-        found = _check_divergence(found, seen, own, run_beside)
+        found = _check_divergence(found, seen, own, in_fp32.nudged)
     found = replace(found, seconds=time.perf_counter() - began)
     if not tries_fixes or found.primary is None:
         return found
@@ -117,14 +109,19 @@ def diagnose_script(
     found = replace(found, num_steps=steps)
 
     def run_changed(sources: Mapping[str, str]) -> Diagnosis | str:
-        return _run_changed(command, as_device or "", sources, steps)
+        # What was seen beside FP32 alone is gone only if that is.
+        return _run_changed(command, as_device or "", sources, steps, in_fp32.nudged(0.0) if was_silent else "")
 
     def say(what: str) -> None:
         if on_progress is not None:
             on_progress(f"{what}: the script runs again for up to {steps} steps, its output is not shown")
 
-    tried = try_fixes(found, run_changed, root=Path.cwd(), say=say)
+    tried = try_fixes(found, run_changed, root=Path.cwd(), say=say, in_fp32=in_fp32.changed)
     return replace(found, findings=tried.findings, fixes=tried.fixes, seconds=time.perf_counter() - began)
+
+
+def _say_nothing(_text: str) -> None:
+    pass
 
 
 def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Seen, run: RunInFP32 | None) -> ScriptDiagnosis:
@@ -170,23 +167,38 @@ def _count_steps(family: Family, seen: Mapping[str, Any]) -> int:
     return max(known, seen["num_steps"]) if family in ("loop", "not-precision") else known
 
 
-def _run_changed(command: Command, device: str, sources: Mapping[str, str], steps: int) -> Diagnosis | str:
-    """Diagnose the script again, in a changed form and for some steps; what it writes is kept apart."""
+def _run_changed(
+    command: Command, device: str, sources: Mapping[str, str], steps: int, fp32: Seen | str
+) -> Diagnosis | str:
+    """Diagnose the script again, in a changed form and for some steps; what it writes is kept apart.
+
+    Args:
+        command: The script.
+        device: As in `diagnose_script`.
+        sources: Changed texts by path.
+        steps: How many.
+        fp32: What it shows in FP32, which it must show as well; a text where nobody looked.
+    """
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
         report, trial, writes = (Path(folder, name) for name in ("report.json", "trial.json", "writes"))
         writes.mkdir()
         job = {"sources": dict(sources), "steps": steps, "folder": str(writes)}
         trial.write_text(json.dumps(job), encoding="utf-8")
-        start = command.inside(_MAIN, str(report), "", device, str(trial), "0")
+        start = command.inside(_MAIN, str(report), "", device, str(trial), str(steps))
         with trial_environment(writes) as environment:
             problem = run_quietly(start, env=environment)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        own = Seen.read(report.with_name(LOSSES), report.with_name(READS))
     if not seen or "missing" in seen:
         return problem or "the process that tried it ended without a word"
     if seen["refused"]:
         return f"the script cannot run beside its own files, {seen['refused'][0]}"
     found = read_report("the script", seen, seen["exit_code"], 0.0)
     num = seen["num_steps"]
+    if found.verdict == "healthy" and not isinstance(fp32, str):
+        beside = compare_with_fp32(own, lambda nudge: "not asked" if nudge else fp32)
+        if beside.apart:
+            return replace(found, unexplained=beside.apart, fails_in_fp32=False)
     return replace(
         found, notes=(f"{num:,} steps without a finding, {seen['num_recorded']} of them compared with FP32",)
     )

@@ -26,6 +26,9 @@ RUN = "floatline.validation.study.script_arms:run_job"
 LOSS = "loss"
 # A curve of losses is one of means, so that a single batch does not decide.
 _NUM_POINTS = 20
+# No name of a metric has these.
+_OF_EXPRESSIONS = ("(", "[", "\\")
+_EXAMPLE = "'val loss (?P<value>[0-9.]+)'"
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class ScriptArm:
     @property
     def plan(self) -> dict[str, Any]:
         """The plan as plain data."""
-        return {} if self.under is None else self.under.model_dump(mode="json")
+        return {} if self.under is None else self.under.as_given()
 
     def job(self, seed: int) -> Job:
         """Run it with this seed."""
@@ -86,6 +89,7 @@ class ScriptResult:
         error: What ended it; '' where it came to its end.
         seconds: How long it took.
         scale: The loss scale at its end.
+        first_scale: The one that its search began at.
         seeded: Where the script seeds itself, and with what.
         folder: Where its output and what it wrote are.
     """
@@ -95,6 +99,7 @@ class ScriptResult:
     error: str
     seconds: float
     scale: float
+    first_scale: float
     seeded: tuple[str, ...]
     folder: Path
 
@@ -118,7 +123,8 @@ def run_script(job: Job) -> ScriptResult:
         "log": str(log),
         "folder": str(writes),
     }
-    start = parse_command(words).inside("floatline.running.main", str(report), json.dumps(task))
+    (own / "job.json").write_text(json.dumps(task), encoding="utf-8")
+    start = parse_command(words).inside("floatline.running.main", str(report), f"@{own / 'job.json'}")
     began = time.monotonic()
     with (
         (own / "stdout.txt").open("wb") as out,
@@ -140,6 +146,7 @@ def run_script(job: Job) -> ScriptResult:
         error=ended,
         seconds=seconds,
         scale=float(seen.get("scale", 1.0)),
+        first_scale=float(seen.get("first_scale", 1.0)),
         seeded=tuple(seen.get("seeded", ())),
         folder=own,
     )
@@ -204,14 +211,17 @@ def is_expression(metric: str) -> bool:
     """Whether a metric is an expression with a group, which finds values in what a script prints.
 
     Raises:
-        ComparisonError: It is one that cannot be compiled.
+        ComparisonError: It is one that cannot be compiled, or that has no group.
     """
-    if "(" not in metric:
+    if not any(mark in metric for mark in _OF_EXPRESSIONS):
         return False
     try:
-        return re.compile(metric).groups > 0
+        has_group = re.compile(metric).groups > 0
     except re.error as error:
         raise ComparisonError(f"--metric '{metric}' is no regular expression: {error}. Escape its brackets.") from None
+    if not has_group:
+        raise ComparisonError(f"--metric '{metric}' has no group that holds the value. Write {_EXAMPLE}.")
+    return True
 
 
 def _read_metric(metric: str, own: Path) -> Recorded:
@@ -228,12 +238,15 @@ def _read_metric(metric: str, own: Path) -> Recorded:
         if value is None:
             raise ComparisonError(
                 f"--metric '{metric}' found '{match[0]}', and '{match[name]}' is no number. Put it in a group: "
-                "'val loss (?P<value>[0-9.]+)'."
+                f"{_EXAMPLE}."
             )
         found.add(metric, number, value)
     if not found.values:
         last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
-        raise ComparisonError(f"--metric '{metric}' matches nothing that the script prints. Its last line is '{last}'.")
+        raise ComparisonError(
+            f"--metric '{metric}' matches nothing that the script prints. Its last line is '{last}'. "
+            f"Write an expression for a line that it prints, such as {_EXAMPLE}."
+        )
     return found
 
 

@@ -1,0 +1,71 @@
+"""FP32Runs: what a script shows in FP32, with its own texts, with changed ones, and with a nudge. Without torch."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from floatline.diagnosis.fix_trials import FP32Run, run_quietly
+from floatline.diagnosis.scripts.gaps import Seen
+from floatline.plans.presets import resolve_plan
+from floatline.running.command import Command, trial_environment
+
+SEED = 0
+STEPS = 100
+LOSSES, READS = "losses.jsonl", "reads.json"  # beside the report of a run
+
+
+class FP32Runs:
+    """Runs a script in FP32 for some steps, from the same seed; what it writes is kept apart. Its own run is made once.
+
+    Args:
+        command: The script.
+        device: 'cuda' stands in for a GPU where there is none; '' does not.
+        steps: After so many it is ended.
+        say: Told before each run.
+    """
+
+    def __init__(self, command: Command, device: str, steps: int, say: Callable[[str], None]) -> None:
+        self._command, self._device, self._steps, self._say = command, device, steps, say
+        self._original: Seen | str | None = None
+
+    def nudged(self, nudge: float) -> Seen | str:
+        """The script as it is, its weights moved once by a share; 0 leaves them. A text says why there is no run."""
+        if nudge:
+            return self._run({}, nudge, ", with weights that were moved once by as much as BF16 rounds")
+        if self._original is None:
+            self._original = self._run({}, 0.0, "")
+        return self._original
+
+    def changed(self, sources: Mapping[str, str]) -> FP32Run:
+        """The losses with changed texts, by path; none are the script as it is."""
+        seen = self._run(sources, 0.0, ", with the change") if sources else self.nudged(0.0)
+        if isinstance(seen, str):
+            return FP32Run(problem=seen)
+        return FP32Run((*seen.losses, math.nan) if seen.error else seen.losses)
+
+    def _run(self, sources: Mapping[str, str], nudge: float, how: str) -> Seen | str:
+        self._say(f"the script runs in FP32 for up to {self._steps} steps{how}; its output is not shown")
+        with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
+            names = ("report.json", "job.json", LOSSES, READS, "writes")
+            report, task, log, reads, writes = (Path(folder, name) for name in names)
+            writes.mkdir()
+            job = {
+                "plan": resolve_plan("fp32").as_given(), "sources": dict(sources), "steps": self._steps, "seed": SEED,
+                "log": str(log), "reads": str(reads), "folder": str(writes), "device": self._device, "nudge": nudge,
+            }  # fmt: skip
+            task.write_text(json.dumps(job), encoding="utf-8")
+            start = self._command.inside("floatline.running.main", str(report), f"@{task}")
+            with trial_environment(writes) as environment:
+                problem = run_quietly(start, env=environment)
+            seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+            found = Seen.read(log, reads, error=seen.get("error", ""))
+        if "missing" in seen or (not seen and not found.losses):
+            return problem or "the process in FP32 ended without a word"
+        if seen.get("refused"):
+            return f"the script cannot run beside its own files, {seen['refused'][0]}"
+        return found
