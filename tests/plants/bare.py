@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -62,6 +64,7 @@ def run_bare(path: Path, arguments: tuple[str, ...] = (), *, nudge: int = 0, lim
     """
     if "transformers" in path.read_text(encoding="utf-8"):
         import_transformers()
+    warm_up()
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         seen, log = Path(folder) / "seen.json", Path(folder) / "log"
@@ -75,6 +78,24 @@ def run_bare(path: Path, arguments: tuple[str, ...] = (), *, nudge: int = 0, lim
         found = json.loads(seen.read_text(encoding="utf-8")) if seen.exists() else {"error": "ended without a word"}
         lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return Outcome(lines=lines[-3:], seconds=time.perf_counter() - began, **found)
+
+
+@cache
+def warm_up() -> None:
+    """Load once what every script would load again: torch imports half of itself at the first step of an optimizer."""
+    from floatline.probe.runs.cuda_on_cpu import as_cuda
+
+    torch.set_num_threads(1)
+    with as_cuda():
+        model = torch.nn.Linear(2, 2)
+        scaler = torch.amp.GradScaler("cuda")
+        for kind in (torch.optim.SGD, torch.optim.AdamW):
+            optimizer = kind(model.parameters(), lr=1e-3)
+            with torch.autocast("cuda", dtype=torch.float16):
+                loss = model(torch.ones(2, 2)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
 
 
 def import_transformers() -> None:
@@ -101,9 +122,10 @@ def _run(words: list[str], nudge: int, seen: str, log: str) -> None:
     _listen(counts)
     if nudge:
         _nudge_weights(nudge)
+    half = words[-1] != "fp32"  # FP32 is the same on every device
     error = ""
     try:
-        with as_cuda():
+        with as_cuda() if half else contextlib.nullcontext():
             prepare_script(words)()
     except SystemExit as stop:
         error = f"exit {stop.code}" if stop.code else ""

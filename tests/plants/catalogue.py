@@ -17,9 +17,7 @@ HAZARDS: tuple[Hazard, ...] = (*STATES, *CHOICES, *LOSSES, *LOOPS)
 hosts = cache(read_hosts)
 
 
-def draw_number(
-    seed: int, number: int, attempt: int, *, control: bool, hazards: Sequence[Hazard] = HAZARDS
-) -> Plant:
+def draw_number(seed: int, number: int, attempt: int, *, control: bool, hazards: Sequence[Hazard] = HAZARDS) -> Plant:
     """The plant of this seed and number; the same in every process.
 
     Args:

@@ -199,7 +199,9 @@ CHOICES = (
         "ids_through_half",
         ("integer-not-exact",),
         False,
-        {"index": "[[{i} = {i}.to({half}).long() #!||{i} = ({i}.to({half}) + 0.0).round().long() #!||{i} = torch.floor({i}.to({half})).to(torch.int64) #!]]"},
+        {
+            "index": "[[{i} = {i}.to({half}).long() #!||{i} = ({i}.to({half}) + 0.0).round().long() #!||{i} = torch.floor({i}.to({half})).to(torch.int64) #!]]"
+        },
         bad={"half": HALF},
         good=({"half": FULL}, {"half": ("torch.float64",)}),
     ),

@@ -6,7 +6,7 @@ from tests.plants.planting import FOLDER
 from tests.scripts.planted import FOLDER as SCRIPTS
 
 DTYPES = '{"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[args.precision]'
-AMP_DTYPE = "amp_dtype = torch.bfloat16 if args.precision == \"bf16\" else torch.float16\n"
+AMP_DTYPE = 'amp_dtype = torch.bfloat16 if args.precision == "bf16" else torch.float16\n'
 STEP = "scaler.scale(loss).backward()\n{0}scaler.step(optimizer)\n{0}scaler.update()\n"
 UPDATE = "# site: update loss=loss opt=optimizer model=model\n{0}" + STEP + "{0}# end\n"
 
@@ -14,7 +14,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "gnn": (
         ("\n\ndef make_graph", "\n# site: helpers\n\n\ndef make_graph"),
         (AMP_DTYPE, f"dtype = {DTYPES}\n    amp_dtype = dtype\n"),
-        ("        return self.lin_self(h) + agg", "        # site: features x=h\n        return self.lin_self(h) + agg"),
+        (
+            "        return self.lin_self(h) + agg",
+            "        # site: features x=h\n        return self.lin_self(h) + agg",
+        ),
         (
             '"fp16")\n\n    for epoch',
             '"fp16")\n    # site: data x=x\n    # site: setup model=model opt=optimizer\n\n    for epoch',
@@ -38,7 +41,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "siren": (
         ("import torch.nn.functional as F\n", "import torch.nn.functional as F\n\n# site: helpers\n"),
-        ("        position = index.float()\n", "        # site: index i=index n=self.n\n        position = index.float()\n"),
+        (
+            "        position = index.float()\n",
+            "        # site: index i=index n=self.n\n        position = index.float()\n",
+        ),
         (
             "        return torch.cat([phase.sin(), phase.cos()], -1)\n",
             "        freqs = 2 * math.pi * self.freqs / self.n\n        # site: angle out=phase t=index freqs=freqs\n"
@@ -52,7 +58,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             + "    # site: step model=model loss=loss step=step\n",
         ),
         (
-            " dB\")\n",
+            ' dB")\n',
             ' dB")\n# site: final model=model\nprint(f"final loss {loss.item():.4e} snr {snr:.2f}")\n',
         ),
     ),
@@ -94,7 +100,7 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "    # site: step model=model loss=loss step=iter_num\n    optimizer.zero_grad(set_to_none=True)\n",
         ),
         (
-            ":.0f}ms\")\n",
+            ':.0f}ms")\n',
             ':.0f}ms")\n# site: final model=model\nprint(f"final loss {lossf:.4f}")\n',
         ),
     ),
@@ -160,7 +166,10 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("        return self.out(pooled)\n", "        # site: features x=pooled\n        return self.out(pooled)\n"),
     ),
     "rl": (
-        ("                optimizer.zero_grad()\n", "                # site: aux x=mean loss=loss\n                optimizer.zero_grad()\n"),
+        (
+            "                optimizer.zero_grad()\n",
+            "                # site: aux x=mean loss=loss\n                optimizer.zero_grad()\n",
+        ),
         ("\n\nclass PendulumEnv", "\n# site: helpers\n\n\nclass PendulumEnv"),
         (
             "                scaler.scale(loss)",

@@ -188,7 +188,9 @@ LOOPS = (
         "nan_in_the_data",
         ("bad-input-data",),
         True,
-        {"data": '[[{x}[::{every}] = float("nan") #!||{x}[::{every}] = {x}[::{every}] / 0.0 #!||{x}[::{every}] *= float("inf") #!]]'},
+        {
+            "data": '[[{x}[::{every}] = float("nan") #!||{x}[::{every}] = {x}[::{every}] / 0.0 #!||{x}[::{every}] *= float("inf") #!]]'
+        },
         bad={"every": (7, 16, 31)},
         good=({"every": (10**9,)},),
         verdict=NOT,

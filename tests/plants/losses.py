@@ -215,7 +215,9 @@ LOSSES = (
         "mask_in_attention",
         ("scalar-out-of-range",),
         True,
-        {"attention": "[[{scores} = {scores}{up}.masked_fill({mask}, {low}) #!||{scores} = torch.masked_fill({scores}{up}, {mask}, {low}) #!]]"},
+        {
+            "attention": "[[{scores} = {scores}{up}.masked_fill({mask}, {low}) #!||{scores} = torch.masked_fill({scores}{up}, {mask}, {low}) #!]]"
+        },
         bad={"up": ("",), "low": ("-1e9", "-1e5", "-1e30")},
         good=(FP32, {"low": ("-1e4", "-3e4")}),
         dtypes=("fp16",),

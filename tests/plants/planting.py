@@ -138,7 +138,7 @@ class _Writer:
         known = {**self.values, **roles}
         for _ in range(2):  # a drawn value may name another
             text = re.sub(r"\{(\w+)\}", lambda found: known.get(found[1], found[0]), text)
-        return text
+        return "\n".join(line for line in text.split("\n") if line.removesuffix(HERE).strip())
 
     def _spell(self, template: str) -> str:
         """One of each pair of brackets."""
@@ -192,7 +192,7 @@ def draw(hazard: Hazard, hosts: dict[str, str], rng: random.Random, *, control: 
         site = _one(sites, "final")
         line = writer.fill(f'print(f"{hazard.report}")', site.roles)
         code[site.line] = "\n".join(filter(None, [code.get(site.line), site.indent + line]))
-    text, places = _assemble(hosts[host], code, replaced, hazard.also, dtype)
+    text, places = assemble(hosts[host], code, replaced, hazard.also, dtype)
     return Plant(host, hazard, dtype, control, text, places, writer.values)
 
 
@@ -200,7 +200,7 @@ def _one(sites: list[Site], kind: str) -> Site:
     return next(site for site in sites if site.kind == kind)
 
 
-def _assemble(
+def assemble(
     host: str, code: dict[int, str], replaced: set[int], also: tuple[str, ...], dtype: str
 ) -> tuple[str, tuple[int, ...]]:
     """The script without marks, and the lines that a reader would point at."""

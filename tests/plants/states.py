@@ -174,7 +174,7 @@ STATES = (
         good=({"half": ("torch.float32", "torch.float64"), "center": (2.0, 4.0)},),
         report="deviation {({state}[2] / {state}[0] - ({state}[1] / {state}[0]) ** 2).item():.6f}",
         names={"state": ("moments", "sums", "stats")},
-        also=("print(f\"deviation",),
+        also=('print(f"deviation',),
     ),
     Hazard(
         "intervals_of_time",

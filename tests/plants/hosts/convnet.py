@@ -9,7 +9,7 @@ import torch.nn.functional as F
 # site: helpers
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=45)
+parser.add_argument("--steps", type=int, default=36)
 parser.add_argument("--batch-size", type=int, default=32)
 parser.add_argument("--lr", type=float, default=0.02)
 parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")

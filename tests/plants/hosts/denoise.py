@@ -11,7 +11,7 @@ import torch.nn.functional as F
 # site: helpers
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--iterations", type=int, default=60)
+parser.add_argument("--iterations", type=int, default=44)
 parser.add_argument("--levels", type=int, default=4000)
 parser.add_argument("--lr", type=float, default=3e-3)
 parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")

@@ -39,7 +39,7 @@ def demand():
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=44)
     parser.add_argument("--lr", type=float, default=5e-3)
     parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")
     cfg = parser.parse_args()

@@ -40,7 +40,7 @@ def triplet_loss(z, group, margin=1.0):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--iters", type=int, default=60)
+    parser.add_argument("--iters", type=int, default=44)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")
     args = parser.parse_args()

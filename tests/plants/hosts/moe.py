@@ -76,7 +76,7 @@ def sequences(n, length=12, classes=5):
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=32)
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")
     args = parser.parse_args()

@@ -9,7 +9,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 # site: helpers
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--steps", type=int, default=32)
 parser.add_argument("--lr", type=float, default=1e-2)
 parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")
 args = parser.parse_args()
