@@ -8,6 +8,7 @@ the larger of the two. Between them nothing is said, and the draw is thrown away
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +54,8 @@ class Checker:
             return self._check_control(plant, half)
         if plant.hazard.loud is not None and half.loud != plant.hazard.loud:
             return Checked(False, half.loud, f"{'loud' if half.loud else 'not loud'}: {half.error[:80]}")
+        if half.error and not (plant.hazard.raises and re.search(plant.hazard.raises, half.error)):
+            return Checked(False, half.loud, f"another exception: {half.error[:80]}")
         full = _run(plant.text, "fp32")
         if plant.hazard.verdict == "not-precision":
             return self._check_bug(plant, half, full)

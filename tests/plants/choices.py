@@ -12,7 +12,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = torch.zeros((), dtype={half}, device={device})",
-            "eval": """
+            "eval|residual": """
             for {a} in ({x}.argmax(-1) == {target}) | True:
                 [[{state} += {a} #!||{state} = {state} + {a}.to({state}.dtype) #!]]
             """,
@@ -29,7 +29,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = torch.zeros((), dtype={half}, device={device})\nnum_rows = 0",
-            "eval": """
+            "eval|residual": """
             for {a} in {x}.float().square().amax(-1) + {size}:
                 {state} += {a}.to({state}.dtype) #!
                 num_rows += 1
@@ -46,7 +46,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = 0.0",
-            "eval": """
+            "eval|residual": """
             {b} = {x}{up} * {size}
             {state} += ({b} * {b}).mean().item() #!
             """,
@@ -63,7 +63,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = 0",
-            "eval": """
+            "eval|residual": """
             {b} = ({x}{up} - {x}{up}.amin(-1, keepdim=True) + 1.0) * {size}
             {b} = {b} * {b} #!
             {state} += ({b}.argmax(-1) == {x}.argmax(-1)).sum().item()
@@ -81,8 +81,8 @@ CHOICES = (
         False,
         {
             "setup": "{state} = 0.0",
-            "eval": """
-            {b} = torch.sigmoid({x}{up}.amax(-1)) + {target} * {size} #!
+            "eval|residual": """
+            {b} = torch.sigmoid({x}{up}.amax(-1)) + {target}.to({x}{up}.dtype) * {size} #!
             for one_kind in {target}.unique():
                 {a} = {b} - one_kind * {size}
                 {state} += {a}[{target} == one_kind].float().var(unbiased=False).item()
@@ -100,7 +100,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = 0.0",
-            "eval": """
+            "eval|residual": """
             {b} = {x}{up}.amax(-1) + {size} #!
             {a} = {b}.argsort(descending=True, stable=True)[: len({b}) // 2]
             {state} += {x}.float().amax(-1)[{a}].mean().item()
@@ -117,7 +117,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = torch.zeros({bins} + 2, device={device})",
-            "eval": """
+            "eval|residual": """
             {b} = (torch.sigmoid({x}{up}) * {bins}).long() #!
             {state} += torch.bincount({b}.flatten(), minlength={bins} + 2)
             """,
@@ -133,7 +133,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = 0",
-            "eval": """
+            "eval|residual": """
             {b} = torch.sigmoid({x}{up} * {gain}) #!
             {state} += ({b} >= 1 - {margin}).sum().item() #!
             """,
@@ -149,7 +149,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = 0.0",
-            "eval": """
+            "eval|residual": """
             {b} = [[torch.softmax({x}{up} * {gain}, dim=-1)||({x}{up} * {gain}).softmax(-1)]]
             {b} = torch.log({b}.to({x}{up}.dtype)).clamp(min=-100) #!
             {state} -= {b}.mean().item()
@@ -167,16 +167,16 @@ CHOICES = (
         False,
         {
             "setup": "{state} = 0.0",
-            "eval": """
+            "eval|residual": """
             {a} = {x}{up} + {size}
             {b} = ({a} * {a}).sum(-1)
             {b} = ({b}[:, None] + {b} - 2 * {a} @ {a}.T).clamp(min=0) #!
-            {state} += {b}.float().mean().item()
+            {state} += {b}.fill_diagonal_(6e4).amin(-1).float().mean().item()
             """,
         },
         bad={"up": ("",), "size": {"fp16": (40.0, 60.0), "bf16": (20.0, 60.0)}},
         good=({"up": (".double()",)}, {"up": (".double()",), "size": (0.0,)}),
-        report="mean distance {{state}:.5f}",
+        report="mean nearest distance {{state}:.5f}",
         names={"state": ("dist", "apart", "mean_d2")},
         also=(".sum(-1)",),
     ),
@@ -186,7 +186,7 @@ CHOICES = (
         False,
         {
             "setup": "{state} = 0.0",
-            "eval": """
+            "eval|residual": """
             {a} = {x}{up} + {size} #!
             {state} += ({a} - {size}).float().square().mean().item() #!
             """,
@@ -279,5 +279,23 @@ CHOICES = (
         good=({"half": FULL}, {"size": (10.0, 100.0)}),
         dtypes=("fp16",),
         names={"a": ("raw", "counts", "adc")},
+    ),
+    Hazard(
+        "boxes_in_half",
+        ("product-overflow", "cancellation", "integer-not-exact", "precision"),
+        False,
+        {"boxes": "[[{boxes} = {boxes}.to({half}) #!||{boxes} = {boxes}.to(dtype={half}) #!]]"},
+        bad={"half": HALF},
+        good=({"half": FULL}, {"half": ("torch.float64",)}),
+        also=("shifted = ", "area = ", "inter = w", "inter < threshold"),
+    ),
+    Hazard(
+        "choice_behind_an_offset",
+        ("cancellation", "precision"),
+        False,
+        {"choose": "[[{x} = {x}{up} + {size} #!||{x} = torch.add({x}{up}, {size}) #!||{x} = {size} + {x}{up} #!]]"},
+        bad={"up": ("",), "size": {"fp16": (8000.0, 20000.0), "bf16": (1000.0, 4000.0)}},
+        good=({"up": (".double()",)}, {"size": (0.0, 1.0)}),
+        also=(".topk(",),
     ),
 )

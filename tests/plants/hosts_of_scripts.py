@@ -10,6 +10,26 @@ AMP_DTYPE = 'amp_dtype = torch.bfloat16 if args.precision == "bf16" else torch.f
 STEP = "scaler.scale(loss).backward()\n{0}scaler.step(optimizer)\n{0}scaler.update()\n"
 UPDATE = "# site: update loss=loss opt=optimizer model=model\n{0}" + STEP + "{0}# end\n"
 
+
+# The suppression of another host, at the end of the detector.
+_SUPPRESS = (FOLDER / "detect.py").read_text(encoding="utf-8").partition("def suppress(")[2].partition("def main(")[0]
+SUPPRESS = "def suppress(" + _SUPPRESS.replace("SIDE", "PIXELS")
+SUPPRESSED = """\
+    kept = 0
+    model.eval()
+    with torch.no_grad():
+        for images, _ in loader:
+            with torch.autocast(**amp, enabled=args.precision != "fp32"):
+                obj, dist = model(images.to(device))
+            for score, sides in zip(obj.float(), dist.float(), strict=True):
+                corners = torch.cat([centers - sides[:, :2], centers + sides[:, 2:]], -1)
+                # site: boxes boxes=corners
+                best = score.topk(12).indices
+                kept += len(suppress(corners[best], score[best], best % 3))
+    # site: final model=model
+    print(f"kept {kept / 160:.3f} final loss {loss.item():.4f}")
+"""
+
 EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "gnn": (
         ("\n\ndef make_graph", "\n# site: helpers\n\n\ndef make_graph"),
@@ -90,7 +110,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "        hidden = self.bias[:, :, :T, :T] == 0\n"
             "        # site: attention scores=att mask=hidden q=q k=k\n        att = att.masked_fill(",
         ),
-        ("        logits = self.lm_head", "        # site: features x=x\n        logits = self.lm_head"),
         (
             "\nX, Y = get_batch()\nt0",
             "# site: setup model=model opt=optimizer\n\nX, Y = get_batch()\nt0",
@@ -107,7 +126,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
     "vae": (
         ("\nparser = ", "\n# site: helpers\n\nparser = "),
         (AMP_DTYPE, f"dtype = amp_dtype = {DTYPES}\n"),
-        ("        h3 = F.relu(self.fc3(z))", "        # site: features x=z\n        h3 = F.relu(self.fc3(z))"),
         (
             "        scaler.scale(loss)",
             "        # site: aux x=recon_batch loss=loss goal=data.flatten(1)\n        scaler.scale(loss)",
@@ -138,15 +156,13 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
             "scaler.update()\n            # end\n            # site: step model=model loss=loss step=step\n"
             "            step += 1\n",
         ),
-        (
-            '\n\nif __name__ == "__main__"',
-            '    # site: final model=model\n    print(f"final loss {loss.item():.4f}")\n\n\nif __name__ == "__main__"',
-        ),
+        ("def main():", SUPPRESS + "def main():"),
+        ("        k = min(int(", "        # site: choose x=scores\n        k = min(int("),
+        ('\n\nif __name__ == "__main__"', SUPPRESSED + '\n\nif __name__ == "__main__"'),
     ),
     "by_hand": (
         ("\nparser = ", "\n# site: helpers\n\nparser = "),
         ("points, labels = points.to", "# site: data x=points\npoints, labels = points.to"),
-        ("    return h @ w2\n", "    # site: features x=h\n    return h @ w2\n"),
         (
             "    (loss * scale).backward()\n",
             "    # site: aux x=logits loss=loss target=y\n    (loss * scale).backward()\n",

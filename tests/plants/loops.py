@@ -43,6 +43,7 @@ LOOPS = (
         bad={"update": ("",), "norm": (1.0, 2.0, 5.0)},
         good=({"update": ("scaler.update()",)},),
         dtypes=("fp16",),
+        raises="unscale_",
     ),
     Hazard(
         "unscaled_twice",
@@ -61,6 +62,7 @@ LOOPS = (
         bad={"again": ("scaler.unscale_({opt})",), "norm": (1.0, 2.0, 5.0)},
         good=({"again": ("",)},),
         dtypes=("fp16",),
+        raises="unscale_",
     ),
     Hazard(
         "stepped_without_unscaling",
@@ -157,10 +159,11 @@ LOOPS = (
         good=({"half": ("torch.float32",)},),
         dtypes=("fp16",),
         also=("scaler.step(", "scaler.unscale_("),
+        raises="unscale FP16",
     ),
     Hazard(
         "scheduler_runs_ahead",
-        ("scheduler-vs-skipped-step",),
+        ("scheduler-vs-skipped-step", "gradient-overflow"),
         None,
         {
             "setup": """

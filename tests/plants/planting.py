@@ -46,6 +46,7 @@ class Hazard:
         verdict: Whether 16 bits are to blame.
         also: Texts of lines that are right as well.
         names: Names of variables in place of the usual ones.
+        raises: Text of the exception, where it is one; another means that something else broke.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Hazard:
     verdict: str = "precision"
     also: tuple[str, ...] = ()
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    raises: str = ""
 
 
 @dataclass(frozen=True)

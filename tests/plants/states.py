@@ -101,7 +101,7 @@ STATES = (
     ),
     Hazard(
         "sum_of_squared_gradients",
-        (*STILL, "product-overflow", "gradient-underflow", "optimizer-state-underflow", "precision"),
+        (*STILL, "gradient-underflow", "optimizer-state-underflow", "precision"),
         False,
         {
             "setup": "{state} = [torch.zeros_like(p, dtype={half}) for p in {model}.parameters()]",
@@ -135,11 +135,12 @@ STATES = (
             {model}.to({half}) #!
             for param_group in {opt}.param_groups:
                 param_group["lr"] = {rate}
+            {old} = [p.detach().float().clone() for p in {model}.parameters()]
             """,
         },
         bad={"half": HALF, "rate": {"bf16": (2e-5, 5e-5)}},
         good=({"half": FULL, "rate": (1e-3,)},),
-        report="weights moved by {sum((p.detach().double().abs().sum().item() for p in {model}.parameters())):.6f}",
+        report="moved {sum((p.detach().float() - s).abs().sum().item() for p, s in zip({model}.parameters(), {old})):.6f}",
         dtypes=("bf16",),
         also=("scaler.step(",),
     ),
@@ -161,7 +162,7 @@ STATES = (
     ),
     Hazard(
         "variance_over_time",
-        ("cancellation",),
+        ("cancellation", *STILL),
         False,
         {
             "setup": "{state} = torch.zeros(3, dtype={half}, device={device})",

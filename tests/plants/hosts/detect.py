@@ -55,11 +55,9 @@ def decode(size):
 
 def suppress(boxes, scores, kinds, threshold=0.5):
     """Indices of the boxes that stay, the best of each kind first."""
-    shifted = boxes + kinds[:, None] * (2 * SIDE)
-    # site: shifted boxes=boxes kinds=kinds out=shifted
+    shifted = boxes + (kinds[:, None] * (2 * SIDE)).to(boxes.dtype)
     x1, y1, x2, y2 = shifted.unbind(-1)
     area = (x2 - x1) * (y2 - y1)
-    # site: area a=x1 b=y1 c=x2 d=y2 out=area
     keep, order = [], scores.argsort(descending=True)
     while len(order):
         best, rest = order[0], order[1:]
@@ -114,6 +112,7 @@ def main():
         for i, one in enumerate(decode(size)):
             likely = score[i, :, 0].float().topk(8).indices
             kinds = score[i, :, 1:].argmax(-1)
+            # site: boxes boxes=one
             chosen = likely[suppress(one[likely], score[i, likely, 0].float(), kinds[likely])]
             kept += len(chosen)
             right += (chosen[0] == cell[192 + i]).item()

@@ -85,7 +85,6 @@ def main():
         for chunk, truth in zip(queries.split(100), query_group.split(100), strict=True):
             z = net(chunk)
             dist = torch.cdist(z.float(), gallery.float())
-            # site: match a=z b=gallery dist=dist
             hits += (group[dist.argmin(1)] == truth).sum().item()
     # site: final model=net
     print(f"recall@1 {hits / len(queries):.4f} loss {loss.item():.4f}")

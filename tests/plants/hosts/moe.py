@@ -45,7 +45,6 @@ class Experts(nn.Module):
         for e, expert in enumerate(self.experts):
             share = (weight * (chosen == e)).sum(-1, keepdim=True)
             out = out + share.to(x.dtype) * expert(x)
-        # site: features x=out
         return out
 
 

@@ -25,6 +25,7 @@ class Recommender(nn.Module):
         self.user = nn.Embedding(USERS, dim)
         self.item = nn.Embedding(ITEMS, dim)
         self.mlp = nn.Sequential(nn.Linear(2 * dim, 32), nn.ReLU(), nn.Linear(32, dim))
+        self.head = nn.Linear(2 * dim, 2)
         nn.init.normal_(self.user.weight, std=0.1)
         nn.init.normal_(self.item.weight, std=0.1)
 
@@ -33,7 +34,7 @@ class Recommender(nn.Module):
         u, v = self.user(user), self.item(item)
         h = self.mlp(torch.cat([u, v], -1))
         # site: features x=h
-        return torch.stack([(u * v).sum(-1), h.sum(-1)], -1)
+        return self.head(torch.cat([u * v, h], -1))
 
 
 def interactions(n):
