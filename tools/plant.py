@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
 import statistics
 import subprocess
 import sys
@@ -94,36 +93,21 @@ def score_one(truth: dict[str, Any], folder: Path) -> dict[str, Any]:
         said = json.loads(ran.stdout[ran.stdout.index("{") :])
     except (ValueError, subprocess.TimeoutExpired) as error:
         said = {"verdict": f"no answer: {error}"[:80], "findings": []}
-    first = (said.get("findings") or [{}])[0]
-    return {**judge(truth, said, first, str(path)), "seconds": time.perf_counter() - began}
+    return {**judge(truth, said, path), "seconds": time.perf_counter() - began}
 
 
-def judge(truth: dict[str, Any], said: dict[str, Any], first: dict[str, Any], path: str) -> dict[str, Any]:
-    """Whether verdict, cause and place are right."""
-    cause, line = cause_of(first), line_of(first)
-    verdict = str(said.get("verdict", ""))
-    row = {"id": truth["id"], "verdict": verdict, "cause": cause, "line": line, "path": path}
+def judge(truth: dict[str, Any], said: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Whether the verdict, and the cause and place of the first finding, are right."""
+    first = (said["findings"] or [{"cause": "", "line": 0, "file": ""}])[0]
+    cause, verdict = first["cause"], said["verdict"]
+    line = first["line"] if first["file"] and Path(first["file"]).resolve() == path.resolve() else 0
+    row = {"id": truth["id"], "verdict": verdict, "cause": cause, "line": line}
     if truth["control"]:
         return {**row, "right": verdict == "healthy", "placed": verdict == "healthy"}
     placed = line in truth["places"]
-    right = verdict == truth["verdict"] and (cause in truth["causes"] or _any_cause(truth, verdict, placed))
+    any_cause = verdict in truth["causes"] and placed  # no id fits: what is found at the place is right
+    right = verdict == truth["verdict"] and (cause in truth["causes"] or any_cause)
     return {**row, "right": right, "placed": right and placed}
-
-
-def _any_cause(truth: dict[str, Any], verdict: str, placed: bool) -> bool:
-    return verdict in truth["causes"] and placed
-
-
-def cause_of(finding: dict[str, Any]) -> str:
-    """Id of the cause that a finding names."""
-    cause = finding.get("cause", "")
-    return str(cause.get("id", "")) if isinstance(cause, dict) else str(cause)
-
-
-def line_of(finding: dict[str, Any]) -> int:
-    """Number of the line that a finding names, or 0."""
-    place = finding.get("place") or finding
-    return int(place.get("line") or 0) if isinstance(place, dict) else 0
 
 
 def score(folder: Path, processes: int) -> None:
@@ -187,5 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    random.seed(0)
     main()

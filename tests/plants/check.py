@@ -1,8 +1,8 @@
 """Whether a plant is what its truth says: the script runs as it is, in 16 bits and in FP32, and results are compared.
 
 A number of the results is wrong if 16 bits move it by more than 5 %, than five times what a change of the weights by
-1e-6 does to it in FP32, and than three times what 16 bits do to the healthy host. It is right within 2 %, or within
-the larger of the two. Between them nothing is said, and the draw is thrown away.
+1e-6 does to it in FP32, and than three times what 16 bits do to it in the healthy host and in the harmless twin. It
+is right within 2 %, or what those changes do. Between them nothing is said, and the draw is thrown away.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Checker:
         results = {"half": ours, "fp32": theirs, "nudged": others[0]}
         if not ours or any(len(one) != len(theirs) for one in (ours, *others)):
             return Checked(False, False, "no results that can be compared", results)
-        usual = self._usual(plant, len(theirs))
+        usual = self._usual(plant, theirs, wanted)
         wrong, right = False, True
         for at, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             spread = max(abs(one[at] - b) if math.isfinite(one[at] - b) else math.inf for one in others)
@@ -102,11 +102,16 @@ class Checker:
         holds = wrong if wanted else right
         return Checked(holds, False, "wrong" if wrong else "right" if right else "between", results)
 
-    def _usual(self, plant: Plant, count: int) -> list[float]:
-        """How far 16 bits move each result of the healthy host; nothing is known of what a plant prints itself."""
+    def _usual(self, plant: Plant, results: list[float], wanted: bool) -> list[float]:
+        """How far 16 bits move each result where nothing is wrong: in the healthy host, and in the harmless twin."""
         half, full = self.healthy(plant.host, plant.dtype), self.healthy(plant.host, "fp32")
         own = [abs(a - b) for a, b in zip(half, full, strict=True)]
-        return [0.0] * (count - len(own)) + own
+        usual = [0.0] * (len(results) - len(own)) + own
+        if not wanted or plant.num_results == 1:
+            return usual
+        twins = (_run(plant.twin, precision).numbers(plant.num_results) for precision in (plant.dtype, "fp32"))
+        moved = [_moved(a, b) for a, b in zip(*twins, strict=True)]
+        return [max(known, abs(b) * share) for known, b, share in zip(usual, results, moved, strict=True)]
 
 
 def _moved(a: float, b: float) -> float:

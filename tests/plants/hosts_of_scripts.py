@@ -35,10 +35,6 @@ EDITS: dict[str, tuple[tuple[str, str], ...]] = {
         ("\n\ndef make_graph", "\n# site: helpers\n\n\ndef make_graph"),
         (AMP_DTYPE, f"dtype = {DTYPES}\n    amp_dtype = dtype\n"),
         (
-            "        return self.lin_self(h) + agg",
-            "        # site: features x=h\n        return self.lin_self(h) + agg",
-        ),
-        (
             '"fp16")\n\n    for epoch',
             '"fp16")\n    # site: data x=x\n    # site: setup model=model opt=optimizer\n\n    for epoch',
         ),

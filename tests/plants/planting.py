@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "hosts"
@@ -39,7 +39,7 @@ class Hazard:
         loud: True for NaN, inf, skipped steps or an exception; False for a wrong result; None where it may be either.
         pieces: Code for each kind of site.
         bad: Values drawn for a plant, by name; a dict where they depend on the dtype.
-        good: Values of controls, in place of the plant's; one is drawn of several.
+        good: Values of controls, in place of the plant's; one is drawn of several, and the first computes in FP32.
         function: Arguments and body of a function that `{call}` stands for.
         report: Format of what is printed before the host's own results.
         dtypes: In which it goes wrong.
@@ -76,7 +76,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Plant:
-    """A script with a hazard or a control in it."""
+    """A script with a hazard or a control in it; its twin is the other of the two, written in the same way."""
 
     host: str
     hazard: Hazard
@@ -85,6 +85,7 @@ class Plant:
     text: str
     places: tuple[int, ...]
     drawn: dict[str, str]
+    twin: str = ""
 
     @property
     def num_results(self) -> int:
@@ -123,10 +124,11 @@ def _matching(hazard: Hazard, kinds: str, sites: list[Site]) -> list[Site]:
 class _Writer:
     """The choices of one plant."""
 
-    def __init__(self, hazard: Hazard, host: str, dtype: str, control: bool, rng: random.Random) -> None:
+    def __init__(self, hazard: Hazard, host: str, dtype: str, num_good: int, rng: random.Random) -> None:
         self.hazard, self.rng = hazard, rng
-        given = {**hazard.bad, **(rng.choice(hazard.good) if control else {})}
-        self.values = {key: str(rng.choice(_of(values, dtype))) for key, values in given.items()}
+        sizes = random.Random(rng.random())  # its own, so that a plant and its twin share their style
+        given = {**hazard.bad, **(sizes.choice(hazard.good[:num_good]) if num_good else {})}
+        self.values = {key: str(sizes.choice(_of(values, dtype))) for key, values in given.items()}
         taken = set(re.findall(r"[A-Za-z_]\w*", host))
         for key, pool in {**NAMES, **hazard.names}.items():
             self.values[key] = rng.choice([name for name in pool if name not in taken] or list(pool))
@@ -176,10 +178,17 @@ def draw(hazard: Hazard, hosts: dict[str, str], rng: random.Random, *, control: 
         rng: Draws host, place, dtype, sizes and style.
         control: Draw the harmless form.
     """
+    seed = rng.random()
+    forms = (len(hazard.good), 0) if control else (0, 1)  # a plant's twin is the first of its controls
+    plant, twin = (_draw(hazard, hosts, random.Random(seed), num_good) for num_good in forms)
+    return replace(plant, twin=twin.text)
+
+
+def _draw(hazard: Hazard, hosts: dict[str, str], rng: random.Random, num_good: int) -> Plant:
     host = rng.choice([name for name, text in hosts.items() if fits(hazard, read_sites(text))])
     sites = read_sites(hosts[host])
     dtype = rng.choice(hazard.dtypes)
-    writer = _Writer(hazard, hosts[host], dtype, control, rng)
+    writer = _Writer(hazard, hosts[host], dtype, num_good, rng)
     code: dict[int, str] = {}
     replaced: set[int] = set()
     for kinds, piece in hazard.pieces.items():
@@ -195,7 +204,7 @@ def draw(hazard: Hazard, hosts: dict[str, str], rng: random.Random, *, control: 
         line = writer.fill(f'print(f"{hazard.report}")', site.roles)
         code[site.line] = "\n".join(filter(None, [code.get(site.line), site.indent + line]))
     text, places = assemble(hosts[host], code, replaced, hazard.also, dtype)
-    return Plant(host, hazard, dtype, control, text, places, writer.values)
+    return Plant(host, hazard, dtype, num_good > 0, text, places, writer.values)
 
 
 def _one(sites: list[Site], kind: str) -> Site:

@@ -18,7 +18,7 @@ from tools.plant import judge, table
 
 from floatline.causes import find_cause
 
-TRACES = re.compile(r"# site|# end|#!|\[\[|\|\||\{call\}")
+TRACES = re.compile(r"# site|# end|#!|\|\||\{call\}")
 ANY = {"precision", "not-precision"}
 
 
@@ -117,7 +117,8 @@ def truth(**changed):
 )
 def test_answers_are_judged(changed, said, right, placed) -> None:
     verdict, cause, line = said
-    row = judge(truth(**changed), {"verdict": verdict}, {"cause": {"id": cause}, "line": line}, "x.py")
+    finding = {"cause": cause, "line": line, "file": "x.py"}
+    row = judge(truth(**changed), {"verdict": verdict, "findings": [finding] if cause else []}, Path("x.py"))
     assert (row["right"], row["placed"]) == (right, placed)
     assert "median seconds" in table([(truth(**changed), {**row, "seconds": 1.0})])
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=5)
-parser.add_argument("--lr", type=float, default=0.03)
+parser.add_argument("--lr", type=float, default=0.02)
 parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp16")
 args = parser.parse_args()
 torch.manual_seed(11)
