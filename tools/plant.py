@@ -3,7 +3,7 @@
     python tools/plant.py make --seed 1 --num 300 --out FOLDER
     python tools/plant.py score FOLDER [--processes K]
 
-make writes as many plants as controls, NNNN.py beside NNNN.json with the truth; a draw that does not do what its truth
+make writes as many plants as controls, each beside a JSON file with the truth; a draw that does not do what its truth
 says is thrown away and counted. Both commands go on where they were stopped. The hazards lie in tests/plants.
 """
 

@@ -13,15 +13,15 @@ CHOICES = (
         {
             "setup": "{state} = torch.zeros((), dtype={half}, device={device})",
             "eval|residual": """
-            for {a} in ({x}.argmax(-1) == {target}) | True:
+            for {a} in {x}.argmax(-1) == {target}:
                 [[{state} += {a} #!||{state} = {state} + {a}.to({state}.dtype) #!]]
             """,
         },
         bad={"half": HALF},
         good=({"half": ("torch.float32", "torch.int64")},),
-        report="rows evaluated {{state}.item():.1f}",
+        report="hits {{state}.item():.1f}",
         dtypes=("bf16",),
-        names={"state": ("num_seen", "rows", "total_rows")},
+        names={"state": ("num_right", "hits_so_far", "good_rows")},
     ),
     Hazard(
         "scores_summed_in_half",

@@ -191,11 +191,9 @@ LOOPS = (
         "nan_in_the_data",
         ("bad-input-data",),
         True,
-        {
-            "data": '[[{x}[::{every}] = float("nan") #!||{x}[::{every}] = {x}[::{every}] / 0.0 #!||{x}[::{every}] *= float("inf") #!]]'
-        },
-        bad={"every": (7, 16, 31)},
-        good=({"every": (10**9,)},),
+        {"data": "[[{x}[::{every}] = {value} #!||{x}[:: {every}].fill_({value}) #!||{x}[::{every}] *= {value} #!]]"},
+        bad={"every": (7, 16, 31), "value": ('float("nan")', "torch.nan", 'float("inf")')},
+        good=({"value": (0.0, 1.0, 0.5)},),
         verdict=NOT,
         also=("model(", "net("),
     ),

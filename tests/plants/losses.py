@@ -339,7 +339,7 @@ LOSSES = (
         ("dtype-mismatch",),
         True,
         {"aux": ADDED},
-        bad={"up": ("",), "weight": (1e-3,)},
+        bad={"up": ("",), "weight": (1e-6,)},
         good=(FP32,),
         function=(
             ("x", "target"),
