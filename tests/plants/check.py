@@ -107,10 +107,11 @@ class Checker:
         half, full = self.healthy(plant.host, plant.dtype), self.healthy(plant.host, "fp32")
         own = [abs(a - b) for a, b in zip(half, full, strict=True)]
         usual = [0.0] * (len(results) - len(own)) + own
-        if not wanted or plant.num_results == 1:
+        if not wanted:
             return usual
         twins = (_run(plant.twin, precision).numbers(plant.num_results) for precision in (plant.dtype, "fp32"))
-        moved = [_moved(a, b) for a, b in zip(*twins, strict=True)]
+        moved = [_moved(a, b) for a, b in zip(*twins, strict=False)]
+        moved += [0.0] * (len(results) - len(moved))  # a twin that did not get so far
         return [max(known, abs(b) * share) for known, b, share in zip(usual, results, moved, strict=True)]
 
 
