@@ -96,7 +96,7 @@ LOOPS = (
         ("gradient-underflow",),
         False,
         {"update": PLAIN},
-        bad={"weight": (1e-5, 1e-6)},
+        bad={"weight": (1e-4, 3e-5, 1e-5)},
         good=({"weight": (1.0,)},),
         dtypes=("fp16",),
     ),
@@ -114,7 +114,7 @@ LOOPS = (
             {opt}.step()
             """,
         },
-        bad={"scale": (2.0, 8.0), "weight": (1e-6,)},
+        bad={"scale": (2.0, 8.0), "weight": (1e-4, 1e-5)},
         good=({"scale": (512.0, 1024.0), "weight": (1.0,)},),
         dtypes=("fp16",),
         also=("loss_scale = ",),
