@@ -15,7 +15,7 @@ MOST_FILES = 16
 # One file is one rule, or one command.
 LONG_LISTS = ("lint/rules", "cli")
 # Folders of tests that belong to no room: the project itself, attacks, and the cases and scripts that are tried.
-OF_NO_ROOM = {"house", "hostile", "cases", "scripts", "data"}
+OF_NO_ROOM = {"house", "hostile", "cases", "scripts", "plants", "data"}
 # What stands beside the tests of a room for them to read.
 MATERIAL = {"diagnosis/targets", "diagnosis/loops"}
 

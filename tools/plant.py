@@ -1,0 +1,174 @@
+"""Plants hazards at random into healthy scripts, checks each by running it, and scores what diagnose says of them.
+
+    python tools/plant.py make --seed 1 --num 300 --out FOLDER
+    python tools/plant.py score FOLDER [--processes K]
+
+make writes as many plants as controls, each beside a JSON file with the truth; a draw that does not do what its truth
+says is thrown away and counted. Both commands go on where they were stopped. The hazards lie in tests/plants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+os.environ["OMP_NUM_THREADS"] = "1"
+
+from tests.plants.catalogue import HAZARDS, draw_number  # noqa: E402
+
+MOST_TRIES = 20
+
+
+def make(seed: int, num: int, out: Path, only: str) -> None:
+    """Write plants and controls, each checked."""
+    import torch
+    from tests.plants.check import Checker
+
+    torch.set_num_threads(1)
+    out.mkdir(parents=True, exist_ok=True)
+    checker, hazards = Checker(), [one for one in HAZARDS if only in one.name]
+    for number in range(num):
+        for kind, control in (("plant", False), ("control", True)):
+            name = f"{2 * number + control:04d}"
+            if not (out / f"{name}.json").exists():
+                _make_one(out, name, seed, number, hazards, checker, control, kind)
+    count = Counter(json.loads(line)["accepted"] for line in (out / "draws.jsonl").read_text().splitlines())
+    print(f"{count[True]} accepted, {count[False]} rejected")
+
+
+def _make_one(out: Path, name: str, seed: int, number: int, hazards, checker, control: bool, kind: str) -> None:
+    for attempt in range(MOST_TRIES):
+        plant = draw_number(seed, number, attempt, control=control, hazards=hazards)
+        checked = checker.check(plant)
+        words = f"{plant.hazard.name} in {plant.host}, {plant.dtype}"
+        print(f"{name} {kind:7} {'yes' if checked.holds else 'no '} {words}: {checked.why}", flush=True)
+        with (out / "draws.jsonl").open("a", encoding="utf-8") as log:
+            row = {"hazard": plant.hazard.name, "host": plant.host, "dtype": plant.dtype, "control": control}
+            log.write(json.dumps({**row, "accepted": checked.holds, "why": checked.why}) + "\n")
+        if checked.holds:
+            (out / f"{name}.py").write_text(plant.text, encoding="utf-8")
+            truth = truth_of(plant, checked, name, seed, attempt)
+            (out / f"{name}.json").write_text(json.dumps(truth, indent=1) + "\n", encoding="utf-8")
+            return
+
+
+def truth_of(plant, checked, name: str, seed: int, rejections: int) -> dict[str, Any]:
+    """What is true of a script, as JSON."""
+    hazard = plant.hazard
+    return {
+        "id": name,
+        "seed": seed,
+        "host": plant.host,
+        "hazard": hazard.name,
+        "dtype": plant.dtype,
+        "control": plant.control,
+        "loud": checked.loud,
+        "causes": [] if plant.control else list(hazard.causes),
+        "verdict": "healthy" if plant.control else hazard.verdict,
+        "places": [] if plant.control else list(plant.places),
+        "rejections": rejections,
+        "seen": checked.why,
+        "results": checked.results,
+    }
+
+
+def score_one(truth: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Diagnose one script and compare what is said with the truth."""
+    path = folder / f"{truth['id']}.py"
+    command = ["floatline", "diagnose", "--as", "cuda", "--format", "json", "--no-try", "--", "python", path]
+    began = time.perf_counter()
+    try:
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        said = json.loads(ran.stdout[ran.stdout.index("{") :])
+    except (ValueError, subprocess.TimeoutExpired) as error:
+        said = {"verdict": f"no answer: {error}"[:80], "findings": []}
+    return {**judge(truth, said, path), "seconds": time.perf_counter() - began}
+
+
+def judge(truth: dict[str, Any], said: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Whether the verdict, and the cause and place of the first finding, are right."""
+    first = (said["findings"] or [{"cause": "", "line": 0, "file": ""}])[0]
+    cause, verdict = first["cause"], said["verdict"]
+    line = first["line"] if first["file"] and Path(first["file"]).resolve() == path.resolve() else 0
+    row = {"id": truth["id"], "verdict": verdict, "cause": cause, "line": line}
+    if truth["control"]:
+        return {**row, "right": verdict == "healthy", "placed": verdict == "healthy"}
+    placed = line in truth["places"]
+    any_cause = verdict in truth["causes"] and placed  # no id fits: what is found at the place is right
+    right = verdict == truth["verdict"] and (cause in truth["causes"] or any_cause)
+    return {**row, "right": right, "placed": right and placed}
+
+
+def score(folder: Path, processes: int) -> None:
+    """Score every script of a folder, and print the table."""
+    truths = [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9]*.json"))]
+    kept = folder / "scores.jsonl"
+    done = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
+    left = [truth for truth in truths if truth["id"] not in done]
+    with ThreadPoolExecutor(processes) as pool, kept.open("a", encoding="utf-8") as log:
+        for row in pool.map(lambda truth: score_one(truth, folder), left):
+            done[row["id"]] = row
+            log.write(json.dumps(row) + "\n")
+            log.flush()
+    pairs = [(truth, done[truth["id"]]) for truth in truths]
+    (folder / "scores.json").write_text(json.dumps([{**t, "said": row} for t, row in pairs], indent=1))
+    print(table(pairs))
+
+
+def table(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
+    """The score as Markdown."""
+    plants = [(truth, row) for truth, row in pairs if not truth["control"]]
+    lines = ["| | cause right | place right |", "|---|---|---|"]
+    for name, group in (
+        ("all plants", plants),
+        ("silent", [pair for pair in plants if not pair[0]["loud"]]),
+        ("loud", [pair for pair in plants if pair[0]["loud"]]),
+    ):
+        right, placed = (sum(row[key] for _, row in group) for key in ("right", "placed"))
+        lines.append(f"| {name} | {right} of {len(group)} | {placed} of {len(group)} |")
+    controls = [row for truth, row in pairs if truth["control"]]
+    lines.append(f"| false alarms among controls | {sum(not row['right'] for row in controls)} of {len(controls)} | |")
+    if pairs:
+        lines.append(f"| median seconds | {statistics.median(row['seconds'] for _, row in pairs):.1f} | |")
+    lines += ["", "| missed | host | hazard | dtype | expected | said |", "|---|---|---|---|---|---|"]
+    for truth, row in pairs:
+        if not row["placed"]:
+            expected = f"{' or '.join(truth['causes']) or 'healthy'} at {truth['places']}"
+            said = f"{row['verdict']}: {row['cause'] or 'nothing'} at {row['line']}"
+            cells = (truth["id"], truth["host"], truth["hazard"], truth["dtype"], expected, said)
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Make or score."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    making = commands.add_parser("make")
+    making.add_argument("--seed", type=int, default=0)
+    making.add_argument("--num", type=int, default=300, help="Plants, and as many controls.")
+    making.add_argument("--out", type=Path, required=True)
+    making.add_argument("--only", default="", help="Hazards whose names hold this text.")
+    scoring = commands.add_parser("score")
+    scoring.add_argument("folder", type=Path)
+    scoring.add_argument("--processes", type=int, default=1)
+    asked = parser.parse_args()
+    if asked.command == "make":
+        make(asked.seed, asked.num, asked.out, asked.only)
+    else:
+        score(asked.folder, asked.processes)
+
+
+if __name__ == "__main__":
+    main()
