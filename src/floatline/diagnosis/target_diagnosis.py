@@ -15,6 +15,7 @@ from typing import Any
 
 import floatline
 from floatline.base.patched_sources import patch_sources
+from floatline.diagnosis.beside_fp32 import Beside, compare_with_fp32
 from floatline.diagnosis.detectors.exceptions import find_exceptions, find_wrong_indices
 from floatline.diagnosis.detectors.learning import find_what_never_learns
 from floatline.diagnosis.detectors.loop import find_loop_faults
@@ -22,6 +23,7 @@ from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
 from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
+from floatline.diagnosis.gaps import Seen
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.trials.counterfactual import Counterfactuals, apply_scale, try_formats
@@ -33,6 +35,8 @@ from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import run_target
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import AutocastEvent
+from floatline.probe.watch.patches import Patches
+from floatline.running.nudge import Nudge
 from floatline.workload import load_target
 
 # Seconds after which no further replay begins; but every finding gets some time. What is tried is bounded by its
@@ -100,9 +104,9 @@ def diagnose(
             trace = known[0] if known else evidence.trace(given.step_to_trace)
             if trace is not None:
                 trace.save(trace_path)
+        beside = Beside() if findings or evidence.fails else _look_beside(evidence)
     notes = (scale.text,) if scale is not None and not findings else ()
-    if not findings and evidence.falls_behind:
-        notes = (*notes, _explain_lag(given, fp32))
+    notes = (*notes, beside.together) if beside.gap is not None and not beside.apart else notes
     found_out = Diagnosis(
         target,
         name_precision(given),
@@ -112,7 +116,7 @@ def diagnose(
         notes,
         scale,
         chart=rows_of_diagnosis(_traces(evidence), findings[0] if findings else None),
-        unexplained="" if findings else _explain_failure(evidence),
+        unexplained="" if findings else _explain_failure(evidence) or beside.apart,
         fails_in_fp32=evidence.fails_in_fp32,
         num_steps=len(set(given.loss_steps)),
         fp32_losses=tuple(fp32.losses),
@@ -156,10 +160,25 @@ def _explain_failure(evidence: Evidence) -> str:
     return f"{seen}, {theirs}, and no known cause was found in the recorded step"
 
 
-def _explain_lag(given: RunRecord, fp32: RunRecord) -> str:
-    """One line for a loss that stays behind FP32's, where nothing that was recorded says why."""
-    ends = f"the last loss is {given.losses[-1]:.4g}, in FP32 {fp32.losses[-1]:.4g}"
-    return f"{ends}: no known cause was found for that; floatline validate tells whether it lasts"
+def _look_beside(evidence: Evidence) -> Beside:
+    """The losses of a run that nothing was found in, held against those of FP32."""
+    given, fp32 = evidence.given, evidence.fp32
+    if name_precision(given) == "fp32" or evidence.fails_in_fp32:
+        return Beside()
+
+    def run(nudge: float) -> Seen:
+        if not nudge:
+            return Seen(tuple(fp32.losses))
+        evidence.on_progress("running it in FP32 from weights that are moved once by as much as BF16 rounds")
+        patches = Patches()
+        Nudge(nudge).patch(patches)
+        try:
+            nudged = run_target(evidence.target, steps=evidence.steps, seed=evidence.seed, precision="fp32")
+        finally:
+            patches.undo()
+        return Seen(tuple(nudged.losses))
+
+    return compare_with_fp32(Seen(tuple(given.losses), tuple(given.skipped)), run)
 
 
 def name_precision(given: RunRecord) -> str:

@@ -8,7 +8,12 @@ from dataclasses import replace
 from floatline.base.patched_sources import read_source
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors import silent
-from floatline.diagnosis.detectors.damage import describe_cancellation, find_spoilt_states, place_state
+from floatline.diagnosis.detectors.damage import (
+    describe_cancellation,
+    find_any_damage,
+    find_spoilt_states,
+    place_state,
+)
 from floatline.diagnosis.detectors.exceptions import describe_collision
 from floatline.diagnosis.detectors.first_nonfinite import (
     Birth,
@@ -146,9 +151,10 @@ def _state_underflow(evidence: Evidence, updates: list[Birth]) -> Finding:
     made = next(iter(evidence.given.optimizers), None)
     place = _find_narrowing(evidence.given)
     listed = ", ".join(dict.fromkeys(names[:3]))
+    named = f": {listed}" if listed else ""
     return Finding(
         cause,
-        seen=f"finite gradients, and weights that are not finite after the step: {listed}; in FP32 they stay finite",
+        seen=f"finite gradients, and weights that are not finite after the step{named}; in FP32 they stay finite",
         fix=cause.advice,
         module="optimizer.step",
         file=place[0],
@@ -203,11 +209,26 @@ def find_silent_damage(evidence: Evidence) -> list[Finding]:
     dead = find_dead_state(evidence)
     if dead:
         return dead
+    looked_at: list[Trace] = []
     for step in _steps_to_look_at(evidence):
         trace = evidence.trace(step)
         if trace is None:
             continue
         found = _look(evidence, trace)
+        if found:
+            evidence.found_in = trace
+            return found
+        looked_at.append(trace)
+    return _look_for_any(evidence, looked_at) if evidence.falls_behind else []
+
+
+def _look_for_any(evidence: Evidence, traces: Sequence[Trace]) -> list[Finding]:
+    """What does harm in a run that falls behind, where no known way of losing numbers is seen."""
+    states = find_state_damage(evidence.given, traces)
+    if states:
+        return states
+    for trace in traces:
+        found = find_any_damage(trace)
         if found:
             evidence.found_in = trace
             return found

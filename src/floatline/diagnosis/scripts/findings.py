@@ -7,7 +7,7 @@ import statistics
 from dataclasses import replace
 
 from floatline.causes import find_cause
-from floatline.diagnosis.detectors.damage import find_any_damage, find_wrong_results
+from floatline.diagnosis.detectors.damage import find_wrong_results
 from floatline.diagnosis.detectors.exceptions import find_exceptions
 from floatline.diagnosis.detectors.first_nonfinite import Birth
 from floatline.diagnosis.detectors.learning import find_what_never_learns
@@ -17,7 +17,6 @@ from floatline.diagnosis.detectors.numbers import (
     find_dead_state,
     find_failures,
     find_silent_damage,
-    find_state_damage,
 )
 from floatline.diagnosis.detectors.operations import FORMATS, ancestors
 from floatline.diagnosis.detectors.resuming import find_schedule_ahead
@@ -69,13 +68,7 @@ def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Findi
 
 def find_suspects(evidence: ScriptEvidence) -> list[Finding]:
     """What may be to blame if the losses of a run without a finding turn out to be apart from FP32's."""
-    found = find_silent_damage(replace(evidence, is_apart=True))
-    traces = [one.trace for one in evidence.healthy]
-    if not found:
-        found = find_state_damage(evidence.given, traces)
-    for trace in reversed(traces):
-        found = found or find_any_damage(trace)
-    return found
+    return find_silent_damage(replace(evidence, is_apart=True))
 
 
 def find_suspects_beside(evidence: ScriptEvidence) -> list[Finding]:

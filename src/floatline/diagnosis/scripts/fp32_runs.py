@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from floatline.diagnosis.fix_trials import FP32Run, run_quietly
-from floatline.diagnosis.scripts.gaps import Seen
+from floatline.diagnosis.gaps import Seen
 from floatline.plans.presets import resolve_plan
 from floatline.running.command import Command, trial_environment
 

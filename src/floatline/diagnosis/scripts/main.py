@@ -14,8 +14,8 @@ from types import FrameType
 from typing import Any
 
 from floatline.base.patched_sources import patch_sources
+from floatline.diagnosis.beside_fp32 import DIVERGENCE
 from floatline.diagnosis.detectors.operations import FORMATS
-from floatline.diagnosis.scripts.beside_fp32 import DIVERGENCE
 from floatline.diagnosis.scripts.evidence import (
     ScriptEvidence,
     fails_in_fp32,

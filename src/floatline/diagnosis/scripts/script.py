@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from floatline.causes import Family
-from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
-from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.scripts.beside_fp32 import (
+from floatline.diagnosis.beside_fp32 import (
     DIVERGENCE,
     RunInFP32,
     compare_with_fp32,
     stays_bounded,
 )
+from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
+from floatline.diagnosis.gaps import Seen
+from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, STEPS, FP32Runs
-from floatline.diagnosis.scripts.gaps import Seen
 from floatline.errors import TargetError
 from floatline.running.command import Command, parse_command, run_to_end, trial_environment
 

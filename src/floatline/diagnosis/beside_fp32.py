@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from floatline.diagnosis.scripts.gaps import APART, APART_READ, Gap, Seen, find_line_gaps, measure_gap, measure_loss_gap
+from floatline.diagnosis.gaps import APART, APART_READ, Gap, Seen, find_line_gaps, measure_gap, measure_loss_gap
 
 # Weights that are moved once by so much, which is what BF16 rounds away, show how far FP32 goes apart by itself.
 NUDGE = 2.0**-8

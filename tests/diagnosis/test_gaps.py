@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from floatline.diagnosis.scripts.gaps import APART, Seen, find_line_gaps, measure_gap, measure_loss_gap
+from floatline.diagnosis.gaps import APART, Seen, find_line_gaps, measure_gap, measure_loss_gap
 
 
 def falling(num=50, start=3.0, end=1.0, noise=0.0):
