@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from floatline.diagnosis.gaps import APART, APART_READ, Gap, Seen, find_line_gaps, measure_gap, measure_loss_gap
@@ -17,7 +18,37 @@ DIVERGENCE = "optimization-divergence"
 # A run in FP32 that does not grow by so much does not diverge.
 _GROWN = 5.0
 
+# Losses whose gap is to the second their own rounding are not apart, if gradients are FP32's but for the first: those of a
+# model that has converged are small, and some rounding.
+_SOUND, _EXPLAINED = 0.5, 0.5
+
 RunInFP32 = Callable[[float], Seen | str]
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """How far recorded steps are from their FP32 twins, which have the same weights and batch.
+
+    Args:
+        losses: By step: the error of the loss, of its size.
+        gradients: The largest error of all gradients together; inf where it is not known.
+    """
+
+    losses: Mapping[int, float] = field(default_factory=dict[int, float])
+    gradients: float = math.inf
+
+    def explain(self, own: Seen, fp32: Seen) -> bool:
+        """Whether a gap is but the rounding of the loss itself, which no gradient depends on.
+
+        `1 - cosine` of a model that has converged is all rounding in 16 bits, and its gradients are not.
+        """
+        num = min(len(own.losses), len(fp32.losses))
+        steps = [step for step in self.losses if step < num]
+        shares = [
+            self.losses[step] * abs(fp32.losses[step]) / max(abs(own.losses[step] - fp32.losses[step]), 1e-30)
+            for step in steps
+        ]
+        return bool(shares) and self.gradients < _SOUND and statistics.median(shares) > _EXPLAINED
 
 
 @dataclass(frozen=True)
@@ -68,11 +99,12 @@ class Beside:
         return f"{words} of the way that FP32's go" + ("" if self.floor is None else f"; {self._nudged}")
 
 
-def compare_with_fp32(own: Seen, run: RunInFP32) -> Beside:
+def compare_with_fp32(own: Seen, run: RunInFP32, errors: StepErrors | None = None) -> Beside:
     """Hold what a run showed against FP32.
 
     Args:
         own: What it showed.
+        errors: What is known of recorded steps; None: nothing.
         run: Runs the script in FP32 with a nudge of the weights, or 0; gives a text where that cannot be done.
     """
     fp32 = run(0.0)
@@ -81,6 +113,8 @@ def compare_with_fp32(own: Seen, run: RunInFP32) -> Beside:
     gap = measure_loss_gap(own, fp32)
     if gap is None:
         return Beside(f"too few steps have a finite loss, {len(own.losses)} here and {len(fp32.losses)} in FP32")
+    if errors is not None and errors.explain(own, fp32):
+        return Beside(gap=replace(gap, share=0.0))
     lines = find_line_gaps(own, fp32)
     if not gap.is_apart(APART, None) and not lines:
         return Beside(gap=gap)

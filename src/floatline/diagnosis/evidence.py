@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from floatline.diagnosis.beside_fp32 import StepErrors
+from floatline.diagnosis.gaps import Seen
 from floatline.errors import TargetError
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Precision, trace_target
@@ -124,6 +126,10 @@ class Evidence:
         if (1 - progress) * (theirs[0] - theirs[1]) < share * max(map(abs, theirs)):
             return False
         return progress < KEEPS_UP or (progress < NEARLY_KEEPS_UP and own[1] > ENDS_ABOVE * theirs[1] > 0)
+
+    def rounds_only_loss(self, errors: StepErrors) -> bool:
+        """Whether the loss is behind by its own rounding alone, which no gradient depends on."""
+        return errors.explain(Seen(tuple(self.given.losses)), Seen(tuple(self.fp32.losses)))
 
     @property
     def starts_apart(self) -> bool:

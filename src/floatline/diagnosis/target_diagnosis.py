@@ -15,8 +15,9 @@ from typing import Any
 
 import floatline
 from floatline.base.patched_sources import patch_sources
-from floatline.diagnosis.beside_fp32 import Beside, compare_with_fp32
+from floatline.diagnosis.beside_fp32 import Beside, StepErrors, compare_with_fp32
 from floatline.diagnosis.detectors.exceptions import find_exceptions, find_wrong_indices
+from floatline.diagnosis.detectors.first_nonfinite import measure_step_errors
 from floatline.diagnosis.detectors.learning import find_what_never_learns
 from floatline.diagnosis.detectors.loop import find_loop_faults
 from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
@@ -178,7 +179,9 @@ def _look_beside(evidence: Evidence) -> Beside:
             patches.undo()
         return Seen(tuple(nudged.losses))
 
-    return compare_with_fp32(Seen(tuple(given.losses), tuple(given.skipped)), run)
+    traces = [trace for (_, precision), trace in evidence.traces.items() if trace is not None and precision is None]
+    errors = StepErrors(*measure_step_errors(traces))
+    return compare_with_fp32(Seen(tuple(given.losses), tuple(given.skipped)), run, errors)
 
 
 def name_precision(given: RunRecord) -> str:

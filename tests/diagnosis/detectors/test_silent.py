@@ -210,13 +210,14 @@ def test_large_numbers_of_the_batch_collide_where_autocast_casts_them():
         assert silent.colliding_casts(quiet) == []
 
 
-def test_a_loss_that_stays_behind_fp32_is_told_where_no_cause_is_found(monkeypatch):
+def test_a_loss_that_stays_behind_fp32_without_a_known_cause_is_never_healthy(monkeypatch):
     monkeypatch.setattr("floatline.diagnosis.target_diagnosis._find", lambda evidence: [])
     behind = diagnose(f"{TARGETS}:timestamps_as_floats")
-    assert behind.verdict == "healthy"
-    assert "in FP32" in behind.notes[-1]
-    assert "no known cause" in behind.notes[-1]
-    assert diagnose(f"{TARGETS.with_name('silent_healthy.py')}:whole_numbers_used_smoothly").notes == ()
+    assert behind.verdict == "precision"
+    assert "and in FP32, from the same seed" in behind.unexplained
+    healthy = diagnose(f"{TARGETS.with_name('silent_healthy.py')}:whole_numbers_used_smoothly")
+    assert (healthy.verdict, healthy.unexplained) == ("healthy", "")
+    assert healthy.notes[-1].startswith("beside FP32 from the same seed")
 
 
 def difference(error, operand_error, size):

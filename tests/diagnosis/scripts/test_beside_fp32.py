@@ -2,8 +2,8 @@
 
 import json
 
-import pytest
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 
 LOOP = """
 import torch
@@ -68,6 +68,7 @@ def test_a_counter_in_evaluation_that_stands_still_is_found_at_its_line(tmp_path
     assert "reads 2048, and in FP32, from the same seed, 2384" in first["seen"]
 
 
+@slow
 def test_the_same_counter_in_fp32_is_healthy(tmp_path):
     found, _, _ = diagnose(tmp_path, after=COUNTER.format(dtype="float32"))
     assert (found["verdict"], found["findings"]) == ("healthy", [])
@@ -82,11 +83,13 @@ def test_a_state_of_an_own_optimizer_that_underflows_is_found_where_it_is_made(t
     assert "in FP32, from the same seed" in first["seen"]
 
 
+@slow
 def test_the_same_state_in_fp32_is_healthy(tmp_path):
     found, _, _ = diagnose(tmp_path, before=SMALL.format(dtype="float32"), optimizer="Small(model.parameters())")
     assert (found["verdict"], found["findings"]) == ("healthy", [])
 
 
+@slow
 def test_a_loss_far_from_fp32s_without_a_known_cause_is_never_healthy(tmp_path):
     # 16 bits are chosen by a switch that no operation shows.
     after = "optimizer.param_groups[0]['lr'] = 1e-5 if torch.is_autocast_enabled('cpu') or seen16 else 0.01"
@@ -96,9 +99,8 @@ def test_a_loss_far_from_fp32s_without_a_known_cause_is_never_healthy(tmp_path):
     assert "in FP32, from the same seed" in (found["unexplained"] or found["findings"][0]["seen"])
 
 
-@pytest.mark.parametrize("options", [("--once",)])
-def test_without_a_run_in_fp32_no_script_is_called_healthy(tmp_path, options):
-    found, _, run = diagnose(tmp_path, *options)
+def test_without_a_run_in_fp32_no_script_is_called_healthy(tmp_path):
+    found, _, run = diagnose(tmp_path, "--once")
     assert found["verdict"] == "no-verdict"
     assert found["no_verdict"].startswith("nothing loud in 40 steps")
     assert run.returncode == 2
@@ -112,6 +114,7 @@ def test_a_script_that_cannot_run_again_is_not_called_healthy(tmp_path):
     assert "FP32 could not be compared: it ended with AssertionError" in found["no_verdict"]
 
 
+@slow
 def test_the_run_in_fp32_ends_after_as_many_steps_as_are_asked_for(tmp_path):
     found, _, run = diagnose(tmp_path, "--fp32-steps", "20")
     assert "for up to 20 steps" in run.stderr

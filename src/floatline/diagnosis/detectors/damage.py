@@ -123,7 +123,7 @@ def find_amplified(trace: Trace, *, phases: tuple[str, ...] = ("forward",)) -> l
         error = out.error or 0.0
         if not (out.numel > 1 and DAMAGED < error < math.inf and (worst.value.error or 0.0) < CLEAN):
             continue
-        if out.dtype not in FORMATS and not worst.value.error:
+        if _is_choice(out) or (out.dtype not in FORMATS and not worst.value.error):
             continue
         found.append((find_rounding(worst, trace) or op, op, error))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from floatline.causes import find_cause
@@ -108,6 +109,19 @@ def damages_loss(birth: Birth, trace: Trace) -> bool:
     if last is None or birth.op.phase != "forward" or last.outputs[0].numel != 1:
         return False
     return (last.outputs[0].error or 0.0) > DAMAGED and last.index in reached_by(birth.at or birth.op, trace)
+
+
+def measure_step_errors(traces: Iterable[Trace]) -> tuple[dict[int, float], float]:
+    """Of recorded steps: the error of each loss, by step, and the largest of all gradients; inf where not known."""
+    losses: dict[int, float] = {}
+    gradients = 0.0
+    for trace in traces:
+        last = last_of_forward(trace)
+        if last is not None and last.outputs and last.outputs[0].error is not None and "step" in trace.meta:
+            losses[int(trace.meta["step"])] = last.outputs[0].error
+        error = trace.meta.get("gradients", {}).get("error")
+        gradients = max(gradients, math.inf if error is None else error)
+    return losses, gradients
 
 
 def last_of_forward(trace: Trace) -> Op | None:

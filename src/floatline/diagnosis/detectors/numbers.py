@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from floatline.base.patched_sources import read_source
 from floatline.causes import find_cause
+from floatline.diagnosis.beside_fp32 import StepErrors
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.damage import (
     describe_cancellation,
@@ -24,6 +25,7 @@ from floatline.diagnosis.detectors.first_nonfinite import (
     is_harmful,
     is_search,
     keep_harmful,
+    measure_step_errors,
 )
 from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, overflows
 from floatline.diagnosis.detectors.operations import base_name
@@ -224,6 +226,8 @@ def find_silent_damage(evidence: Evidence) -> list[Finding]:
 
 def _look_for_any(evidence: Evidence, traces: Sequence[Trace]) -> list[Finding]:
     """What does harm in a run that falls behind, where no known way of losing numbers is seen."""
+    if evidence.rounds_only_loss(StepErrors(*measure_step_errors(traces))):
+        return []
     states = find_state_damage(evidence.given, traces)
     if states:
         return states

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from floatline.diagnosis.beside_fp32 import StepErrors
 from floatline.diagnosis.detectors.first_nonfinite import last_of_forward
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.detectors.silent import STUCK_SHARE, stuck_updates
@@ -82,6 +83,11 @@ class ScriptEvidence(Evidence):
         """
         damaged = [_is_damaged(one.trace) for one in self.healthy]
         return self.is_apart or (bool(damaged) and damaged[0] and sum(damaged) > len(damaged) / 2)
+
+    def rounds_only_loss(self, errors: StepErrors) -> bool:
+        """Nobody knows before the script runs in FP32; it is asked then."""
+        del errors
+        return False
 
     @property
     def starts_apart(self) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from floatline.base.patched_sources import patch_sources
 from floatline.diagnosis.beside_fp32 import DIVERGENCE
+from floatline.diagnosis.detectors.first_nonfinite import measure_step_errors
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.scripts.evidence import (
     ScriptEvidence,
@@ -157,6 +158,7 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "precision": given.precision,
         "findings": [finding.as_json() for finding in findings],
         "suspects": [finding.as_json() for finding in suspects],
+        "step_errors": measure_step_errors(one.trace for one in evidence.healthy),
         "suspects_beside": [finding.as_json() for finding in beside],
         "notes": _notes(run),
         "unexplained": "" if findings else _say_unexplained(evidence, compiled=run.compiled),

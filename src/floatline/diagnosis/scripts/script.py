@@ -16,6 +16,7 @@ from floatline.causes import Family
 from floatline.diagnosis.beside_fp32 import (
     DIVERGENCE,
     RunInFP32,
+    StepErrors,
     compare_with_fp32,
     stays_bounded,
 )
@@ -129,7 +130,9 @@ def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Seen, run
     looked = f"nothing loud in {seen['num_steps']:,} steps, {seen['num_recorded']} of them looked into"
     if run is None:
         return replace(found, no_verdict=f"{looked}; FP32 was not run beside it")
-    beside = compare_with_fp32(own, run)
+    losses, gradients = seen["step_errors"]
+    errors = StepErrors({int(step): error for step, error in losses.items()}, gradients)
+    beside = compare_with_fp32(own, run, errors)
     if beside.gap is None:
         return replace(found, no_verdict=f"{looked}; FP32 could not be compared: {beside.reason}")
     if not beside.apart:

@@ -1,0 +1,91 @@
+"""Damage of any kind in a trace: states that do not fit, rounding that grows, choices that change."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from floatline.diagnosis.detectors.damage import (
+    find_amplified,
+    find_any_damage,
+    find_changed_choices,
+    find_spoilt_states,
+    place_state,
+)
+from floatline.numerics.half_on_cpu import HalfOnCPU
+from floatline.probe.trace.recorder import Recorder
+
+
+def record(work, model=None):
+    with HalfOnCPU(), Recorder(model or nn.Identity()) as recorder:
+        work()
+    for op in recorder.trace.ops:
+        op.phase = "forward" if op.phase == "outside" else op.phase
+    return recorder.trace
+
+
+def stepped(dtype, gradient, optimizer=torch.optim.Adam):
+    """A trace of the third step of an optimizer whose weights have one gradient throughout."""
+    model = nn.Linear(4, 4, bias=False).to(dtype)
+    made = optimizer(model.parameters(), lr=1e-4)
+    for step in range(3):
+        model.weight.grad = torch.full_like(model.weight, gradient)
+        if step < 2:
+            made.step()
+    with HalfOnCPU(), Recorder(model) as recorder:
+        made.step()
+    return recorder.trace
+
+
+@pytest.mark.parametrize(("gradient", "said"), [(1e-4, "becomes 0"), (3e4, "inf in 100%")], ids=["small", "large"])
+def test_a_second_moment_in_half_that_is_0_or_inf_is_spoilt(gradient, said):
+    states = find_spoilt_states(stepped(torch.float16, gradient, torch.optim.RMSprop))
+    assert states and said in states[0].seen, states
+    assert not find_spoilt_states(stepped(torch.float32, gradient, torch.optim.RMSprop))
+    assert not find_spoilt_states(stepped(torch.float16, 0.1, torch.optim.RMSprop))
+
+
+def test_a_state_of_an_optimizer_of_torch_is_told_where_the_weights_became_half():
+    (state,) = find_spoilt_states(stepped(torch.float16, 3e4, torch.optim.RMSprop))[:1]
+    here = {(state.op.file, state.op.line)}
+    finding = place_state(state, ("train.py", 7), here)
+    assert (finding.file, finding.line) == ("train.py", 7)
+    own = place_state(state, ("train.py", 7), set())
+    assert (own.file, own.line) == (state.op.file, state.op.line)
+
+
+ANGLES = torch.linspace(0, 3000, 64)
+
+
+def test_the_sine_of_a_rounded_angle_is_told_where_it_was_rounded():
+    trace = record(lambda: torch.sin(ANGLES.bfloat16()))
+    rounding, op, error = find_amplified(trace)[0]
+    assert (rounding.name, op.name) == ("aten._to_copy", "aten.sin")
+    assert error > 0.25
+    assert not find_amplified(record(lambda: torch.sin(ANGLES).bfloat16()))
+
+
+def test_choices_that_change_are_found_and_those_that_do_not_are_not():
+    scores = torch.tensor([[2048.0, 2049.0], [2050.0, 2049.0]] * 8)
+    trace = record(lambda: scores.half().argmax(1))
+    ((op, share),) = find_changed_choices(trace)
+    assert (op.name, share) == ("aten.argmax", 0.5)
+    assert not find_changed_choices(record(lambda: (scores - 2048).half().argmax(1)))
+
+
+def test_numbers_too_large_to_choose_by_are_told_where_they_were_made():
+    scores = torch.tensor([[2048.0, 2049.0], [2050.0, 2049.0]] * 8)
+
+    def work():
+        shifted = scores.half()
+        return shifted.argmax(1)
+
+    (finding,) = [f for f in find_any_damage(record(work)) if f.cause.id == "changed-in-16-bits"]
+    assert finding.op == "aten._to_copy"
+    assert "50% of what argmax chooses is another in FP32" in finding.seen
+
+
+def test_a_sound_calculation_has_no_damage():
+    x = torch.randn(32, 16, generator=torch.Generator().manual_seed(0))
+    assert find_any_damage(record(lambda: torch.softmax(x.half() @ x.half().T / math.sqrt(16), -1))) == []
