@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from floatline.diagnosis.gaps import APART, Seen, find_line_gaps, measure_gap, measure_loss_gap
+from floatline.diagnosis.gaps import APART, Shown, find_line_gaps, measure_gap, measure_loss_gap
 
 
 def falling(num=50, start=3.0, end=1.0, noise=0.0):
@@ -45,29 +45,29 @@ def test_what_a_nudge_does_as_well_is_not_apart():
 
 def test_a_run_may_lag_by_the_steps_that_it_left_out():
     late = (*[3.0] * 5, *falling()[:45])
-    own = Seen(late, skipped=tuple(range(5)))
-    assert not measure_loss_gap(own, Seen(falling())).is_apart(APART, None)
-    for_nothing = Seen((*[3.0] * 25, *falling()[:25]), skipped=(0,))  # far behind, by one step that was left out
-    assert measure_loss_gap(for_nothing, Seen(falling())).is_apart(APART, None)
+    own = Shown(late, skipped=tuple(range(5)))
+    assert not measure_loss_gap(own, Shown(falling())).is_apart(APART, None)
+    for_nothing = Shown((*[3.0] * 25, *falling()[:25]), skipped=(0,))  # far behind, by one step that was left out
+    assert measure_loss_gap(for_nothing, Shown(falling())).is_apart(APART, None)
 
 
 def test_losses_that_are_not_finite_are_left_out_and_too_few_say_nothing():
     some = tuple(math.nan if i < 3 else x for i, x in enumerate(falling()))
     assert measure_gap(some, falling()).share == 0.0
     assert measure_gap((math.nan,) * 50, falling()) is None
-    assert measure_loss_gap(Seen((1.0, 0.9)), Seen((1.0, 0.9))) is None
+    assert measure_loss_gap(Shown((1.0, 0.9)), Shown((1.0, 0.9))) is None
 
 
 def test_a_line_that_reads_other_numbers_is_found():
-    own = Seen(falling(), lines={"a.py:3": (0.6, 0.61, 0.6), "a.py:4": (0.9, 0.9, 0.9)})
-    fp32 = Seen(falling(), lines={"a.py:3": (0.9, 0.91, 0.9), "a.py:4": (0.9, 0.89, 0.9)})
+    own = Shown(falling(), lines={"a.py:3": (0.6, 0.61, 0.6), "a.py:4": (0.9, 0.9, 0.9)})
+    fp32 = Shown(falling(), lines={"a.py:3": (0.9, 0.91, 0.9), "a.py:4": (0.9, 0.89, 0.9)})
     assert set(find_line_gaps(own, fp32)) == {"a.py:3"}
 
 
 def test_scaled_numbers_are_those_of_fp32():
-    fp32 = Seen((), lines={"a.py:3": (1.1, 0.9, 0.7, 0.6, 0.5)})
-    scaled = Seen((), lines={"a.py:3": tuple(65536 * x for x in fp32.lines["a.py:3"])})
-    larger = Seen((), lines={"a.py:3": tuple(90000 * x for x in fp32.lines["a.py:3"])})
+    fp32 = Shown((), lines={"a.py:3": (1.1, 0.9, 0.7, 0.6, 0.5)})
+    scaled = Shown((), lines={"a.py:3": tuple(65536 * x for x in fp32.lines["a.py:3"])})
+    larger = Shown((), lines={"a.py:3": tuple(90000 * x for x in fp32.lines["a.py:3"])})
     assert not find_line_gaps(scaled, fp32)
     assert set(find_line_gaps(larger, fp32)) == {"a.py:3"}
 
@@ -76,9 +76,9 @@ def test_a_log_that_was_cut_short_is_read_up_to_there(tmp_path):
     log, reads = tmp_path / "log", tmp_path / "reads"
     log.write_text('{"step": 0, "loss": 2.0, "applied": true}\n{"step": 1, "loss": null, "applied": false}\n{"st')
     reads.write_text('{"a.py:1": [1.0, null]}')
-    seen = Seen.read(log, reads)
+    seen = Shown.read(log, reads)
     assert seen.losses[0] == 2.0
     assert math.isnan(seen.losses[1])
     assert seen.skipped == (1,)
     assert seen.lines["a.py:1"][0] == 1.0
-    assert Seen.read(tmp_path / "none", tmp_path / "none").losses == ()
+    assert Shown.read(tmp_path / "none", tmp_path / "none").losses == ()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from floatline.diagnosis.gaps import APART, APART_READ, Gap, Seen, find_line_gaps, measure_gap, measure_loss_gap
+from floatline.diagnosis.gaps import APART, APART_READ, Gap, Shown, find_line_gaps, measure_gap, measure_loss_gap
 
 # Weights that are moved once by so much, which is what BF16 rounds away, show how far FP32 goes apart by itself.
 NUDGE = 2.0**-8
@@ -18,11 +18,11 @@ DIVERGENCE = "optimization-divergence"
 # A run in FP32 that does not grow by so much does not diverge.
 _GROWN = 5.0
 
-# Losses whose gap is to the second their own rounding are not apart, if gradients are FP32's but for the first: those of a
-# model that has converged are small, and some rounding.
+# Losses whose gap is to the second their own rounding are not apart, if gradients are FP32's but for the first: those
+# of a model that has converged are small, and some rounding.
 _SOUND, _EXPLAINED = 0.5, 0.5
 
-RunInFP32 = Callable[[float], Seen | str]
+RunInFP32 = Callable[[float], Shown | str]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StepErrors:
     losses: Mapping[int, float] = field(default_factory=dict[int, float])
     gradients: float = math.inf
 
-    def explain(self, own: Seen, fp32: Seen) -> bool:
+    def explain(self, own: Shown, fp32: Shown) -> bool:
         """Whether a gap is but the rounding of the loss itself, which no gradient depends on.
 
         `1 - cosine` of a model that has converged is all rounding in 16 bits, and its gradients are not.
@@ -99,7 +99,7 @@ class Beside:
         return f"{words} of the way that FP32's go" + ("" if self.floor is None else f"; {self._nudged}")
 
 
-def compare_with_fp32(own: Seen, run: RunInFP32, errors: StepErrors | None = None) -> Beside:
+def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = None) -> Beside:
     """Hold what a run showed against FP32.
 
     Args:
@@ -126,7 +126,7 @@ def compare_with_fp32(own: Seen, run: RunInFP32, errors: StepErrors | None = Non
     return Beside(gap=gap, floor=measure_loss_gap(nudged, fp32), lines=apart)
 
 
-def stays_bounded(own: Seen, fp32: Seen, *, first_bad: int | None) -> str:
+def stays_bounded(own: Shown, fp32: Shown, *, first_bad: int | None) -> str:
     """That FP32 does not diverge where a run does, in words; '' where it does, or did not get as far.
 
     Args:

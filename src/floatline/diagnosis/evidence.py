@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from floatline.diagnosis.beside_fp32 import StepErrors
-from floatline.diagnosis.gaps import Seen
+from floatline.diagnosis.gaps import Shown
 from floatline.errors import TargetError
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Precision, trace_target
@@ -129,7 +129,7 @@ class Evidence:
 
     def rounds_only_loss(self, errors: StepErrors) -> bool:
         """Whether the loss is behind by its own rounding alone, which no gradient depends on."""
-        return errors.explain(Seen(tuple(self.given.losses)), Seen(tuple(self.fp32.losses)))
+        return errors.explain(Shown(tuple(self.given.losses)), Shown(tuple(self.fp32.losses)))
 
     @property
     def starts_apart(self) -> bool:

@@ -24,7 +24,7 @@ _SCALED, _NEAR_POWER, _MOST = 4.0, 0.2, 0.8
 
 
 @dataclass(frozen=True)
-class Seen:
+class Shown:
     """What a run showed.
 
     Args:
@@ -40,7 +40,7 @@ class Seen:
     error: str = ""
 
     @classmethod
-    def read(cls, log: Path, reads: Path, *, error: str = "") -> Seen:
+    def read(cls, log: Path, reads: Path, *, error: str = "") -> Shown:
         """What LossLog and ReadValues wrote; a line that was cut short is left out."""
         text = log.read_text(encoding="utf-8") if log.exists() else ""
         rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
@@ -118,13 +118,13 @@ def _signed(own: float, near: Sequence[float]) -> float:
     return max(0.0, own - max(near)) + min(0.0, own - min(near))
 
 
-def measure_loss_gap(own: Seen, fp32: Seen) -> Gap | None:
+def measure_loss_gap(own: Shown, fp32: Shown) -> Gap | None:
     """How far the losses of a run are from FP32's; None where there are too few."""
     gap = measure_gap(own.losses, fp32.losses, late=_share_left_out(own))
     return None if gap is None or gap.is_few else gap
 
 
-def find_line_gaps(own: Seen, fp32: Seen) -> dict[str, Gap]:
+def find_line_gaps(own: Shown, fp32: Shown) -> dict[str, Gap]:
     """Lines at which a script reads numbers that are far from FP32's."""
     found: dict[str, Gap] = {}
     for line, numbers in own.lines.items():
@@ -137,7 +137,7 @@ def find_line_gaps(own: Seen, fp32: Seen) -> dict[str, Gap]:
     return found
 
 
-def _share_left_out(own: Seen) -> float:
+def _share_left_out(own: Shown) -> float:
     return len(own.skipped) / max(1, len(own.losses))
 
 

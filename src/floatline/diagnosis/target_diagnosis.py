@@ -24,7 +24,7 @@ from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
 from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
-from floatline.diagnosis.gaps import Seen
+from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.trials.counterfactual import Counterfactuals, apply_scale, try_formats
@@ -167,9 +167,9 @@ def _look_beside(evidence: Evidence) -> Beside:
     if name_precision(given) == "fp32" or evidence.fails_in_fp32:
         return Beside()
 
-    def run(nudge: float) -> Seen:
+    def run(nudge: float) -> Shown:
         if not nudge:
-            return Seen(tuple(fp32.losses))
+            return Shown(tuple(fp32.losses))
         evidence.on_progress("running it in FP32 from weights that are moved once by as much as BF16 rounds")
         patches = Patches()
         Nudge(nudge).patch(patches)
@@ -177,11 +177,11 @@ def _look_beside(evidence: Evidence) -> Beside:
             nudged = run_target(evidence.target, steps=evidence.steps, seed=evidence.seed, precision="fp32")
         finally:
             patches.undo()
-        return Seen(tuple(nudged.losses))
+        return Shown(tuple(nudged.losses))
 
     traces = [trace for (_, precision), trace in evidence.traces.items() if trace is not None and precision is None]
     errors = StepErrors(*measure_step_errors(traces))
-    return compare_with_fp32(Seen(tuple(given.losses), tuple(given.skipped)), run, errors)
+    return compare_with_fp32(Shown(tuple(given.losses), tuple(given.skipped)), run, errors)
 
 
 def name_precision(given: RunRecord) -> str:

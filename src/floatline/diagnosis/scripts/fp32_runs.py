@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from floatline.diagnosis.fix_trials import FP32Run, run_quietly
-from floatline.diagnosis.gaps import Seen
+from floatline.diagnosis.gaps import Shown
 from floatline.plans.presets import resolve_plan
 from floatline.running.command import Command, trial_environment
 
@@ -31,9 +31,9 @@ class FP32Runs:
 
     def __init__(self, command: Command, device: str, steps: int, say: Callable[[str], None]) -> None:
         self._command, self._device, self._steps, self._say = command, device, steps, say
-        self._original: Seen | str | None = None
+        self._original: Shown | str | None = None
 
-    def nudged(self, nudge: float) -> Seen | str:
+    def nudged(self, nudge: float) -> Shown | str:
         """The script as it is, its weights moved once by a share; 0 leaves them. A text says why there is no run."""
         if nudge:
             return self._run({}, nudge, ", with weights that were moved once by as much as BF16 rounds")
@@ -48,7 +48,7 @@ class FP32Runs:
             return FP32Run(problem=seen)
         return FP32Run((*seen.losses, math.nan) if seen.error else seen.losses)
 
-    def _run(self, sources: Mapping[str, str], nudge: float, how: str) -> Seen | str:
+    def _run(self, sources: Mapping[str, str], nudge: float, how: str) -> Shown | str:
         self._say(f"the script runs in FP32 for up to {self._steps} steps{how}; its output is not shown")
         with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
             names = ("report.json", "job.json", LOSSES, READS, "writes")
@@ -63,7 +63,7 @@ class FP32Runs:
             with trial_environment(writes) as environment:
                 problem = run_quietly(start, env=environment)
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-            found = Seen.read(log, reads, error=seen.get("error", ""))
+            found = Shown.read(log, reads, error=seen.get("error", ""))
         if "missing" in seen or (not seen and not found.losses):
             return problem or "the process in FP32 ended without a word"
         if seen.get("refused"):

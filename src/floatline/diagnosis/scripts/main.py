@@ -64,7 +64,7 @@ def _try_changed(report: str, words: list[str], device: str, trial: dict[str, An
     patch_sources(trial["sources"])
     writes = KeptWrites(Path(trial["folder"]))
     watched = ScriptWatch(words, ends_after=trial["steps"])
-    seen = _Seen(report, steps)
+    seen = _Shown(report, steps)
     with as_cuda() if device else contextlib.nullcontext(""), writes.kept():
         seed_all(SEED)
         seen.begin()
@@ -76,7 +76,7 @@ def _try_changed(report: str, words: list[str], device: str, trial: dict[str, An
 
 
 def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> None:
-    watched, process, seen = ScriptWatch(words), os.getpid(), _Seen(report, steps)
+    watched, process, seen = ScriptWatch(words), os.getpid(), _Shown(report, steps)
     seen.begin()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -99,7 +99,7 @@ def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> No
     sys.exit(watched.exit_code)
 
 
-class _Seen:
+class _Shown:
     """What is held against FP32: losses and numbers that are read, written beside the report."""
 
     def __init__(self, report: str, steps: int) -> None:

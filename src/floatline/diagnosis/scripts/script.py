@@ -21,7 +21,7 @@ from floatline.diagnosis.beside_fp32 import (
     stays_bounded,
 )
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
-from floatline.diagnosis.gaps import Seen
+from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, STEPS, FP32Runs
 from floatline.errors import TargetError
@@ -89,7 +89,7 @@ def diagnose_script(
         start = command.inside(_MAIN, str(report), trace, as_device or "", "", str(fp32_steps))
         code = run_to_end(start, keep_stdout=keep_stdout)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        own = Seen.read(report.with_name(LOSSES), report.with_name(READS))
+        own = Shown.read(report.with_name(LOSSES), report.with_name(READS))
     seconds = time.perf_counter() - began
     if "missing" in seen:
         raise TargetError(
@@ -125,7 +125,7 @@ def _say_nothing(_text: str) -> None:
     pass
 
 
-def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Seen, run: RunInFP32 | None) -> ScriptDiagnosis:
+def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run: RunInFP32 | None) -> ScriptDiagnosis:
     """The diagnosis of a script without a finding, after it ran again in FP32; None does not run it."""
     looked = f"nothing loud in {seen['num_steps']:,} steps, {seen['num_recorded']} of them looked into"
     if run is None:
@@ -145,7 +145,7 @@ def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Seen, run
     return replace(found, findings=(first, *suspects[1:]), fails_in_fp32=False)
 
 
-def _check_divergence(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Seen, run: RunInFP32) -> ScriptDiagnosis:
+def _check_divergence(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run: RunInFP32) -> ScriptDiagnosis:
     """The diagnosis of a script that diverges in 16 bits, after it ran again in FP32."""
     fp32 = run(0.0)
     apart = "" if isinstance(fp32, str) else stays_bounded(own, fp32, first_bad=seen["first_bad_step"])
@@ -171,7 +171,7 @@ def _count_steps(family: Family, seen: Mapping[str, Any]) -> int:
 
 
 def _run_changed(
-    command: Command, device: str, sources: Mapping[str, str], steps: int, fp32: Seen | str
+    command: Command, device: str, sources: Mapping[str, str], steps: int, fp32: Shown | str
 ) -> Diagnosis | str:
     """Diagnose the script again, in a changed form and for some steps; what it writes is kept apart.
 
@@ -191,7 +191,7 @@ def _run_changed(
         with trial_environment(writes) as environment:
             problem = run_quietly(start, env=environment)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        own = Seen.read(report.with_name(LOSSES), report.with_name(READS))
+        own = Shown.read(report.with_name(LOSSES), report.with_name(READS))
     if not seen or "missing" in seen:
         return problem or "the process that tried it ended without a word"
     if seen["refused"]:
