@@ -1,10 +1,11 @@
-"""Scores the changes of the source that `diagnose` offers for the cases of tests/cases, in docs/fixes.md.
+"""Scores the changes of the source that `diagnose` offers, in docs/fixes.md: for tests/cases, or for tests/scripts.
 
-    python tools/score_fixes.py [PREFIX ...] [--processes N]
+    python tools/score_fixes.py [PREFIX ...] [--scripts] [--kept FILE] [--processes N]
 
 For each case that fails for its precision or its loop: is a change offered; does the changed file train in 16 bits and
 reach the case's target; and is FP32's result with the change what it was? Each case runs in processes of its own. With
-a prefix, only the cases whose names begin so are scored, and no page is written.
+a prefix, only the cases whose names begin so are scored, and no page is written. `--scripts` scores the planted scripts
+instead, see script_fixes.py beside this file.
 """
 
 from __future__ import annotations
@@ -138,8 +139,15 @@ def main() -> None:
     """Score, print, and write the page if every case was scored."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prefixes", nargs="*", metavar="PREFIX")
+    parser.add_argument("--scripts", action="store_true", help="The planted scripts of tests/scripts.")
+    parser.add_argument("--kept", type=Path, help="With --scripts: keeps scores here, and goes on with those it holds.")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     asked = parser.parse_args()
+    if asked.scripts:
+        from script_fixes import score_scripts
+
+        score_scripts(asked.prefixes, asked.processes, asked.kept)
+        return
     cases = [case for case in all_cases() if not case.healthy and case.name.startswith(tuple(asked.prefixes) or ("",))]
     cases = [case for case in cases if find_cause(case.expect["cause"]).family != "not-precision"]
     with ThreadPoolExecutor(asked.processes) as pool:
