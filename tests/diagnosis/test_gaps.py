@@ -64,6 +64,15 @@ def test_a_line_that_reads_other_numbers_is_found():
     assert set(find_line_gaps(own, fp32)) == {"a.py:3"}
 
 
+def test_numbers_that_are_no_row_in_time_are_compared_all_together():
+    weights = tuple(0.1 * (1 + i % 5) for i in range(24))
+    fp32 = Shown((), lines={"a.py:3": weights})
+    half_lost = Shown((), lines={"a.py:3": tuple(0.0 if i % 2 else x for i, x in enumerate(weights))})
+    rounded = Shown((), lines={"a.py:3": tuple(x * (1.01 if i % 2 else 0.99) for i, x in enumerate(weights))})
+    assert set(find_line_gaps(half_lost, fp32)) == {"a.py:3"}
+    assert not find_line_gaps(rounded, fp32)
+
+
 def test_scaled_numbers_are_those_of_fp32():
     fp32 = Shown((), lines={"a.py:3": (1.1, 0.9, 0.7, 0.6, 0.5)})
     scaled = Shown((), lines={"a.py:3": tuple(65536 * x for x in fp32.lines["a.py:3"])})

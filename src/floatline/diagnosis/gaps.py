@@ -109,6 +109,16 @@ def measure_gap(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.
     return Gap(share, theirs[0], theirs[-1], ours[-1], len(kept), is_few)
 
 
+def measure_difference(own: Sequence[float], fp32: Sequence[float]) -> Gap | None:
+    """The same of numbers that are no row, such as one for each weight: all their differences, of all their sizes."""
+    pairs = [(a, b) for a, b in zip(own, fp32, strict=False) if math.isfinite(a) and math.isfinite(b)]
+    if not pairs:
+        return None
+    difference, size = sum(abs(a - b) for a, b in pairs), sum(abs(b) for _, b in pairs)
+    ours, theirs = statistics.fmean(a for a, _ in pairs), statistics.fmean(b for _, b in pairs)
+    return Gap(difference / max(size, 1e-30), theirs, theirs, ours, len(pairs), is_few=True)
+
+
 def _windows(numbers: Sequence[float], size: int) -> list[float]:
     return [statistics.fmean(numbers[i : i + size]) for i in range(0, len(numbers) - size + 1, size)]
 
@@ -131,10 +141,16 @@ def find_line_gaps(own: Shown, fp32: Shown) -> dict[str, Gap]:
         theirs = fp32.lines.get(line, ())
         if _are_scaled(numbers, theirs):
             continue
-        gap = measure_gap(numbers, theirs, late=_share_left_out(own))
-        if gap is not None and gap.is_apart(APART_READ, None):
-            found[line] = gap
+        for gap in measure_line(numbers, theirs, late=_share_left_out(own)):
+            if gap.is_apart(APART_READ, None):
+                found.setdefault(line, gap)
     return found
+
+
+def measure_line(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.0) -> list[Gap]:
+    """The gaps of numbers that a line reads: as a row in time, then, where nothing was left out, of all together."""
+    gaps = [measure_gap(own, fp32, late=late), None if late else measure_difference(own, fp32)]
+    return [gap for gap in gaps if gap is not None]
 
 
 def _share_left_out(own: Shown) -> float:

@@ -50,7 +50,7 @@ class LossLog:
 
     def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-            self._by_hand = False
+            self._by_hand = self._by_hand and type(optimizer).__module__.startswith("floatline.probe")
             original(optimizer, *args, **kwargs)
 
         return make

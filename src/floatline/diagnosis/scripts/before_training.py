@@ -39,6 +39,16 @@ def find_damaged_setup(evidence: ScriptEvidence) -> list[Finding]:
     return []
 
 
+def find_suspects_in_setup(evidence: ScriptEvidence) -> list[Finding]:
+    """What may be to blame for a run that is apart from FP32: inf and whole numbers that are not exact, where kept."""
+    setup = evidence.setup
+    if setup is None:
+        return []
+    found = [describe_birth(birth) for birth in find_births(setup) if _is_kept(birth.at or birth.op, setup)]
+    found += [describe_collision(op, top) for op, top in _find_collisions(setup) if _is_kept(op, setup)]
+    return found[:1]
+
+
 def _find_damage(setup: Trace) -> list[tuple[str, Op, str]]:
     found = [
         ("accumulator-stagnation", op, f"after {num:,} additions or products the result is off by {error:.0%}")

@@ -17,11 +17,16 @@ from floatline.diagnosis.detectors.numbers import (
     find_dead_state,
     find_failures,
     find_silent_damage,
+    find_state_damage,
 )
 from floatline.diagnosis.detectors.operations import FORMATS, ancestors
 from floatline.diagnosis.detectors.resuming import find_schedule_ahead
 from floatline.diagnosis.evidence import is_diverging, runs_away
-from floatline.diagnosis.scripts.before_training import find_damaged_setup, find_failing_setup
+from floatline.diagnosis.scripts.before_training import (
+    find_damaged_setup,
+    find_failing_setup,
+    find_suspects_in_setup,
+)
 from floatline.diagnosis.scripts.evidence import ScriptEvidence, lacks_forward, starts_spoilt, step_fails
 from floatline.findings import Finding
 from floatline.formats import find_format
@@ -68,7 +73,13 @@ def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Findi
 
 def find_suspects(evidence: ScriptEvidence) -> list[Finding]:
     """What may be to blame if the losses of a run without a finding turn out to be apart from FP32's."""
-    return find_silent_damage(replace(evidence, is_apart=True))
+    return find_suspects_in_setup(evidence) or find_silent_damage(replace(evidence, is_apart=True))
+
+
+def find_otherwise(evidence: ScriptEvidence) -> list[Finding]:
+    """What is to blame if what was called no matter of precision turns out not to happen in FP32."""
+    states = find_state_damage(evidence.given, [one.trace for one in evidence.healthy])
+    return states or (find_failures(_without_history(evidence)) if evidence.fails else find_suspects(evidence))
 
 
 def find_suspects_beside(evidence: ScriptEvidence) -> list[Finding]:

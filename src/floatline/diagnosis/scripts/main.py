@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 from floatline.base.patched_sources import patch_sources
-from floatline.diagnosis.beside_fp32 import DIVERGENCE
 from floatline.diagnosis.detectors.first_nonfinite import measure_step_errors
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.scripts.evidence import (
@@ -24,7 +23,7 @@ from floatline.diagnosis.scripts.evidence import (
     stand_in_for_fp32,
     step_fails,
 )
-from floatline.diagnosis.scripts.findings import find_in_script, find_suspects, find_suspects_beside
+from floatline.diagnosis.scripts.findings import find_in_script, find_otherwise, find_suspects, find_suspects_beside
 from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, SEED
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
@@ -148,9 +147,10 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         evaluations=capture.evaluations,
     )
     findings = find_in_script(evidence, run.motion) if given.losses or given.exception else []
-    # A run that diverges is no matter of precision only where FP32 does so, too: that is asked later.
-    quiet = not evidence.fails if not findings else findings[0].cause.id == DIVERGENCE
+    quiet = not findings and not evidence.fails
     suspects = find_suspects(evidence) if quiet else []
+    if findings and findings[0].cause.family == "not-precision":
+        suspects = find_otherwise(evidence)
     beside = find_suspects_beside(evidence) if quiet else []
     if trace_path and capture.steps:
         (evidence.found_in or capture.steps[-1].trace).save(trace_path)
@@ -172,6 +172,7 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "num_recorded": len(capture.steps),
         "num_ops": sum(len(one.trace.ops) for one in capture.steps),
         "is_narrow": _is_narrow(run),
+        "fails": evidence.fails,
         "last_recorded": max((one.step for one in capture.steps), default=0),
         "exit_code": run.exit_code,
     }

@@ -18,7 +18,7 @@ from floatline.diagnosis.beside_fp32 import (
     RunInFP32,
     StepErrors,
     compare_with_fp32,
-    stays_bounded,
+    stays_sound,
 )
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.gaps import Shown
@@ -101,8 +101,8 @@ def diagnose_script(
     was_silent = found.verdict == "healthy"
     if was_silent and seen["is_narrow"]:
         found = _look_beside(found, seen, own, in_fp32.nudged if fp32_steps else None)
-    elif found.primary is not None and found.primary.cause.id == DIVERGENCE and seen["is_narrow"] and fp32_steps:
-        found = _check_divergence(found, seen, own, in_fp32.nudged)
+    elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps and _is_doubtful(found, seen):
+        found = _check_blame(found, seen, own, in_fp32.nudged)
     found = replace(found, seconds=time.perf_counter() - began)
     if not tries_fixes or found.primary is None:
         return found
@@ -145,10 +145,15 @@ def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, ru
     return replace(found, findings=(first, *suspects[1:]), fails_in_fp32=False)
 
 
-def _check_divergence(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run: RunInFP32) -> ScriptDiagnosis:
-    """The diagnosis of a script that diverges in 16 bits, after it ran again in FP32."""
+def _is_doubtful(found: ScriptDiagnosis, seen: Mapping[str, Any]) -> bool:
+    """Whether FP32 was only computed beside recorded steps of a run that fails or diverges."""
+    return found.primary is not None and (seen["fails"] or found.primary.cause.id == DIVERGENCE)
+
+
+def _check_blame(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run: RunInFP32) -> ScriptDiagnosis:
+    """The diagnosis of a script that is said to fail in FP32, too, after it ran again in FP32."""
     fp32 = run(0.0)
-    apart = "" if isinstance(fp32, str) else stays_bounded(own, fp32, first_bad=seen["first_bad_step"])
+    apart = "" if isinstance(fp32, str) else stays_sound(own, fp32, first_bad=seen["first_bad_step"])
     if not apart:
         return found
     suspects = [read_finding(entry) for entry in seen["suspects"]]
