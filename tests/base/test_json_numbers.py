@@ -20,6 +20,7 @@ SOURCE = Path(fl.__file__).parent
 SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # Calls that may leave out allow_nan=False, each with what it is for.
 OTHERS = {
+    "diagnosis/scripts/fp32_runs.py": "a message from one process of a command to another",
     "diagnosis/scripts/main.py": "a message from one process of a command to another",
     "diagnosis/scripts/script.py": "a message from one process of a command to another",
     "diagnosis/target_diagnosis.py": "a message from one process of a command to another",
@@ -31,6 +32,7 @@ OTHERS = {
     "rescuing/trials.py": "a hash",
     "running/loss_log.py": "a message from one process of a command to another",
     "running/main.py": "a message from one process of a command to another",
+    "running/read_values.py": "a message from one process of a command to another",
     "validation/study/script_arms.py": "a message from one process of a command to another",
     "validation/signoff/approval.py": "a hash",
     "validation/running/child.py": "the text of an error",

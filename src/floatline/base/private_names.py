@@ -96,6 +96,7 @@ PRIVATES: tuple[Private, ...] = (
         (
             "torch.amp.GradScaler()._scale",
             "torch.amp.GradScaler()._enabled",
+            "torch.amp.GradScaler()._init_scale",
             "torch.amp.GradScaler()._per_optimizer_states",
             "torch.amp.GradScaler._lazy_init_scale_growth_tracker",
         ),

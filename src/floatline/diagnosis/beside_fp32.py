@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from floatline.diagnosis.gaps import APART, APART_READ, Gap, Shown, find_line_gaps, measure_line, measure_loss_gap
+from floatline.diagnosis.gaps import (
+    APART,
+    APART_READ,
+    Gap,
+    Shown,
+    find_line_gaps,
+    goes_nowhere,
+    measure_line,
+    measure_loss_gap,
+)
 
 # Weights that are moved once by so much, which is what BF16 rounds away, show how far FP32 goes apart by itself.
 NUDGE = 2.0**-8
@@ -40,7 +49,8 @@ class StepErrors:
     def explain(self, own: Shown, fp32: Shown) -> bool:
         """Whether a gap is but the rounding of the loss itself, which no gradient depends on.
 
-        `1 - cosine` of a model that has converged is all rounding in 16 bits, and its gradients are not.
+        `1 - cosine` of a model that has converged is all rounding in 16 bits, and its gradients are not. Those of one
+        that learns nothing more in FP32, either, are not asked.
         """
         num = min(len(own.losses), len(fp32.losses))
         steps = [step for step in self.losses if step < num]
@@ -48,7 +58,8 @@ class StepErrors:
             self.losses[step] * abs(fp32.losses[step]) / max(abs(own.losses[step] - fp32.losses[step]), 1e-30)
             for step in steps
         ]
-        return bool(shares) and self.gradients < _SOUND and statistics.median(shares) > _EXPLAINED
+        sound = self.gradients < _SOUND or goes_nowhere(fp32.losses)
+        return bool(shares) and sound and statistics.median(shares) > _EXPLAINED
 
 
 @dataclass(frozen=True)
@@ -113,7 +124,7 @@ def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = No
     gap = measure_loss_gap(own, fp32)
     if gap is None:
         return Beside(f"too few steps have a finite loss, {len(own.losses)} here and {len(fp32.losses)} in FP32")
-    if errors is not None and errors.explain(own, fp32):
+    if gap.is_apart(APART, None) and errors is not None and errors.explain(own, fp32):
         return Beside(gap=replace(gap, share=0.0))
     lines = find_line_gaps(own, fp32)
     if not gap.is_apart(APART, None) and not lines:

@@ -109,6 +109,12 @@ def measure_gap(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.
     return Gap(share, theirs[0], theirs[-1], ours[-1], len(kept), is_few)
 
 
+def goes_nowhere(losses: Sequence[float]) -> bool:
+    """Whether losses stay where they are."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    return not finite or max(finite) - min(finite) < _LEVEL * max(map(abs, finite))
+
+
 def measure_difference(own: Sequence[float], fp32: Sequence[float]) -> Gap | None:
     """The same of numbers that are no row, such as one for each weight: all their differences, of all their sizes."""
     pairs = [(a, b) for a, b in zip(own, fp32, strict=False) if math.isfinite(a) and math.isfinite(b)]

@@ -1,6 +1,7 @@
 """Scripts in which nothing is inf or NaN, held against FP32: what is apart is found, and what is not is healthy."""
 
 import json
+import sys
 
 from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import slow
@@ -54,7 +55,7 @@ class Small(torch.optim.Optimizer):
 def diagnose(tmp_path, *options, before="", optimizer="torch.optim.Adam(model.parameters(), lr=0.01)", after="pass"):
     script = tmp_path / "train.py"
     script.write_text(LOOP.format(before=before, optimizer=optimizer, after=after), encoding="utf-8")
-    words = ["-c", COMMAND, "diagnose", "--format", "json", "--no-try", *options, "--", "python", "train.py"]
+    words = ["-c", COMMAND, "diagnose", "--format", "json", "--no-try", *options, "--", sys.executable, "train.py"]
     run = run_preloaded(words, cwd=tmp_path)
     return json.loads(run.stdout), script.read_text(encoding="utf-8").splitlines(), run
 

@@ -732,7 +732,7 @@ def twin_anchors(fixed):
     x = torch.randn(16, 3, generator=rng(38))
     other = x.clone()
     other[4:] += 0.5
-    return model, [((x,), (other,))], loss, "bf16-true", sgd(0.01)
+    return model, [((x,), (other,))], loss, "bf16-true", sgd(0.2)
 
 
 @target("clamp-kills-gradient")
