@@ -66,6 +66,16 @@ def test_a_script_that_raises_ends_with_nan(script):
     assert found.unsound == "FP32 itself fails"
 
 
+def test_ctrl_c_ends_the_run_and_not_the_answer(script, monkeypatch):
+    def stop(words, *, env):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("floatline.diagnosis.scripts.fp32_runs.run_quietly", stop)
+    runs = runs_of(script())
+    assert runs.nudged(0.0) == "it was stopped by Ctrl-C"
+    assert runs.changed({}).unsound == "it was stopped by Ctrl-C"
+
+
 @slow
 def test_a_script_that_makes_no_step_is_no_reference(script):
     assert runs_of(script(step="pass")).changed({}).unsound == "no optimizer of torch makes a step in FP32"

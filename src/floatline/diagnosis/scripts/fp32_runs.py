@@ -60,8 +60,11 @@ class FP32Runs:
             }  # fmt: skip
             task.write_text(json.dumps(job), encoding="utf-8")
             start = self._command.inside("floatline.running.main", str(report), f"@{task}")
-            with trial_environment(writes) as environment:
-                problem = run_quietly(start, env=environment)
+            try:
+                with trial_environment(writes) as environment:
+                    problem = run_quietly(start, env=environment)
+            except KeyboardInterrupt:  # what was seen before it is still told
+                return "it was stopped by Ctrl-C"
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
             found = Shown.read(log, reads, error=seen.get("error", ""))
         if "missing" in seen or (not seen and not found.losses):
