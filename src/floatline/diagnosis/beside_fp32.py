@@ -115,8 +115,8 @@ def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = No
 
     Args:
         own: What it showed.
-        errors: What is known of recorded steps; None: nothing.
         run: Runs the script in FP32 with a nudge of the weights, or 0; gives a text where that cannot be done.
+        errors: What is known of recorded steps; None: nothing.
     """
     fp32 = run(0.0)
     if isinstance(fp32, str) or fp32.error:
