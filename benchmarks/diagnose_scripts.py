@@ -101,7 +101,7 @@ def run_loop(words: list[str], report: str) -> None:
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if report:
-        main(report, "", words)
+        main(report, "", "", "", "100", words)
     sys.argv = words
     runpy.run_path(words[0], run_name="__main__")
 

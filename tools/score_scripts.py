@@ -80,7 +80,7 @@ def _watch(report: str, words: list[str], log: str) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    main(report, "", "cuda", "", words)
+    main(report, "", "cuda", "", "0", words)  # FP32 is not run beside it: what the watch alone tells is scored
 
 
 class Started:

@@ -49,6 +49,7 @@ class Evidence:
         steps: That a train() was given; None is its own number.
         found_in: The trace in which the findings were found; None where no step was looked into.
         seconds_of_trace: How long the last recording took.
+        is_apart: Whether its losses were seen to be apart from FP32's by more than a nudge does.
     """
 
     target: Target
@@ -62,6 +63,7 @@ class Evidence:
     )
     found_in: Trace | None = None
     seconds_of_trace: float = 0.0
+    is_apart: bool = False
 
     def trace(self, step: int, precision: Precision | None = None) -> Trace | None:
         """The trace of a step; None where the target does not get there."""

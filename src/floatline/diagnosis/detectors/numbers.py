@@ -221,7 +221,7 @@ def find_silent_damage(evidence: Evidence) -> list[Finding]:
             evidence.found_in = trace
             return found
         looked_at.append(trace)
-    return _look_for_any(evidence, looked_at) if evidence.falls_behind else []
+    return _look_for_any(evidence, looked_at) if evidence.is_apart else []
 
 
 def _look_for_any(evidence: Evidence, traces: Sequence[Trace]) -> list[Finding]:

@@ -40,13 +40,11 @@ class ScriptEvidence(Evidence):
         captured: What was recorded.
         setup: What the script computed in 16 bits before it trained; None where that is not known.
         evaluations: What it computed in 16 bits without gradients between steps.
-        is_apart: Whether its losses were seen to be apart from FP32's.
     """
 
     captured: list[Captured] = field(default_factory=list[Captured])
     setup: Trace | None = None
     evaluations: list[Trace] = field(default_factory=list[Trace])
-    is_apart: bool = False
 
     def trace(self, step: int, precision: Precision | None = None) -> Trace | None:
         """The recorded step that tells most about one; as FP32 would have had it, where that is asked for."""
