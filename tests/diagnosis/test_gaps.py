@@ -81,10 +81,24 @@ def test_scaled_numbers_are_those_of_fp32():
     assert set(find_line_gaps(larger, fp32)) == {"a.py:3"}
 
 
+def test_a_number_that_is_not_finite_is_apart_unless_steps_were_left_out_for_it():
+    fp32 = Shown(falling(), lines={"a.py:3": (1.0, 1.1, 1.2)})
+    lost = {"a.py:3": (math.nan, 1.1, 1.2)}
+    assert set(find_line_gaps(Shown(falling(), lines=lost), fp32)) == {"a.py:3"}
+    assert not find_line_gaps(Shown(falling(), skipped=(0,), lines=lost), fp32)
+
+
+def test_printed_numbers_are_apart_by_more_than_their_last_digits():
+    fp32 = Shown((), lines={"a.py:3 (loss)": (0.01,)})
+    own = {"a.py:3 (loss)": (0.03,)}
+    assert set(find_line_gaps(Shown((), lines=own, quanta={"a.py:3 (loss)": 0.001}), fp32)) == {"a.py:3 (loss)"}
+    assert not find_line_gaps(Shown((), lines=own, quanta={"a.py:3 (loss)": 0.01}), fp32)
+
+
 def test_a_log_that_was_cut_short_is_read_up_to_there(tmp_path):
     log, reads = tmp_path / "log", tmp_path / "reads"
     log.write_text('{"step": 0, "loss": 2.0, "applied": true}\n{"step": 1, "loss": null, "applied": false}\n{"st')
-    reads.write_text('{"a.py:1": [1.0, null]}')
+    reads.write_text('{"lines": {"a.py:1": [1.0, null]}, "quanta": {}}')
     seen = Shown.read(log, reads)
     assert seen.losses[0] == 2.0
     assert math.isnan(seen.losses[1])

@@ -76,4 +76,4 @@ def test_what_is_not_finite_is_written_as_null(tmp_path):
     reads = ReadValues()
     reads.lines = {"a.py:1": [1.0, math.inf, math.nan], "a.py:2": []}
     reads.write(tmp_path / "reads.json")
-    assert json.loads((tmp_path / "reads.json").read_text()) == {"a.py:1": [1.0, None, None]}
+    assert json.loads((tmp_path / "reads.json").read_text())["lines"] == {"a.py:1": [1.0, None, None]}

@@ -15,6 +15,7 @@ from floatline.diagnosis.gaps import (
     Shown,
     find_line_gaps,
     goes_nowhere,
+    is_printed,
     measure_line,
     measure_loss_gap,
 )
@@ -22,6 +23,8 @@ from floatline.diagnosis.gaps import (
 # Weights that are moved once by so much, which is what BF16 rounds away, show how far FP32 goes apart by itself.
 NUDGE = 2.0**-8
 _FEWEST = 4
+# A run that makes fewer steps than this share of FP32's is apart from it, whatever its losses are.
+_FEWER = 0.5
 
 DIVERGENCE = "optimization-divergence"
 # A run in FP32 that does not grow by so much does not diverge.
@@ -30,6 +33,8 @@ _GROWN = 5.0
 # Losses whose gap is to the second their own rounding are not apart, if gradients are FP32's but for the first: those
 # of a model that has converged are small, and some rounding.
 _SOUND, _EXPLAINED = 0.5, 0.5
+# A step shows why losses are apart if it is by this share of what they are later.
+_APART_YET = 0.5
 
 RunInFP32 = Callable[[float], Shown | str]
 
@@ -53,11 +58,11 @@ class StepErrors:
         that learns nothing more in FP32, either, are not asked.
         """
         num = min(len(own.losses), len(fp32.losses))
-        steps = [step for step in self.losses if step < num]
-        shares = [
-            self.losses[step] * abs(fp32.losses[step]) / max(abs(own.losses[step] - fp32.losses[step]), 1e-30)
-            for step in steps
-        ]
+        apart = [abs(a - b) for a, b in zip(own.losses, fp32.losses, strict=False)]
+        late = statistics.median(apart[num // 2 :]) if num else 0.0
+        # Of a step in which nothing is apart yet, all that there is is rounding.
+        steps = [step for step in self.losses if step < num and apart[step] > _APART_YET * late]
+        shares = [self.losses[step] * abs(fp32.losses[step]) / max(apart[step], 1e-30) for step in steps]
         sound = self.gradients < _SOUND or goes_nowhere(fp32.losses)
         return bool(shares) and sound and statistics.median(shares) > _EXPLAINED
 
@@ -71,12 +76,14 @@ class Beside:
         gap: How far the losses are apart; None where there is no comparison.
         floor: The same of FP32 after a nudge of its weights; None where nobody asked.
         lines: Lines at which numbers are read that are apart, by 'FILE:LINE', farther than after a nudge.
+        num_steps: Steps that were made, and those in FP32, where these are many more; None where they are not.
     """
 
     reason: str = ""
     gap: Gap | None = None
     floor: Gap | None = None
     lines: Mapping[str, Gap] = field(default_factory=dict[str, Gap])
+    num_steps: tuple[int, int] | None = None
 
     @property
     def is_apart(self) -> bool:
@@ -84,15 +91,24 @@ class Beside:
         return self.gap is not None and self.gap.is_apart(APART, self.floor)
 
     @property
+    def is_only_printed(self) -> bool:
+        """Whether nothing is apart but numbers that the script prints, which may be times."""
+        return not self.is_apart and bool(self.lines) and all(is_printed(line) for line in self.lines)
+
+    @property
     def apart(self) -> str:
         """What is apart, in words; '' where nothing is."""
+        if self.num_steps is not None:
+            own, fp32 = self.num_steps
+            return f"it makes {own:,} steps, and in FP32, from the same seed, {fp32:,}"
         if self.gap is not None and self.is_apart:
             gap = self.gap
             seen = f"after {gap.num:,} steps the loss is {gap.own_last:.4g}, and in FP32, from the same seed, "
             return f"{seen}{gap.last:.4g} from {gap.first:.4g}; {self._nudged}"
         for line, gap in self.lines.items():
-            read = f"{Path(line).name} reads {gap.own_last:.4g}, and in FP32, from the same seed, {gap.last:.4g}"
-            return f"{read}; the losses are those of FP32"
+            own = f"{gap.own_last:.4g}" if math.isfinite(gap.own_last) else "what is not finite"
+            read = f"{Path(line).name} shows {own}, and in FP32, from the same seed, {gap.last:.4g}"
+            return f"{read}; the losses are those of FP32" if self.gap is not None else read
         return ""
 
     @property
@@ -121,23 +137,55 @@ def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = No
     fp32 = run(0.0)
     if isinstance(fp32, str) or fp32.error:
         return Beside(fp32 if isinstance(fp32, str) else f"it ended with {fp32.error}")
-    gap = measure_loss_gap(own, fp32)
-    if gap is None:
+    if len(own.losses) < _FEWER * len(fp32.losses) and len(fp32.losses) >= _FEWEST:
+        return Beside(num_steps=(len(own.losses), len(fp32.losses)))
+    gap, lines = measure_loss_gap(own, fp32), find_line_gaps(own, fp32)
+    if gap is None and not lines:
         return Beside(f"too few steps have a finite loss, {len(own.losses)} here and {len(fp32.losses)} in FP32")
-    if gap.is_apart(APART, None) and errors is not None and errors.explain(own, fp32):
+    if gap is not None and gap.is_apart(APART, None) and errors is not None and errors.explain(own, fp32):
         return Beside(gap=replace(gap, share=0.0))
-    lines = find_line_gaps(own, fp32)
-    if not gap.is_apart(APART, None) and not lines:
+    if gap is not None and not gap.is_apart(APART, None) and not lines:
         return Beside(gap=gap)
     nudged = run(NUDGE)
     if isinstance(nudged, str):
         return Beside(gap=gap, lines=lines)
-    apart: dict[str, Gap] = {}
+    floor = measure_loss_gap(nudged, fp32)
+    lines = _keep_apart(lines, own, fp32, nudged)
+    is_apart = gap is not None and gap.is_apart(APART, floor)
+    if lines and not is_apart:  # a number of little weight, by which alone the run is judged
+        other = run(-NUDGE)
+        lines = lines if isinstance(other, str) else _keep_apart(lines, own, fp32, other)
+    return Beside(gap=gap, floor=floor, lines=lines)
+
+
+def _keep_apart(lines: Mapping[str, Gap], own: Shown, fp32: Shown, nudged: Shown) -> dict[str, Gap]:
+    """The lines whose numbers are farther from FP32's than after a nudge, and apart from those after a nudge, too."""
+    kept: dict[str, Gap] = {}
     for line, found in lines.items():
-        floors = measure_line(nudged.lines.get(line, ()), fp32.lines[line])
-        if all(found.is_apart(APART_READ, floor) for floor in floors):
-            apart[line] = found
-    return Beside(gap=gap, floor=measure_loss_gap(nudged, fp32), lines=apart)
+        moved = nudged.lines.get(line, ())
+        floors, again = measure_line(moved, fp32.lines[line]), measure_line(own.lines[line], moved)
+        near = math.isfinite(found.share) and not any(gap.is_apart(APART_READ, None) for gap in again)
+        if not near and all(found.is_apart(APART_READ, floor) for floor in floors):
+            kept[line] = found
+    return kept
+
+
+def keep_steady(beside: Beside, own: Shown, again: Shown | str) -> Beside:
+    """What is apart without the numbers that are others when the same run is made again, such as times.
+
+    Args:
+        beside: What is apart.
+        own: What the run showed.
+        again: What it showed again, unwatched; a text where that could not be done.
+    """
+    if isinstance(again, str):
+        return beside
+    lines: dict[str, Gap] = {}
+    for line, gap in beside.lines.items():
+        moved = measure_line(again.lines.get(line, ()), own.lines[line])
+        if moved and all(gap.is_apart(APART_READ, floor) for floor in moved):
+            lines[line] = gap
+    return replace(beside, lines=lines)
 
 
 def stays_sound(own: Shown, fp32: Shown, *, first_bad: int | None) -> str:

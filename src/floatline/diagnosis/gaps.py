@@ -15,10 +15,14 @@ from typing import Any
 APART, TIMES = 0.05, 4.0
 # The same of numbers that a script reads, which have a smaller part of the run in them; and of a few numbers, which
 # have no way: a share of their size.
-APART_READ, APART_FEW = 0.1, 0.25
+APART_READ, APART_FEW = 0.1, 0.1
 # Numbers that go nearly nowhere have a way of this share of their size.
 _LEVEL = 0.02
 _NUM_WINDOWS, _FEWEST = 10, 4
+# Rows of numbers are apart where the mean of their differences is this many times its own error.
+_STEADY = 4.0
+# Printed numbers are apart if their last digits are, by more than this.
+_FEW_DIGITS = 3.0
 # Scaled losses and gradients that a script reads are powers of two larger than FP32's, at least by the first.
 _SCALED, _NEAR_POWER, _MOST = 4.0, 0.2, 0.8
 
@@ -30,7 +34,8 @@ class Shown:
     Args:
         losses: One for each step; NaN where it is not known.
         skipped: Numbers of the steps that were left out.
-        lines: The numbers that were read in each line, by 'FILE:LINE'.
+        lines: The numbers that were read in each line, by 'FILE:LINE', or printed.
+        quanta: The last digit of those that were printed.
         error: What ended it; '' where it came to its end, or was ended after enough steps.
     """
 
@@ -38,18 +43,23 @@ class Shown:
     skipped: tuple[int, ...] = ()
     lines: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
     error: str = ""
+    quanta: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @classmethod
     def read(cls, log: Path, reads: Path, *, error: str = "") -> Shown:
         """What LossLog and ReadValues wrote; a line that was cut short is left out."""
         text = log.read_text(encoding="utf-8") if log.exists() else ""
         rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
-        lines: dict[str, list[float | None]] = json.loads(reads.read_text("utf-8")) if reads.exists() else {}
+        numbers: dict[str, Any] = (
+            json.loads(reads.read_text("utf-8")) if reads.exists() else {"lines": {}, "quanta": {}}
+        )
+        lines: dict[str, list[float | None]] = numbers["lines"]
         return cls(
             tuple(_number(row["loss"]) for row in rows),
             tuple(number for number, row in enumerate(rows) if not row["applied"]),
             {key: tuple(map(_number, values)) for key, values in lines.items()},
             error,
+            numbers["quanta"],
         )
 
 
@@ -145,7 +155,12 @@ def find_line_gaps(own: Shown, fp32: Shown) -> dict[str, Gap]:
     found: dict[str, Gap] = {}
     for line, numbers in own.lines.items():
         theirs = fp32.lines.get(line, ())
+        if _are_near(numbers, theirs, _FEW_DIGITS * own.quanta.get(line, 0.0)):
+            continue
         if _are_scaled(numbers, theirs):
+            continue
+        if lost := _find_lost(numbers, theirs, skipped=len(own.skipped)):
+            found[line] = lost
             continue
         for gap in measure_line(numbers, theirs, late=_share_left_out(own)):
             if gap.is_apart(APART_READ, None):
@@ -156,7 +171,32 @@ def find_line_gaps(own: Shown, fp32: Shown) -> dict[str, Gap]:
 def measure_line(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.0) -> list[Gap]:
     """The gaps of numbers that a line reads: as a row in time, then, where nothing was left out, of all together."""
     gaps = [measure_gap(own, fp32, late=late), None if late else measure_difference(own, fp32)]
-    return [gap for gap in gaps if gap is not None]
+    return [gap for gap in gaps if gap is not None and (gap.is_few or _is_steady(own, fp32))]
+
+
+def _is_steady(own: Sequence[float], fp32: Sequence[float]) -> bool:
+    """Whether the later numbers of a row are off to one side by more than they scatter."""
+    pairs = [*zip(own, fp32, strict=False)]
+    off = [a - b for a, b in pairs[len(pairs) // 2 :] if math.isfinite(a) and math.isfinite(b)]
+    if len(off) < _FEWEST:
+        return True
+    return abs(statistics.fmean(off)) > _STEADY * statistics.stdev(off) / math.sqrt(len(off))
+
+
+def is_printed(line: str) -> bool:
+    """Whether numbers are what a line prints, not what it reads out of a tensor."""
+    return line.endswith(")")
+
+
+def _are_near(own: Sequence[float], fp32: Sequence[float], least: float) -> bool:
+    """Whether numbers are no farther apart than the digits that are shown of them tell."""
+    return all(abs(a - b) <= least or (math.isnan(a) and math.isnan(b)) for a, b in zip(own, fp32, strict=False))
+
+
+def _find_lost(own: Sequence[float], fp32: Sequence[float], *, skipped: int) -> Gap | None:
+    """The gap of numbers that are not finite, and are in FP32, more often than steps were left out for it."""
+    lost = [b for a, b in zip(own, fp32, strict=False) if math.isfinite(b) and not math.isfinite(a)]
+    return Gap(math.inf, lost[0], lost[-1], math.nan, len(lost), is_few=True) if len(lost) > skipped else None
 
 
 def _share_left_out(own: Shown) -> float:

@@ -8,7 +8,7 @@ import contextlib
 import copy
 import difflib
 import math
-from collections.abc import Callable, Collection, Container, Iterable
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -239,7 +239,8 @@ class LineIslands(TorchFunctionMode):
 
     It does what a user would write there: operands of 16 bits are widened, autocast is off, casts to 16 bits and
     tensors made in them are FP32. The results stay FP32 until autocast or a product with 16-bit weights narrows them.
-    An operation in place works in the dtype that its tensor has: name the line that makes the tensor, too.
+    An operation in place works in the dtype that its tensor has: name the line that makes the tensor, too, or let what
+    is written be widened.
 
     Numerics:
         The same bits as the line with `.float()` at each operand. Gradients of 16-bit operands are rounded once.
@@ -249,10 +250,14 @@ class LineIslands(TorchFunctionMode):
         lines: File and line of each, as a trace names them; or anything that knows which ones they are.
         fitting: Lines whose constants are brought to the nearest number that the format of the first operand holds;
             nothing is widened there.
+        widens: Whether a tensor that is written in place there becomes FP32 for good; views of it stay as they are.
     """
 
-    def __init__(self, lines: Collection[Line] | Container[Line], *, fitting: Collection[Line] = ()) -> None:
+    def __init__(
+        self, lines: Collection[Line] | Container[Line], *, fitting: Collection[Line] = (), widens: bool = False
+    ) -> None:
         super().__init__()
+        self._widens = widens
         self._lines = lines if not isinstance(lines, Collection) else frozenset(cast("Collection[Line]", lines))
         self._fitting = frozenset(fitting)
 
@@ -269,8 +274,10 @@ class LineIslands(TorchFunctionMode):
         line = (spot.file, spot.line)
         if line in self._fitting:
             return func(*_fit(args, args), **_fit(kwargs, args))
-        if line not in self._lines or _writes(name, kwargs):
+        if line not in self._lines or (_writes(name, kwargs) and not self._widens):
             return _run_behind(func, args, kwargs)
+        if _writes(name, kwargs):
+            _widen_written(name, args, kwargs)
         if name in _NARROWING:
             return args[0].float()
         busy = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
@@ -284,6 +291,14 @@ class LineIslands(TorchFunctionMode):
 def _writes(name: str, kwargs: dict[str, Any]) -> bool:
     in_place = name.endswith("_") and not name.endswith("__")
     return in_place or name in ("__setitem__", "__iadd__", "__imul__", "__isub__", "__itruediv__") or "out" in kwargs
+
+
+def _widen_written(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """What is about to be written becomes FP32: an element of it, as `table[i] = x` writes, its whole tensor."""
+    written = kwargs.get("out", args[0] if args else None)
+    for tensor in _floats(written):
+        if tensor.dtype in NARROW and (name == "__setitem__" or tensor._base is None):
+            tensor.data = tensor.data.float()
 
 
 def _run_behind(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

@@ -24,7 +24,7 @@ from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import EnoughSteps, LossLog
 from floatline.running.nudge import Nudge
 from floatline.running.outside_scale import OutsideScale
-from floatline.running.plan_in_force import PlanInForce, plan_in_force
+from floatline.running.plan_in_force import PlanInForce, enter_lines, plan_in_force
 from floatline.running.read_values import ReadValues
 from floatline.running.seeds import Seeds
 from floatline.running.tracebacks import hide_own_frames
@@ -38,8 +38,8 @@ def main(report: str, job: str, words: list[str]) -> None:
         job: JSON, or '@' and a file that holds it, since texts may be too long for a command line: `plan`; `seed` and
             `shift`; `steps`, after which the script is ended; `log`, where losses go; `folder`, where writes of the
             script go; `sources`, texts that are imported instead of files; `device`; `nudge`, a share by which its
-            weights are moved once; `reads`, where the numbers go that it reads. Only the plan is needed; null runs the
-            script as it is.
+            weights are moved once; `reads`, where the numbers go that it reads; `lines`, files and lines that compute
+            in FP32. Only the plan is needed; null runs the script as it is.
         words: The script's file, or `-m` and a module, and its arguments.
     """
     text = Path(job[1:]).read_text(encoding="utf-8") if job.startswith("@") else job
@@ -109,13 +109,15 @@ class _Run:
             stack.callback(patches.undo)
             if self._given.get("device"):
                 stack.enter_context(as_cuda())
-            elif not torch.cuda.is_available() and (self._plan is None or self._plan.compute != "fp32"):
+            elif not torch.cuda.is_available() and self._needs_half():
                 stack.enter_context(HalfOnCPU())
             self._seeds.begin(patches)
             if self._given.get("reads"):
                 self._reads.patch(patches)
             if self._given.get("nudge"):
                 Nudge(self._given["nudge"]).patch(patches)
+            if self._given.get("lines"):
+                enter_lines(stack, patches, {(file, line) for file, line in self._given["lines"]}, widens=True)
             if self._plan is None:
                 if self._log is not None:
                     stack.callback(self._log.patch_bare(patches))
@@ -125,6 +127,10 @@ class _Run:
                 self._log.patch(patches)
             self._force = stack.enter_context(plan_in_force(self._plan, self._hear))
             yield
+
+    def _needs_half(self) -> bool:
+        """Whether 16 bits are to be fast on a CPU; not in a run that is held against one without that."""
+        return (self._plan is None or self._plan.compute != "fp32") and "lines" not in self._given
 
     def _hear(self, optimizer: Optimizer, applied: bool) -> None:
         if self._log is not None:

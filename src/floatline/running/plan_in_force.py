@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Container, Generator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,8 +67,7 @@ def plan_in_force(plan: Plan, on_step: StepListener | None = None) -> Generator[
         stack.callback(patches.undo)  # before as_fp32 puts back what it has replaced itself
         stack.callback(force.patch(patches))
         if force.lines:
-            islands = stack.enter_context(LineIslands(force.lines))
-            patches.wrap(torch.autograd, "_engine_run_backward", lambda run: _run_inside(run, islands))
+            enter_lines(stack, patches, force.lines)
         try:
             yield force
         finally:
@@ -267,6 +266,14 @@ def _share_out(plan: Plan, roots: list[nn.Module]) -> dict[int, Plan]:
         )
         for root in roots
     }
+
+
+def enter_lines(
+    stack: contextlib.ExitStack, patches: Patches, lines: Container[tuple[str, int]], *, widens: bool = False
+) -> None:
+    """Lines compute in FP32 from here on, in what a backward pass computes again as well; see `LineIslands`."""
+    islands = stack.enter_context(LineIslands(lines, widens=widens))
+    patches.wrap(torch.autograd, "_engine_run_backward", lambda run: _run_inside(run, islands))
 
 
 def _run_inside(run: Callable[..., Any], islands: LineIslands) -> Callable[..., Any]:

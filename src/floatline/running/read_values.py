@@ -1,4 +1,4 @@
-"""ReadValues: the numbers that a script reads out of tensors, by line: what it prints, logs and decides by."""
+"""ReadValues: the numbers that a script reads out of tensors or prints, by line: what it logs and decides by."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from floatline.precision.user_frames import is_users
 from floatline.probe.watch.patches import Patches
+from floatline.running.printed_values import PrintedValues
 
 # So many numbers of a line are kept, and of so many lines.
 _MOST_VALUES, _MOST_LINES = 200, 500
@@ -21,21 +22,24 @@ _READERS = ("item", "tolist", "numpy", "__float__", "__int__", "__array__")
 
 
 class ReadValues:
-    """Hears what leaves tensors for Python: `item`, `float`, `tolist`, `numpy`.
+    """Hears what leaves tensors for Python: `item`, `float`, `tolist`, `numpy`; and what is printed.
 
     What torch reads for itself, such as whether gradients are finite, is none of the script's. Of several numbers, the
     mean is kept. Truth values are not, nor several integers, which are ids or samples.
 
     Attributes:
         lines: The numbers by 'FILE:LINE', in their order.
+        printed: What is printed.
     """
 
     def __init__(self) -> None:
         self.lines: dict[str, list[float]] = {}
+        self.printed = PrintedValues()
         self._inside = False
 
     def patch(self, patches: Patches) -> None:
         """Listen."""
+        self.printed.patch(patches)
         for name in _READERS:
             patches.wrap(Tensor, name, self._reading)
 
@@ -60,9 +64,10 @@ class ReadValues:
         return read
 
     def write(self, path: Path) -> None:
-        """Write all lines as JSON; what is not finite becomes null."""
-        lines = {key: [x if math.isfinite(x) else None for x in values] for key, values in self.lines.items() if values}
-        path.write_text(json.dumps(lines), encoding="utf-8")
+        """Write all lines as JSON, and the last digits of what is printed; what is not finite becomes null."""
+        rows = {**self.lines, **self.printed.places}
+        lines = {key: [x if math.isfinite(x) else None for x in values] for key, values in rows.items() if values}
+        path.write_text(json.dumps({"lines": lines, "quanta": self.printed.quanta}), encoding="utf-8")
 
 
 def _is_number(tensor: Tensor) -> bool:

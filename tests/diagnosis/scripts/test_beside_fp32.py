@@ -66,7 +66,7 @@ def test_a_counter_in_evaluation_that_stands_still_is_found_at_its_line(tmp_path
     first = found["findings"][0]
     assert first["cause"] == "accumulator-stagnation"
     assert "hits += " in lines[first["line"] - 1]
-    assert "reads 2048, and in FP32, from the same seed, 2384" in first["seen"]
+    assert "shows 2048, and in FP32, from the same seed, 2384" in first["seen"]
 
 
 @slow

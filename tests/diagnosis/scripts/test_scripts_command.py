@@ -146,7 +146,7 @@ def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
             os.killpg(process.pid, signal.SIGKILL)  # a script without end must not outlive its test
     assert process.returncode == 2
     assert rest.startswith(f"no verdict  the script was ended by {number.name} after ")
-    assert "steps recorded (step 2, 9" in rest
+    assert "steps recorded (step 0, 2, 9" in rest
 
 
 def test_the_command_does_not_load_torch_itself():

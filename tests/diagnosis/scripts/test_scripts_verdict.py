@@ -120,12 +120,12 @@ def test_a_script_that_is_terminated_has_no_verdict(tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "verdict"), [(1, "no-verdict"), (2, "no-verdict"), (3, "healthy")])
-def test_a_script_that_is_too_short_to_be_looked_into_has_no_verdict(tmp_path, steps, verdict):
+def test_a_script_that_is_too_short_has_no_verdict(tmp_path, steps, verdict):
     seen = observe(str(write(tmp_path, steps=steps)))
     diagnosis = read_report("python train.py", seen, seen["exit_code"], 1.0)
     assert (diagnosis.verdict, diagnosis.exit_code) == (verdict, 0)
     assert diagnosis.status == (0 if verdict == "healthy" else 2)
-    assert (f"none of the {steps} steps was looked into" in str(diagnosis)) == (verdict == "no-verdict")
+    assert ("too few to tell" in str(diagnosis)) == (verdict == "no-verdict")
 
 
 def test_one_step_is_no_verdict_on_the_command_line(tmp_path):

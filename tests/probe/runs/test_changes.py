@@ -155,3 +155,17 @@ def test_modules_in_fp32_are_found_in_the_model_that_a_loop_calls():
 def test_a_run_ends_after_the_step_that_is_of_interest():
     assert run_target(target(), until=3).num_steps in (4, 5)
     assert run_target(target()).num_steps == 40
+
+
+def test_what_is_written_in_place_becomes_fp32_where_that_is_asked_for():
+    def add_up(**options):
+        total, one = torch.zeros((), dtype=torch.bfloat16), torch.ones((), dtype=torch.bfloat16)
+        at = line() + 3
+        with LineIslands([(HERE, at)], **options):
+            for _ in range(300):
+                total.add_(one)
+        return total
+
+    assert add_up().item() == 256.0  # BF16 counts no further
+    assert add_up(widens=True).item() == 300.0
+    assert add_up(widens=True).dtype is torch.float32

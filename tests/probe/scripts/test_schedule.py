@@ -30,15 +30,15 @@ def record(num_steps, spent=lambda step: 0.0):
     return found, schedule
 
 
-def test_steps_2_and_9_are_recorded_and_then_four_times_as_many():
+def test_steps_0_2_and_9_are_recorded_and_then_four_times_as_many():
     found, schedule = record(3000)
-    assert found == [2, 9, 36, 144, 576, 2304]
+    assert found == [0, 2, 9, 36, 144, 576, 2304]
     assert schedule.ended_at is None
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0, BUDGET / 2, BUDGET])
 def test_time_within_the_budget_changes_nothing(seconds):
-    assert record(200, lambda step: seconds)[0] == [2, 9, 36, 144]
+    assert record(200, lambda step: seconds)[0] == [0, 2, 9, 36, 144]
 
 
 def test_steps_are_asked_about_more_than_once_and_recorded_once():
@@ -46,7 +46,7 @@ def test_steps_are_asked_about_more_than_once_and_recorded_once():
     for step in range(40):
         found += [step for _ in range(3) if schedule.is_due(spent=0.0)]
         schedule.num_applied += 1
-    assert found == [2, 9, 36]
+    assert found == [0, 2, 9, 36]
 
 
 def test_steps_that_are_not_applied_do_not_count():
@@ -55,12 +55,12 @@ def test_steps_that_are_not_applied_do_not_count():
         if schedule.is_due(spent=0.0):
             found.append(step)
         schedule.num_applied += step >= 10  # a scaler left out the first ten
-    assert found == [12, 19]
+    assert found == [0, 12, 19]
 
 
 def test_a_spent_budget_ends_it_for_good():
     found, schedule = record(200, lambda step: 1.01 * BUDGET if 20 < step < 50 else 0.0)
-    assert found == [2, 9]
+    assert found == [0, 2, 9]
     assert schedule.ended_at == 36
 
 
@@ -79,18 +79,18 @@ def observe_loop(folder):
 
 def test_a_script_is_recorded_by_the_schedule(tmp_path):
     notes = observe_loop(tmp_path)
-    assert "3 of 40 steps recorded (step 2, 9, 36)" in notes[0]
+    assert "4 of 40 steps recorded (step 0, 2, 9, 36)" in notes[0]
     assert len(notes) == 1
 
 
 def test_a_slow_clock_records_the_same_steps(tmp_path, monkeypatch):
     ticks = iter(range(10**9))
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks) * 0.5)  # half a second for each look at it
-    assert "3 of 40 steps recorded (step 2, 9, 36)" in observe_loop(tmp_path)[0]
+    assert "4 of 40 steps recorded (step 0, 2, 9, 36)" in observe_loop(tmp_path)[0]
 
 
 def test_a_spent_budget_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(recording, "BUDGET", 0.0)  # any time is too much
     notes = observe_loop(tmp_path)
-    assert "1 of 40 steps recorded (step 2)" in notes[0]
-    assert any("by step 9: healthy steps after it were not looked into" in note for note in notes)
+    assert "1 of 40 steps recorded (step 0)" in notes[0]
+    assert any("by step 2: healthy steps after it were not looked into" in note for note in notes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from floatline.causes import find_cause
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.exceptions import describe_collision
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births
-from floatline.diagnosis.detectors.operations import FORMATS, PERIODIC, base_name, find_rounding
+from floatline.diagnosis.detectors.operations import ADDITIONS, FORMATS, PERIODIC, base_name, find_rounding
 from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.precision.user_frames import is_installed
@@ -22,6 +23,10 @@ from floatline.probe.trace.trace import Op, Operand, Trace, Values
 CLEAN, DAMAGED = 0.05, 0.25
 # Of the numbers of a state, this share is lost or inf.
 SPOILT = 0.02
+# Lines that may be tried in FP32.
+MOST_CANDIDATES = 64
+# A difference of near-equals is so many times farther off than what is subtracted.
+_TIMES = 4.0
 # Of what is chosen, this share is another in FP32. Near-equal numbers change places without harm.
 CHANGED = 0.05
 
@@ -188,6 +193,56 @@ def find_wrong_results(trace: Trace) -> list[Finding]:
     found += [describe_collision(op, largest) for op, largest in silent.colliding_casts(trace)[:1]]
     found += [describe_cancellation(op, error, trace) for op, error in silent.cancelled(trace)[:1]]
     return found or find_any_damage(trace)
+
+
+def find_candidates(traces: Sequence[Trace]) -> list[Finding]:
+    """A finding for each line that gives 16 bits, in the order in which they run; nothing says that it matters."""
+    known: dict[tuple[str, int], Finding] = {}
+    for trace in traces:
+        for finding in _find_likely(trace):
+            known.setdefault((finding.file, finding.line), finding)
+    worst: dict[tuple[str, int], tuple[float, Finding]] = {}
+    order: list[tuple[str, int]] = []
+    for trace in traces:
+        order += _order_lines(trace)
+        for op in trace.ops:
+            error = max((out.error or 0.0 for out in op.outputs if out.dtype in FORMATS), default=0.0)
+            if error > worst.get((op.file, op.line), (0.0, None))[0]:
+                worst[op.file, op.line] = (error, describe_birth(_name_loosely(op, error)))
+    largest = sorted(worst, key=lambda place: -worst[place][0])[:MOST_CANDIDATES]
+    kept = set(largest) | set(known)
+    return [known.get(place) or worst[place][1] for place in dict.fromkeys(order) if place in kept and place[0]]
+
+
+def _order_lines(trace: Trace) -> list[tuple[str, int]]:
+    return [*dict.fromkeys((op.file, op.line) for op in trace.ops if op.phase != "backward")]
+
+
+def _name_loosely(op: Op, error: float) -> Birth:
+    """The likeliest cause, if this operation turns out to matter."""
+    name, read = base_name(op.name), max((own.value.error or 0.0 for own in op.inputs), default=0.0)
+    seen = f"{name} is off by {error:.2g} of its size, and what it reads by {read:.2g}"
+    if name in ADDITIONS and op.name.endswith("_") and op.phase != "update":
+        return Birth(op, "accumulator-stagnation", seen)
+    if name in ("sub", "rsub") and error > _TIMES * read:
+        return Birth(op, "cancellation", seen)
+    return Birth(op, "changed-in-16-bits", seen)
+
+
+def _find_likely(trace: Trace) -> list[Finding]:
+    """What numbers are known to be lost by, wherever it is seen."""
+    found = [describe_birth(birth) for birth in find_births(trace)]
+    sums = [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=False)]
+    sums += silent.stuck_scatters(trace, ruinous=False)
+    for op, share in sums:
+        found.append(describe_birth(Birth(op, "accumulator-stagnation", f"{share:.0%} of what is added is lost")))
+    found += [describe_collision(op, largest) for op, largest in silent.colliding_casts(trace)]
+    found += [describe_cancellation(op, error, trace) for op, error in silent.cancelled(trace)]
+    for op, error in silent.amplified(trace):
+        size = max(operand.value.largest for operand in op.inputs)
+        seen = f"{base_name(op.name)} of numbers up to {size:.4g} is off by {error:.0%} of its size"
+        found.append(describe_birth(Birth(op, "integer-not-exact", seen)))
+    return found
 
 
 def _blame_choice(op: Op, trace: Trace) -> Op:

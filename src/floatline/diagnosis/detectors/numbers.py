@@ -112,8 +112,8 @@ def _distinct(births: list[Birth]) -> list[Birth]:
 def _place_in_loop(finding: Finding, birth: Birth, evidence: Evidence) -> Finding:
     """A loss that the user's loop multiplied by itself overflows where it goes backward: that line is to blame."""
     calls = [event for event in evidence.given.of(BackwardEvent) if event.file]
-    by_hand = evidence.given.kind == "train" and not evidence.given.of(NewScalerEvent) and calls
-    if birth.cause != "gradient-overflow" or not by_hand:
+    by_hand = calls and (calls[0].by_hand != 1.0 or not evidence.given.of(NewScalerEvent))
+    if birth.cause != "gradient-overflow" or evidence.given.kind != "train" or not by_hand:
         return finding
     return replace(finding, module="", file=calls[0].file, line=calls[0].line, op="backward")
 
@@ -254,7 +254,7 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
     births = find_births(trace)
     # What damages the loss itself does harm in every step, also where all of so few were lost to a search for a scale.
     harmful = births if behind and is_harmful(trace) else [birth for birth in births if damages_loss(birth, trace)]
-    findings += [describe_birth(birth) for birth in _distinct(harmful)]
+    findings += [_place_in_loop(describe_birth(birth), birth, evidence) for birth in _distinct(harmful)]
     lost = silent.lost_gradients(trace)
     # A layer that stands still in 16 bits and moves in FP32 may matter little to the loss.
     frozen = {

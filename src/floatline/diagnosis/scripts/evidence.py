@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from floatline.diagnosis.beside_fp32 import StepErrors
-from floatline.diagnosis.detectors.first_nonfinite import last_of_forward
+from floatline.diagnosis.detectors.first_nonfinite import is_harmful, last_of_forward
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.detectors.silent import STUCK_SHARE, stuck_updates
 from floatline.diagnosis.evidence import Evidence
@@ -60,6 +60,7 @@ class ScriptEvidence(Evidence):
         """The skipped step with the smallest scale, down to 1: what fails there does not fail for want of a scale."""
         scales = {event.step: event.scale for event in self.given.of(ScalerStepEvent)}
         large = [one for one in skipped if scales.get(one.step, 0.0) >= 1.0]
+        large = [one for one in large if is_harmful(one.trace)] or large
         return min(large, key=lambda one: scales[one.step], default=None)
 
     @property

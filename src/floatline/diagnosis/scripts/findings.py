@@ -73,7 +73,9 @@ def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Findi
 
 def find_suspects(evidence: ScriptEvidence) -> list[Finding]:
     """What may be to blame if the losses of a run without a finding turn out to be apart from FP32's."""
-    return find_suspects_in_setup(evidence) or find_silent_damage(replace(evidence, is_apart=True))
+    loop = find_loop_faults(evidence.given, None, fp32_learns=evidence.falls_behind)
+    ahead = [finding for finding in loop if finding.cause.id == "scheduler-vs-skipped-step"]
+    return ahead or find_suspects_in_setup(evidence) or find_silent_damage(replace(evidence, is_apart=True))
 
 
 def find_otherwise(evidence: ScriptEvidence) -> list[Finding]:

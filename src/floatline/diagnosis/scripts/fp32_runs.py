@@ -1,11 +1,11 @@
-"""FP32Runs: what a script shows in FP32, with its own texts, with changed ones, and with a nudge. Without torch."""
+"""FP32Runs: what a script shows in FP32, or with some lines in FP32, or with changed texts. Without torch."""
 
 from __future__ import annotations
 
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,27 +36,33 @@ class FP32Runs:
     def nudged(self, nudge: float) -> Shown | str:
         """The script as it is, its weights moved once by a share; 0 leaves them. A text says why there is no run."""
         if nudge:
-            return self._run({}, nudge, ", with weights that were moved once by as much as BF16 rounds")
+            return self._run("with weights that were moved once by as much as BF16 rounds", nudge=nudge)
         if self._original is None:
-            self._original = self._run({}, 0.0, "")
+            self._original = self._run("")
         return self._original
+
+    def in_part(self, lines: Sequence[tuple[str, int]]) -> Shown | str:
+        """The script in its own precision, with some lines in FP32, by file and number; with none, as it is."""
+        named = f"line {lines[0][1]}" if len(lines) == 1 else f"{len(lines)} lines"
+        return self._run(f"with {named} in FP32" if lines else "", plan=None, lines=list(lines))
 
     def changed(self, sources: Mapping[str, str]) -> FP32Run:
         """The losses with changed texts, by path; none are the script as it is."""
-        seen = self._run(sources, 0.0, ", with the change") if sources else self.nudged(0.0)
+        seen = self._run("with the change", sources=dict(sources)) if sources else self.nudged(0.0)
         if isinstance(seen, str):
             return FP32Run(problem=seen)
         return FP32Run((*seen.losses, math.nan) if seen.error else seen.losses)
 
-    def _run(self, sources: Mapping[str, str], nudge: float, how: str) -> Shown | str:
-        self._say(f"the script runs in FP32 for up to {self._steps} steps{how}; its output is not shown")
+    def _run(self, how: str, **given: Any) -> Shown | str:
+        where = "again" if "plan" in given else "in FP32"
+        self._say(f"the script runs {where} for up to {self._steps} steps{how and f', {how}'}; its output is not shown")
         with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
             names = ("report.json", "job.json", LOSSES, READS, "writes")
             report, task, log, reads, writes = (Path(folder, name) for name in names)
             writes.mkdir()
             job = {
-                "plan": resolve_plan("fp32").as_given(), "sources": dict(sources), "steps": self._steps, "seed": SEED,
-                "log": str(log), "reads": str(reads), "folder": str(writes), "device": self._device, "nudge": nudge,
+                "plan": resolve_plan("fp32").as_given(), "steps": self._steps, "seed": SEED,
+                "log": str(log), "reads": str(reads), "folder": str(writes), "device": self._device, **given,
             }  # fmt: skip
             task.write_text(json.dumps(job), encoding="utf-8")
             start = self._command.inside("floatline.running.main", str(report), f"@{task}")
@@ -68,7 +74,7 @@ class FP32Runs:
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
             found = Shown.read(log, reads, error=seen.get("error", ""))
         if "missing" in seen or (not seen and not found.losses):
-            return problem or "the process in FP32 ended without a word"
+            return problem or "the process ended without a word"
         if seen.get("refused"):
             return f"the script cannot run beside its own files, {seen['refused'][0]}"
         return found

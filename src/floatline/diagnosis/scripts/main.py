@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from floatline.base.patched_sources import patch_sources
+from floatline.diagnosis.detectors.damage import find_candidates
 from floatline.diagnosis.detectors.first_nonfinite import measure_step_errors
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.scripts.evidence import (
@@ -28,13 +29,16 @@ from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, SEED
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.scripts.kept_writes import KeptWrites
-from floatline.probe.scripts.recording import BUDGET, FIRST
+from floatline.probe.scripts.recording import BUDGET
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
 from floatline.probe.watch.events import ScalerStepEvent
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import LossLog
 from floatline.running.read_values import ReadValues
 from floatline.running.seeds import seed_all
+
+# Steps that a verdict takes.
+_FEWEST = 3
 
 
 def main(report: str, trace: str, device: str, trial: str, steps: str, words: list[str]) -> None:
@@ -152,6 +156,8 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
     if findings and findings[0].cause.family == "not-precision":
         suspects = find_otherwise(evidence)
     beside = find_suspects_beside(evidence) if quiet else []
+    traces = [*([evidence.setup] if evidence.setup else []), *(one.trace for one in evidence.captured)]
+    candidates = [] if evidence.fails else find_candidates([*traces, *evidence.evaluations])
     if trace_path and capture.steps:
         (evidence.found_in or capture.steps[-1].trace).save(trace_path)
     return {
@@ -160,6 +166,7 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "suspects": [finding.as_json() for finding in suspects],
         "step_errors": measure_step_errors(one.trace for one in evidence.healthy),
         "suspects_beside": [finding.as_json() for finding in beside],
+        "candidates": [finding.as_json() for finding in candidates],
         "notes": _notes(run),
         "unexplained": "" if findings else _say_unexplained(evidence, compiled=run.compiled),
         "unseen": _say_unseen(run),
@@ -181,7 +188,7 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
 def _is_narrow(run: ScriptRun) -> bool:
     """Whether anything was computed in 16 bits."""
     traces = [one.trace for one in run.capture.steps] + ([run.capture.setup] if run.capture.setup is not None else [])
-    return run.record.precision != "fp32" or any(
+    return run.record.precision not in ("", "fp32") or any(
         out.dtype in FORMATS for trace in traces for op in trace.ops for out in op.outputs
     )
 
@@ -192,13 +199,15 @@ def _num_steps(given: RunRecord) -> int:
 
 
 def _say_unseen(run: ScriptRun) -> str:
-    """Why a run that looks healthy has no verdict: no step of it was looked into; '' where one was."""
+    """Why a run that looks healthy has no verdict: too few steps, or none that was looked into; '' where one was."""
+    num = _num_steps(run.record)
+    if num < _FEWEST:
+        return f"{num} step{'s are' if num > 1 else ' is'} too few to tell"
     if run.capture.steps:
         return ""
-    num = _num_steps(run.record)
     if run.capture.errors:
         return f"none of the {num:,} steps could be looked into: {run.capture.errors[0]}"
-    return f"none of the {num:,} steps was looked into, which is done after {FIRST} applied steps for the first time"
+    return f"none of the {num:,} steps was looked into"
 
 
 def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str:

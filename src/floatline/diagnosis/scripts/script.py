@@ -15,14 +15,17 @@ from typing import Any, Literal
 from floatline.causes import Family
 from floatline.diagnosis.beside_fp32 import (
     DIVERGENCE,
+    Beside,
     RunInFP32,
     StepErrors,
     compare_with_fp32,
+    keep_steady,
     stays_sound,
 )
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
+from floatline.diagnosis.scripts.blame import ANY, Blame
 from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, STEPS, FP32Runs
 from floatline.errors import TargetError
 from floatline.running.command import Command, parse_command, run_to_end, trial_environment
@@ -98,9 +101,9 @@ def diagnose_script(
         )
     in_fp32 = FP32Runs(command, as_device or "", fp32_steps or _AT_LEAST, on_progress or _say_nothing)
     found = read_report(text, seen, code, seconds)
-    was_silent = found.verdict == "healthy"
-    if was_silent and seen["is_narrow"]:
-        found = _look_beside(found, seen, own, in_fp32.nudged if fp32_steps else None)
+    was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
+    if was_silent:
+        found = _look_beside(found, seen, own, in_fp32 if fp32_steps else None)
     elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps and _is_doubtful(found, seen):
         found = _check_blame(found, seen, own, in_fp32.nudged)
     found = replace(found, seconds=time.perf_counter() - began)
@@ -125,24 +128,53 @@ def _say_nothing(_text: str) -> None:
     pass
 
 
-def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run: RunInFP32 | None) -> ScriptDiagnosis:
-    """The diagnosis of a script without a finding, after it ran again in FP32; None does not run it."""
+def is_silent(found: ScriptDiagnosis, seen: Mapping[str, Any]) -> bool:
+    """Whether nothing fails in a run that came to its end: what is wrong with it, only FP32 tells, or confirms."""
+    if found.exit_code or found.unexplained or seen["fails"] or found.verdict == "not-precision":
+        return False
+    return found.primary is None or (found.primary.cause.family not in ("loop", "dtypes") and bool(found.primary.line))
+
+
+def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, runs: FP32Runs | None) -> ScriptDiagnosis:
+    """The diagnosis of a script that does not fail, after it ran again in FP32; None does not run it.
+
+    What was found already stays, also where nothing is apart: not all that a script learns is seen from outside.
+    """
+    keep = bool(found.findings or found.no_verdict)
     looked = f"nothing loud in {seen['num_steps']:,} steps, {seen['num_recorded']} of them looked into"
-    if run is None:
-        return replace(found, no_verdict=f"{looked}; FP32 was not run beside it")
+    if runs is None:
+        return found if keep else replace(found, no_verdict=f"{looked}; FP32 was not run beside it")
     losses, gradients = seen["step_errors"]
     errors = StepErrors({int(step): error for step, error in losses.items()}, gradients)
-    beside = compare_with_fp32(own, run, errors)
-    if beside.gap is None:
+    beside = compare_with_fp32(own, runs.nudged, errors)
+    if beside.is_only_printed:
+        beside = keep_steady(beside, own, runs.in_part([]))
+    if beside.apart:
+        return _blame_a_line(found, seen, beside, runs)
+    if beside.reason and not keep:
         return replace(found, no_verdict=f"{looked}; FP32 could not be compared: {beside.reason}")
-    if not beside.apart:
-        return replace(found, notes=(*found.notes, beside.together))
+    return found if keep else replace(found, notes=(*found.notes, beside.together))
+
+
+def _blame_a_line(found: ScriptDiagnosis, seen: Mapping[str, Any], beside: Beside, runs: FP32Runs) -> ScriptDiagnosis:
+    """The diagnosis of a script that is apart from FP32: what is to blame, after lines of it ran in FP32."""
     order = ("suspects", "suspects_beside") if beside.is_apart else ("suspects_beside", "suspects")
-    suspects = [read_finding(entry) for name in order for entry in seen[name]]
-    if not suspects:
+    suspects = [*found.findings, *(read_finding(entry) for name in order for entry in seen[name])]
+    found = replace(found, findings=(), no_verdict="")
+    fp32 = runs.nudged(0.0)
+    if isinstance(fp32, str):
         return replace(found, unexplained=beside.apart, fails_in_fp32=False)
-    first = replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}")
-    return replace(found, findings=(first, *suspects[1:]), fails_in_fp32=False)
+    if suspects and suspects[0].cause.family == "loop":  # no line computes it
+        return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}"),))
+    sure = [one for one in suspects if one.cause.id != ANY]
+    blamed = Blame(beside, fp32, runs.in_part).find(sure, [read_finding(entry) for entry in seen["candidates"]])
+    first = blamed.finding or next(iter(sure), None)
+    notes = (*found.notes, blamed.note)
+    if first is None:
+        return replace(found, unexplained=beside.apart, fails_in_fp32=False, notes=notes)
+    others = [one for one in suspects if (one.file, one.line) != (first.file, first.line)]
+    first = replace(first, seen=f"{first.seen}; {beside.apart}")
+    return replace(found, findings=(first, *others), fails_in_fp32=False, notes=notes)
 
 
 def _is_doubtful(found: ScriptDiagnosis, seen: Mapping[str, Any]) -> bool:

@@ -23,14 +23,15 @@ from floatline.probe.trace.trace import Op, Trace
 from floatline.probe.trace.twins import Twins
 from floatline.probe.watch.patches import Eagerly, is_inside_compiled
 
-# Applied steps after which the first and the second are recorded; then whenever there are four times as many.
-FIRST, _SECOND, _FACTOR = 2, 9, 4
+# Applied steps after which the first three are recorded; then whenever there are four times as many. The first one
+# fills caches and tables, which later ones only read.
+_FIRST, _FACTOR = (0, 2, 9), 4
 # Seconds after which no further healthy step is recorded.
 BUDGET = 60.0
 
 
 class Schedule:
-    """Says when to record: after 2 applied steps, after 9, then whenever there are four times as many.
+    """Says when to record: the first step, after 2 applied steps, after 9, then whenever there are four times as many.
 
     What is recorded depends on the number of applied steps alone. A budget of time only ends recording, and then
     `ended_at` says so.
@@ -43,7 +44,7 @@ class Schedule:
 
     def __init__(self) -> None:
         self.num_applied = 0
-        self.due = FIRST
+        self.due = _FIRST[0]
         self.ended_at: int | None = None
 
     def is_due(self, *, spent: float, after: int = 0) -> bool:
@@ -59,7 +60,7 @@ class Schedule:
             self.ended_at = self.num_applied
             return False
         while self.due <= self.num_applied + after:
-            self.due = _SECOND if self.due < _SECOND else _FACTOR * self.due
+            self.due = next((due for due in _FIRST if due > self.due), _FACTOR * self.due)
         return True
 
 
@@ -142,11 +143,12 @@ class ScriptRecording:
     Attributes:
         step: The step that is recorded, or was last; -1 before the first.
         early: Whether the recorder runs, and the forward pass of its step has not begun.
+        begins_late: Whether what came before the forward pass of the first step is not in its record.
     """
 
     def __init__(self) -> None:
         self.step = -1
-        self.early = False
+        self.early = self.begins_late = False
         self._recorder: GradientRecorder | None = None
         self._eagerly = contextlib.ExitStack()
         self._setup: SetupRecorder | None = None
@@ -185,6 +187,7 @@ class ScriptRecording:
         """Record a step from its forward pass on, or go on with it; `loose` are weights of no module that is called."""
         inputs = tensors_in(forward.args, forward.kwargs)
         self.step, self.early = forward.event.step, False
+        self.begins_late = self._recorder is None and self.step == 0
         if self._recorder is None:
             recorder = GradientRecorder(model, batch=(inputs, ()))
             recorder.name_weights(loose)

@@ -90,6 +90,7 @@ class StepCapture:
         self._wanted = False
         self._evaluates = False
         self._broken = False  # recording went wrong, and is to be ended
+        self._drops = False  # what is recorded now tells nothing
         self._hunts = 0  # steps that are still recorded to see a lost loss come again
         self._rests_until = 0  # the first step that may be recorded next, for that or to see a failure again
 
@@ -144,8 +145,8 @@ class StepCapture:
         if self._evaluates:
             return
         self._try(self._end_setup)
-        if self._recording.early:
-            self._try(self._recording.end)
+        if self._recording.early or self._drops:
+            self._try(self._finish if self._drops else self._recording.end)
             self._wanted, self._seen.callbacks.clear = True, self._begin_again
         elif self._recording.runs and self._stepping is not None and self._stepping.step >= self._recording.step:
             self._try(self._finish)
@@ -218,13 +219,19 @@ class StepCapture:
     def end_step(self, *, late: bool = False) -> None:
         """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
         self._try(self._end_setup)
+        if self._drops:
+            self._try(self._finish)
         step = self._seen.step + 1
         if self._recording.runs or not self._is_wanted(step):
             return
-        if self._seen.modules.roots or not self._seen.weights.leaves:
+        if self._seen.modules.roots or not all_weights(self._seen):
             self._begin_early(step)
         else:  # no module is called: a whole step is recorded from here on, or from the next backward pass on
             self._try(lambda: self._begin_without_module(step + late))
+
+    def begin_backward(self) -> None:
+        """A loop that calls no module goes backward: it trains, and was set up."""
+        self._try(self._end_setup)
 
     def end_backward(self) -> None:
         """A loop without modules and optimizers has gradients: it updates its weights, then it begins a step."""
@@ -248,6 +255,7 @@ class StepCapture:
                 self._fail(event, None)
             return
         self._stepping = event  # no optimizer steps: the step is over all the same
+        self._drop_first()
         self._held.note_bad_inputs(event.step)
         self._kind = "skipped"
         self._skips += 1
@@ -255,7 +263,7 @@ class StepCapture:
         self._wanted = self._wanted or self._skips in _SEARCH or self._relapses in (3, 9)
         if not are_losses_finite(losses):  # no scale is searched for in a forward pass: the next step may tell why
             self._lost += 1
-            recorded = self._recording.runs and event.step == self._recording.step
+            recorded = self._recording.runs and event.step == self._recording.step and not self._drops
             self._hunts = 0 if recorded else ATTEMPTS if self._lost in (1, 3, 9) else self._hunts
 
     # What is done about it.
@@ -268,15 +276,20 @@ class StepCapture:
             healthy: The weights from before it; None: those that are there now.
             of_step: The step that has these weights; None: this one.
         """
+        self._drop_first()
         if not self._recording.runs or event.step >= self._recording.step:
             self._kind = "failed"
-        if self._recording.runs or self.retries.pending or self.retries.num:
+        if (self._recording.runs and not self._drops) or self.retries.pending or self.retries.num:
             return
         self._held.note_bad_inputs(event.step)
         found = Weights.copy(all_weights(self._seen)) if healthy is None else healthy
         if self.retries.keep(found, event.step) and of_step is not None and abs(of_step - event.step) > 1:
             tried = f"its cause was looked for with the weights of step {of_step}, the nearest that were kept"
             self.errors.append(f"step {event.step} failed; {tried}")
+
+    def _drop_first(self) -> None:
+        """The first step fails, and nobody recorded what its batch was made of: a later one tells more."""
+        self._drops = self._recording.begins_late and self._recording.runs
 
     def _is_wanted(self, step: int, *, after: int = 0) -> bool:
         """Whether a step is recorded that begins next; `after` is how many will have been applied by then."""
@@ -311,7 +324,7 @@ class StepCapture:
         self._begin(forward.root, lambda: self._recording.begin(forward, model, loose))
 
     def _begin_without_module(self, step: int) -> None:
-        model = LooseWeights([*self._seen.weights.leaves.values()])
+        model = LooseWeights(all_weights(self._seen))
         self._begin(model, lambda: self._recording.begin_without_module(step, model))
 
     def _begin_between(self) -> None:
@@ -352,8 +365,8 @@ class StepCapture:
     def _finish(self) -> None:
         if self._seen.hooked:
             return  # the recorder's own hooks cannot be removed now; the next event ends it
-        if self._broken:
-            self._broken, self._seen.callbacks.event = False, None
+        if self._broken or self._drops:
+            self._broken, self._drops, self._seen.callbacks.event = False, False, None
             self._recording.end()
             return
         self._seen.late.read()

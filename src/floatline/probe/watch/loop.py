@@ -83,6 +83,9 @@ class StepListener(Protocol):
     def end_step(self, *, late: bool = False) -> None:
         """A step is over: what comes now belongs to the next one, or, where it was found out late, has begun it."""
 
+    def begin_backward(self) -> None:
+        """A loop that calls no module is about to go backward."""
+
     def end_backward(self) -> None:
         """The gradients of a loop without modules and optimizers are there: it updates its weights, then goes on."""
 

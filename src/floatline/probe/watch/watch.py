@@ -257,6 +257,8 @@ def _watch_engine(seen: Watch, run: _Call) -> _Call:
         trained = [] if accumulates else _find_trained(seen, args)
         if accumulates or trained:
             seen.note_boundary(cleared=False)
+            if seen.listener is not None and not seen.modules.roots:
+                seen.listener.begin_backward()
         if not seen.detailed:
             return run_light_backward(seen, run, outputs, args, kwargs, trained)
         factor = find_factor((*outputs, *(args[0] if args else ())))

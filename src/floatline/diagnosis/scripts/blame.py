@@ -1,0 +1,128 @@
+"""Blame: which line of a script, kept in FP32, brings FP32's results back. Without torch."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from floatline.diagnosis.beside_fp32 import Beside
+from floatline.diagnosis.gaps import Gap, Shown, find_line_gaps, measure_line, measure_loss_gap
+from floatline.findings import Finding
+
+Line = tuple[str, int]
+
+ANY = "changed-in-16-bits"
+
+# Lines are to blame if FP32 there takes away this much of what is apart.
+_HELPS = 0.5
+# So many suspects are tried one by one.
+_SINGLY = 3
+# How much likelier a line with a known cause is to be to blame than another.
+_KNOWN = 6.0
+# Seconds after which no further trial begins.
+_LIMIT = 300.0
+
+
+@dataclass(frozen=True)
+class Blamed:
+    """What trials came to.
+
+    Args:
+        finding: About the line that is to blame; None where none is.
+        note: What was tried, in words.
+    """
+
+    finding: Finding | None
+    note: str
+
+
+class Blame:
+    """Tries lines of a script in FP32, each in a run of its own, and holds it against FP32.
+
+    Args:
+        beside: What is apart, and by how much.
+        fp32: What the script shows in FP32.
+        run: Runs it with some lines in FP32; gives a text where that cannot be done.
+    """
+
+    def __init__(self, beside: Beside, fp32: Shown, run: Callable[[Sequence[Line]], Shown | str]) -> None:
+        self._beside, self._fp32, self._run = beside, fp32, run
+        self._began = time.perf_counter()
+        self.num_runs = 0
+
+    def find(self, suspects: Sequence[Finding], candidates: Sequence[Finding]) -> Blamed:
+        """What is to blame.
+
+        Suspects are tried one by one. Where none helps, the candidates are halved: a line in FP32 helps those that
+        follow it, since they read FP32 of it. So the shortest row is looked for that ends with the last one and helps,
+        and its first line is to blame.
+
+        Args:
+            suspects: Of a cause that is known to do harm, the surest first.
+            candidates: One for each line that gives 16 bits, in the order in which they run.
+        """
+        for finding in _one_for_each_line(suspects)[:_SINGLY]:
+            if self._is_late:
+                break
+            helps = self._help([finding])
+            if helps > _HELPS:
+                return Blamed(finding, f"with line {finding.line} in FP32, {helps:.0%} of what is apart is gone")
+        found = self._halve(_one_for_each_line(candidates))
+        if found is None:
+            late = f" in {_LIMIT:g} s" if self._is_late else ""
+            return Blamed(None, f"{self.num_runs} runs with lines in FP32{late} did not bring FP32's results back")
+        words = f"what is apart is gone with line {found.line} and all that runs after it in FP32, and not without it"
+        return Blamed(found, words)
+
+    def _halve(self, rows: Sequence[Finding]) -> Finding | None:
+        """The first of the shortest row, up to the last, that helps in FP32; None where not even all do."""
+        if self._is_late or not rows or self._help(rows) < _HELPS:
+            return None
+        first, beyond = 0, len(rows)  # from the one it helps, from the other on it does not
+        while beyond - first > 1 and not self._is_late:
+            middle = _split(rows, first, beyond)
+            first, beyond = (middle, beyond) if self._help(rows[middle:]) > _HELPS else (first, middle)
+        return rows[first] if beyond - first == 1 else None
+
+    @property
+    def _is_late(self) -> bool:
+        return time.perf_counter() - self._began > _LIMIT
+
+    def _help(self, findings: Sequence[Finding]) -> float:
+        """The share of what is apart that is gone with their lines in FP32; below 0 where it is worse."""
+        self.num_runs += 1
+        shown = self._run([(finding.file, finding.line) for finding in findings])
+        if isinstance(shown, str) or shown.error:
+            return -math.inf
+        if self._beside.num_steps is not None:
+            own, fp32 = self._beside.num_steps
+            return (len(shown.losses) - own) / (fp32 - own)
+        if self._beside.is_apart and self._beside.gap is not None:
+            return _gone(self._beside.gap, [measure_loss_gap(shown, self._fp32)])
+        kept: Mapping[str, Gap] = self._beside.lines
+        line, gap = next(iter(kept.items()))
+        if not math.isfinite(gap.share):
+            return 0.0 if line in find_line_gaps(shown, self._fp32) else 1.0
+        return _gone(gap, measure_line(shown.lines.get(line, ()), self._fp32.lines[line]))
+
+
+def _split(rows: Sequence[Finding], first: int, beyond: int) -> int:
+    """Where a row is halved: in two parts that are equally likely to hold the one to blame."""
+    weights = [_KNOWN if rows[i].cause.id != ANY else 1.0 for i in range(first, beyond)]
+    halves = [abs(sum(weights[:i]) - sum(weights[i:])) for i in range(1, len(weights))]
+    return first + 1 + halves.index(min(halves))
+
+
+def _gone(gap: Gap, left: Sequence[Gap | None]) -> float:
+    shares = [one.share for one in left if one is not None]
+    return 1.0 - max(shares) / gap.share if shares else -math.inf
+
+
+def _one_for_each_line(findings: Sequence[Finding]) -> list[Finding]:
+    found: dict[Line, Finding] = {}
+    for finding in findings:
+        if finding.file and finding.line:
+            found.setdefault((finding.file, finding.line), finding)
+    return [*found.values()]

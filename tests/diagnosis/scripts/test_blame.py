@@ -1,0 +1,99 @@
+"""The line that brings FP32's results back is to blame, also where lines above it would as well."""
+
+import math
+
+import pytest
+
+from floatline.causes import find_cause
+from floatline.diagnosis.beside_fp32 import Beside, keep_steady
+from floatline.diagnosis.gaps import Gap, Shown, measure_difference, measure_loss_gap
+from floatline.diagnosis.scripts.blame import ANY, Blame
+from floatline.findings import Finding
+
+FP32 = Shown(tuple(2.0 - 0.02 * i for i in range(60)), lines={"a.py:90": (4.0,)})
+APART = Shown(tuple(2.0 - 0.005 * i for i in range(60)), lines={"a.py:90": (3.0,)})
+
+
+def at(line, cause=ANY):
+    return Finding(find_cause(cause), "seen", "fix", file="a.py", line=line)
+
+
+def lines_from(*lines):
+    return [at(line) for line in lines]
+
+
+class Runs:
+    """A script that is FP32's if one of some lines is, or another set."""
+
+    def __init__(self, *helping):
+        self.helping, self.asked = helping, []
+
+    def __call__(self, lines):
+        numbers = [line for _, line in lines]
+        self.asked.append(numbers)
+        return FP32 if any(set(group) <= set(numbers) for group in self.helping) else APART
+
+
+@pytest.fixture
+def beside():
+    return Beside(gap=measure_loss_gap(APART, FP32))
+
+
+def test_a_suspect_that_helps_is_to_blame_after_one_run(beside):
+    runs = Runs([30])
+    blamed = Blame(beside, FP32, runs).find([at(30, "cancellation")], lines_from(10, 20, 30, 40))
+    assert blamed.finding.line == 30
+    assert runs.asked == [[30]]
+    assert "100%" in blamed.note
+
+
+@pytest.mark.parametrize("guilty", range(1, 41))
+def test_of_lines_that_hand_fp32_down_the_last_one_that_helps_is_to_blame(beside, guilty):
+    runs = Runs(*([line] for line in range(1, guilty + 1)))
+    blamed = Blame(beside, FP32, runs).find([], lines_from(*range(1, 41)))
+    assert blamed.finding.line == guilty
+    assert len(runs.asked) <= 7
+
+
+def test_a_suspect_that_does_not_help_is_not_to_blame(beside):
+    blamed = Blame(beside, FP32, Runs([30])).find([at(20, "cancellation")], lines_from(10, 20, 30, 40))
+    assert blamed.finding.line == 30
+
+
+def test_where_two_lines_are_needed_the_first_of_them_is_found(beside):
+    assert Blame(beside, FP32, Runs([20, 40])).find([], lines_from(10, 20, 30, 40, 50)).finding.line == 20
+
+
+def test_where_nothing_helps_nothing_is_to_blame(beside):
+    blamed = Blame(beside, FP32, Runs()).find([at(20, "cancellation")], lines_from(10, 20, 30))
+    assert blamed.finding is None
+    assert blamed.note.startswith("2 runs")
+
+
+def test_a_run_that_fails_does_not_help(beside):
+    blame = Blame(beside, FP32, lambda _: "it took too long")
+    assert blame.find([at(20, "cancellation")], lines_from(10, 20)).finding is None
+    raising = Blame(beside, FP32, lambda _: Shown(FP32.losses, error="RuntimeError"))
+    assert raising.find([at(20, "cancellation")], []).finding is None
+
+
+def test_a_number_that_is_read_is_asked_where_losses_are_together():
+    read = Beside(gap=measure_loss_gap(FP32, FP32), lines={"a.py:90": measure_difference((3.0,), (4.0,))})
+    assert Blame(read, FP32, Runs([30])).find([], lines_from(10, 20, 30, 40)).finding.line == 30
+
+
+def test_numbers_that_are_others_when_the_run_is_made_again_are_not_apart():
+    read = Beside(gap=measure_loss_gap(FP32, FP32), lines={"a.py:90 (n)": measure_difference((3.0,), (4.0,))})
+    own = Shown((), lines={"a.py:90 (n)": (3.0,)})
+    assert read.is_only_printed
+    assert keep_steady(read, own, own).lines
+    assert not keep_steady(read, own, Shown((), lines={"a.py:90 (n)": (2.6,)})).lines
+    assert keep_steady(read, own, "it took too long").lines
+
+
+def test_a_number_that_is_not_finite_is_back_where_it_is():
+    gone = Gap(math.inf, 4.0, 4.0, math.nan, 1, is_few=True)
+    lost = Beside(gap=measure_loss_gap(FP32, FP32), lines={"a.py:90": gone})
+    spoilt = Shown(APART.losses, lines={"a.py:90": (math.nan,)})
+    blame = Blame(lost, FP32, lambda lines: FP32 if ("a.py", 30) in lines else spoilt)
+    assert blame.find([], lines_from(10, 30, 40)).finding.line == 30
