@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,8 @@ def score(folder: Path, processes: int) -> None:
     done = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
     left = [truth for truth in truths if truth["id"] not in done]
     with ThreadPoolExecutor(processes) as pool, kept.open("a", encoding="utf-8") as log:
-        for row in pool.map(lambda truth: score_one(truth, folder), left):
+        for answer in as_completed([pool.submit(score_one, truth, folder) for truth in left]):
+            row = answer.result()
             done[row["id"]] = row
             log.write(json.dumps(row) + "\n")
             log.flush()

@@ -24,7 +24,7 @@ _STEADY = 4.0
 # Printed numbers are apart if their last digits are, by more than this.
 _FEW_DIGITS = 3.0
 # Scaled losses and gradients that a script reads are powers of two larger than FP32's, at least by the first.
-_SCALED, _NEAR_POWER, _MOST = 4.0, 0.2, 0.8
+_SCALED, _NEAR_POWER, _AT_POWER, _MOST = 4.0, 0.2, 0.03, 0.8
 
 
 @dataclass(frozen=True)
@@ -207,5 +207,6 @@ def _are_scaled(own: Sequence[float], fp32: Sequence[float]) -> bool:
     """Whether numbers are FP32's times a loss scale."""
     pairs = [(a, b) for a, b in zip(own, fp32, strict=False) if a * b > 0 and math.isfinite(a * b)]
     powers = [math.log2(a / b) for a, b in pairs]
-    scaled = [p for p in powers if p > _SCALED and abs(p - round(p)) < _NEAR_POWER]
+    near = _NEAR_POWER if len(powers) > _FEWEST else _AT_POWER  # one of a few is near a power of two by chance
+    scaled = [p for p in powers if p > _SCALED and abs(p - round(p)) < near]
     return bool(powers) and len(scaled) > _MOST * len(powers)

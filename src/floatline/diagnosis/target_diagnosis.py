@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,15 @@ from typing import Any
 import floatline
 from floatline.base.patched_sources import patch_sources
 from floatline.diagnosis.beside_fp32 import Beside, StepErrors, compare_with_fp32
+from floatline.diagnosis.blame import Blame, Blamed, Line
+from floatline.diagnosis.detectors.damage import find_candidates
 from floatline.diagnosis.detectors.exceptions import find_exceptions, find_wrong_indices
 from floatline.diagnosis.detectors.first_nonfinite import measure_step_errors
 from floatline.diagnosis.detectors.learning import find_what_never_learns
 from floatline.diagnosis.detectors.loop import find_loop_faults
 from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
 from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage
+from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.gaps import Shown
@@ -31,6 +34,7 @@ from floatline.diagnosis.trials.counterfactual import Counterfactuals, apply_sca
 from floatline.errors import FloatlineError, TargetError
 from floatline.findings import Finding
 from floatline.probe.bundles.bundle import write_bundle
+from floatline.probe.runs.conditions import Change
 from floatline.probe.runs.failures import Failure
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import run_target
@@ -106,8 +110,12 @@ def diagnose(
             if trace is not None:
                 trace.save(trace_path)
         beside = Beside() if findings or evidence.fails else _look_beside(evidence)
-    notes = (scale.text,) if scale is not None and not findings else ()
-    notes = (*notes, beside.together) if beside.gap is not None and not beside.apart else notes
+        notes = (scale.text,) if scale is not None and not findings else ()
+        notes = (*notes, beside.together) if beside.gap is not None and not beside.apart else notes
+        if beside.apart:
+            blamed = _blame_a_line(evidence, beside)
+            notes = (*notes, blamed.note) if blamed.note else notes
+            findings = [replace(one, seen=f"{one.seen}; {beside.apart}") for one in [blamed.finding] if one is not None]
     found_out = Diagnosis(
         target,
         name_precision(given),
@@ -164,7 +172,9 @@ def _explain_failure(evidence: Evidence) -> str:
 def _look_beside(evidence: Evidence) -> Beside:
     """The losses of a run that nothing was found in, held against those of FP32."""
     given, fp32 = evidence.given, evidence.fp32
-    if name_precision(given) == "fp32" or evidence.fails_in_fp32:
+    traces = _own_traces(evidence)
+    narrow = any(out.dtype in FORMATS for trace in traces for op in trace.ops for out in op.outputs)
+    if evidence.fails_in_fp32 or (name_precision(given) == "fp32" and not narrow):
         return Beside()
 
     def run(nudge: float) -> Shown:
@@ -179,9 +189,26 @@ def _look_beside(evidence: Evidence) -> Beside:
             patches.undo()
         return Shown(tuple(nudged.losses))
 
-    traces = [trace for (_, precision), trace in evidence.traces.items() if trace is not None and precision is None]
     errors = StepErrors(*measure_step_errors(traces))
     return compare_with_fp32(Shown(tuple(given.losses), tuple(given.skipped)), run, errors)
+
+
+def _blame_a_line(evidence: Evidence, beside: Beside) -> Blamed:
+    """What is to blame for losses that are apart from FP32's, after lines of the target ran in FP32."""
+
+    def run(lines: Sequence[Line]) -> Shown | str:
+        evidence.on_progress(f"running it with {len(lines)} line{'s' if len(lines) > 1 else ''} in FP32")
+        change = Change(lines=tuple(lines), widens=True)
+        seen = run_target(evidence.target, steps=evidence.steps, seed=evidence.seed, change=change)
+        error = "" if seen.exception is None else seen.exception.kind
+        return Shown(tuple(seen.losses), tuple(seen.skipped), error=error)
+
+    return Blame(beside, Shown(tuple(evidence.fp32.losses)), run).find([], find_candidates(_own_traces(evidence)))
+
+
+def _own_traces(evidence: Evidence) -> list[Trace]:
+    """The recorded steps of the run as it is."""
+    return [trace for (_, precision), trace in evidence.traces.items() if trace is not None and precision is None]
 
 
 def name_precision(given: RunRecord) -> str:

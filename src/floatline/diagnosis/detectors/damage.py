@@ -23,6 +23,7 @@ from floatline.probe.trace.trace import Op, Operand, Trace, Values
 CLEAN, DAMAGED = 0.05, 0.25
 # Of the numbers of a state, this share is lost or inf.
 SPOILT = 0.02
+_ANY = "changed-in-16-bits"
 # Lines that may be tried in FP32.
 MOST_CANDIDATES = 64
 # A difference of near-equals is so many times farther off than what is subtracted.
@@ -201,17 +202,20 @@ def find_candidates(traces: Sequence[Trace]) -> list[Finding]:
     for trace in traces:
         for finding in _find_likely(trace):
             known.setdefault((finding.file, finding.line), finding)
-    worst: dict[tuple[str, int], tuple[float, Finding]] = {}
+    worst: dict[tuple[str, int], tuple[bool, float, Birth]] = {}
     order: list[tuple[str, int]] = []
     for trace in traces:
         order += _order_lines(trace)
         for op in trace.ops:
             error = max((out.error or 0.0 for out in op.outputs if out.dtype in FORMATS), default=0.0)
-            if error > worst.get((op.file, op.line), (0.0, None))[0]:
-                worst[op.file, op.line] = (error, describe_birth(_name_loosely(op, error)))
-    largest = sorted(worst, key=lambda place: -worst[place][0])[:MOST_CANDIDATES]
+            birth = _name_loosely(op, error)
+            rank = (birth.cause != _ANY, error)
+            if error > 0.0 and rank > worst.get((op.file, op.line), (False, 0.0))[:2]:
+                worst[op.file, op.line] = (*rank, birth)
+    largest = sorted(worst, key=lambda place: -worst[place][1])[:MOST_CANDIDATES]
     kept = set(largest) | set(known)
-    return [known.get(place) or worst[place][1] for place in dict.fromkeys(order) if place in kept and place[0]]
+    places = [place for place in dict.fromkeys(order) if place in kept and place[0]]
+    return [known.get(place) or describe_birth(worst[place][2]) for place in places]
 
 
 def _order_lines(trace: Trace) -> list[tuple[str, int]]:
@@ -222,11 +226,12 @@ def _name_loosely(op: Op, error: float) -> Birth:
     """The likeliest cause, if this operation turns out to matter."""
     name, read = base_name(op.name), max((own.value.error or 0.0 for own in op.inputs), default=0.0)
     seen = f"{name} is off by {error:.2g} of its size, and what it reads by {read:.2g}"
-    if name in ADDITIONS and op.name.endswith("_") and op.phase != "update":
-        return Birth(op, "accumulator-stagnation", seen)
+    if name in ADDITIONS | {"mul"} and op.name.endswith("_"):
+        weight = op.phase == "update" or op.inputs[0].role.startswith("param:")
+        return Birth(op, "update-lost-to-rounding" if weight else "accumulator-stagnation", seen)
     if name in ("sub", "rsub") and error > _TIMES * read:
         return Birth(op, "cancellation", seen)
-    return Birth(op, "changed-in-16-bits", seen)
+    return Birth(op, _ANY, seen)
 
 
 def _find_likely(trace: Trace) -> list[Finding]:

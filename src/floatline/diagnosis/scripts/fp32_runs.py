@@ -33,6 +33,12 @@ class FP32Runs:
         self._command, self._device, self._steps, self._say = command, device, steps, say
         self._original: Shown | str | None = None
 
+    @property
+    def source(self) -> str:
+        """The script's file, as frames name it; '' of a module."""
+        first = self._command.words[0] if self._command.words else ""
+        return str(Path(first).absolute()) if first.endswith(".py") else ""
+
     def nudged(self, nudge: float) -> Shown | str:
         """The script as it is, its weights moved once by a share; 0 leaves them. A text says why there is no run."""
         if nudge:

@@ -22,10 +22,10 @@ from floatline.diagnosis.beside_fp32 import (
     keep_steady,
     stays_sound,
 )
+from floatline.diagnosis.blame import ANY, Blame
 from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.scripts.blame import ANY, Blame
 from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, STEPS, FP32Runs
 from floatline.errors import TargetError
 from floatline.running.command import Command, parse_command, run_to_end, trial_environment
@@ -167,9 +167,10 @@ def _blame_a_line(found: ScriptDiagnosis, seen: Mapping[str, Any], beside: Besid
     if suspects and suspects[0].cause.family == "loop":  # no line computes it
         return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}"),))
     sure = [one for one in suspects if one.cause.id != ANY]
-    blamed = Blame(beside, fp32, runs.in_part).find(sure, [read_finding(entry) for entry in seen["candidates"]])
+    candidates = [read_finding(entry) for entry in seen["candidates"]]
+    blamed = Blame(beside, fp32, runs.in_part).find(sure, candidates, source=runs.source)
     first = blamed.finding or next(iter(sure), None)
-    notes = (*found.notes, blamed.note)
+    notes = (*found.notes, blamed.note) if blamed.note else found.notes
     if first is None:
         return replace(found, unexplained=beside.apart, fails_in_fp32=False, notes=notes)
     others = [one for one in suspects if (one.file, one.line) != (first.file, first.line)]

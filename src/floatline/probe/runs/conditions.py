@@ -36,6 +36,7 @@ class Change:
         fitting: Lines whose constants are brought within their format.
         loss_factor: In the recorded step, backward begins with this instead of 1.
         fp32_updates: Whether optimizers update FP32 copies of 16-bit weights, with FP32 states.
+        widens: Whether what the lines write in place becomes FP32 as well.
     """
 
     islands: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class Change:
     fitting: tuple[Line, ...] = ()
     loss_factor: float = 1.0
     fp32_updates: bool = False
+    widens: bool = False
 
 
 @contextlib.contextmanager
@@ -55,7 +57,7 @@ def changed(change: Change, *, in_step: Callable[[], bool]) -> Generator[None]:
     """
     with contextlib.ExitStack() as stack:
         if change.lines or change.fitting:
-            stack.enter_context(LineIslands(change.lines, fitting=change.fitting))
+            stack.enter_context(LineIslands(change.lines, fitting=change.fitting, widens=change.widens))
         if change.loss_factor != 1.0:
             stack.enter_context(_scaled_backward(change.loss_factor, in_step))
         if change.fp32_updates:

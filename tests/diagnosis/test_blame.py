@@ -6,8 +6,8 @@ import pytest
 
 from floatline.causes import find_cause
 from floatline.diagnosis.beside_fp32 import Beside, keep_steady
+from floatline.diagnosis.blame import ANY, Blame
 from floatline.diagnosis.gaps import Gap, Shown, measure_difference, measure_loss_gap
-from floatline.diagnosis.scripts.blame import ANY, Blame
 from floatline.findings import Finding
 
 FP32 = Shown(tuple(2.0 - 0.02 * i for i in range(60)), lines={"a.py:90": (4.0,)})
@@ -58,6 +58,22 @@ def test_of_lines_that_hand_fp32_down_the_last_one_that_helps_is_to_blame(beside
 def test_a_suspect_that_does_not_help_is_not_to_blame(beside):
     blamed = Blame(beside, FP32, Runs([30])).find([at(20, "cancellation")], lines_from(10, 20, 30, 40))
     assert blamed.finding.line == 30
+
+
+def test_gradients_that_a_scale_is_missing_for_are_blamed_without_a_run(beside):
+    runs = Runs([30])
+    blamed = Blame(beside, FP32, runs).find([at(50, "gradient-underflow")], lines_from(10, 20, 30))
+    assert (blamed.finding.line, runs.asked) == (50, [])
+
+
+def test_a_line_that_helps_by_chance_is_passed_over_for_one_that_helps_more(beside):
+    some = Shown(tuple(0.3 * a + 0.7 * b for a, b in zip(APART.losses, FP32.losses, strict=True)))
+
+    def run(lines):
+        numbers = [line for _, line in lines]
+        return FP32 if 20 in numbers else some if 40 in numbers else APART
+
+    assert Blame(beside, FP32, run).find([], lines_from(10, 20, 30, 40)).finding.line == 20
 
 
 def test_where_two_lines_are_needed_the_first_of_them_is_found(beside):

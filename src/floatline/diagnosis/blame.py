@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from floatline.base.patched_sources import read_source
+from floatline.causes import find_cause
 from floatline.diagnosis.beside_fp32 import Beside
 from floatline.diagnosis.gaps import Gap, Shown, find_line_gaps, measure_line, measure_loss_gap
 from floatline.findings import Finding
@@ -17,6 +21,10 @@ ANY = "changed-in-16-bits"
 
 # Lines are to blame if FP32 there takes away this much of what is apart.
 _HELPS = 0.5
+# Of what all lines take away, a row that holds the one to blame takes away this much: less may be chance.
+_NEARLY_ALL = 0.85
+# What no line computes: gradients that a loss scale is missing for.
+_UNTRIED = frozenset({"gradient-underflow"})
 # So many suspects are tried one by one.
 _SINGLY = 3
 # How much likelier a line with a known cause is to be to blame than another.
@@ -52,7 +60,7 @@ class Blame:
         self._began = time.perf_counter()
         self.num_runs = 0
 
-    def find(self, suspects: Sequence[Finding], candidates: Sequence[Finding]) -> Blamed:
+    def find(self, suspects: Sequence[Finding], candidates: Sequence[Finding], *, source: str = "") -> Blamed:
         """What is to blame.
 
         Suspects are tried one by one. Where none helps, the candidates are halved: a line in FP32 helps those that
@@ -61,15 +69,19 @@ class Blame:
 
         Args:
             suspects: Of a cause that is known to do harm, the surest first.
-            candidates: One for each line that gives 16 bits, in the order in which they run.
+            candidates: One for each line that is known to give 16 bits, in the order in which they run.
+            source: A file whose lines are halved, in their order, where no candidate helps: not all of what a script
+                does was looked into. '' halves none.
         """
         for finding in _one_for_each_line(suspects)[:_SINGLY]:
             if self._is_late:
                 break
+            if finding.cause.id in _UNTRIED:
+                return Blamed(finding, "")
             helps = self._help([finding])
             if helps > _HELPS:
                 return Blamed(finding, f"with line {finding.line} in FP32, {helps:.0%} of what is apart is gone")
-        found = self._halve(_one_for_each_line(candidates))
+        found = self._halve(_one_for_each_line(candidates)) or self._halve(_statements_of(source))
         if found is None:
             late = f" in {_LIMIT:g} s" if self._is_late else ""
             return Blamed(None, f"{self.num_runs} runs with lines in FP32{late} did not bring FP32's results back")
@@ -78,12 +90,14 @@ class Blame:
 
     def _halve(self, rows: Sequence[Finding]) -> Finding | None:
         """The first of the shortest row, up to the last, that helps in FP32; None where not even all do."""
-        if self._is_late or not rows or self._help(rows) < _HELPS:
+        most = -math.inf if self._is_late or not rows else self._help(rows)
+        if most < _HELPS:
             return None
+        least = max(_HELPS, _NEARLY_ALL * most)
         first, beyond = 0, len(rows)  # from the one it helps, from the other on it does not
         while beyond - first > 1 and not self._is_late:
             middle = _split(rows, first, beyond)
-            first, beyond = (middle, beyond) if self._help(rows[middle:]) > _HELPS else (first, middle)
+            first, beyond = (middle, beyond) if self._help(rows[middle:]) > least else (first, middle)
         return rows[first] if beyond - first == 1 else None
 
     @property
@@ -118,6 +132,18 @@ def _split(rows: Sequence[Finding], first: int, beyond: int) -> int:
 def _gone(gap: Gap, left: Sequence[Gap | None]) -> float:
     shares = [one.share for one in left if one is not None]
     return 1.0 - max(shares) / gap.share if shares else -math.inf
+
+
+def _statements_of(source: str) -> list[Finding]:
+    """A finding for each statement of a file, in their order; none where it cannot be read."""
+    try:
+        tree = ast.parse(read_source(Path(source))) if source else ast.Module([], [])
+    except (OSError, SyntaxError, ValueError):
+        return []
+    lines = {node.lineno for node in ast.walk(tree) if isinstance(node, (ast.stmt, ast.expr))}
+    cause = find_cause(ANY)
+    seen = "what this line computes in 16 bits was not looked into"
+    return [Finding(cause, seen, cause.advice, file=source, line=line) for line in sorted(lines)]
 
 
 def _one_for_each_line(findings: Sequence[Finding]) -> list[Finding]:
