@@ -20,7 +20,7 @@ def check(found):
 
 
 def test_a_target_whose_products_choose_other_codes_is_blamed_at_their_line():
-    check(diagnose(f"{TARGET}:train", tries_fixes=False))
+    check(diagnose(f"{TARGET}:train", steps=40, tries_fixes=False))
 
 
 def test_the_same_target_in_fp32_is_healthy():

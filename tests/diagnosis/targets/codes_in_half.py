@@ -6,7 +6,7 @@ from torch import nn
 
 def train(steps=60, dtype=torch.bfloat16):
     torch.manual_seed(0)
-    centers = torch.randn(64, 16) + 24.0
+    centers = torch.randn(64, 16) + 8.0
     table = nn.Parameter(centers + 0.3 * torch.randn(64, 16))
     head = nn.Linear(16, 64)
     optimizer = torch.optim.Adam([table, *head.parameters()], lr=2e-2)
@@ -18,7 +18,7 @@ def train(steps=60, dtype=torch.bfloat16):
             products = x.to(dtype) @ table.to(dtype).T  # HERE
             distances = x.square().sum(1, keepdim=True) - 2 * products.float() + table.square().sum(1)
             codes = distances.argmin(1)
-        loss = (table[codes] - x).square().mean() + nn.functional.cross_entropy(head(table[codes] - 24.0), labels)
+        loss = (table[codes] - x).square().mean() + nn.functional.cross_entropy(head(table[codes] - 8.0), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -31,4 +31,4 @@ def in_fp32(steps=60):
 
 
 if __name__ == "__main__":
-    train()
+    train(40)
