@@ -14,8 +14,8 @@ from typing import Any
 # times what a nudge of the weights does. On healthy scripts in 16 bits it is 0.02 at most.
 APART, TIMES = 0.05, 4.0
 # The same of numbers that a script reads, which have a smaller part of the run in them; and of a few numbers, which
-# have no way: a share of their size.
-APART_READ, APART_FEW = 0.1, 0.1
+# have no way: a share of their size. Many that are compared all together scatter more.
+APART_READ, APART_FEW, APART_ALL = 0.1, 0.1, 0.25
 # Numbers that go nearly nowhere have a way of this share of their size.
 _LEVEL = 0.02
 _NUM_WINDOWS, _FEWEST = 10, 4
@@ -89,7 +89,8 @@ class Gap:
 
     def is_apart(self, least: float, floor: Gap | None) -> bool:
         """Whether it is more than a nudge of FP32's weights does."""
-        least = APART_FEW if self.is_few else least
+        if self.is_few:
+            least = APART_FEW if self.num < _FEWEST else APART_ALL
         return self.share > max(least, TIMES * (floor.share if floor is not None else 0.0))
 
 
