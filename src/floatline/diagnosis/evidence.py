@@ -86,15 +86,16 @@ class Evidence:
 
     @property
     def keeps_skipping(self) -> bool:
-        """Whether a scaler skips steps beyond what its search takes: to the end, again and again, or at no scale.
-
-        What overflows at a scale of 1 or less does so by itself.
-        """
-        events = self.given.of(ScalerStepEvent)
-        steps = [event.applied for event in events]
+        """Whether a scaler skips steps beyond what its search takes: to the end, or again and again."""
+        steps = [event.applied for event in self.given.of(ScalerStepEvent)]
         late = steps[len(steps) // 2 :]
-        unscaled = sum(not event.applied and event.scale <= 1.0 for event in events) if _lowers_scale(events) else 0
-        return len(steps) >= 10 and (not any(steps[-10:]) or late.count(False) > 0.2 * len(late) or unscaled > 1)
+        return len(steps) >= 10 and (not any(steps[-10:]) or late.count(False) > 0.2 * len(late))
+
+    @property
+    def overflows_unscaled(self) -> bool:
+        """Whether a scaler that came down to 1 skipped steps there, too: what overflows then does so by itself."""
+        events = self.given.of(ScalerStepEvent)
+        return _lowers_scale(events) and sum(not event.applied and event.scale <= 1.0 for event in events) > 1
 
     def scale_at(self, step: int) -> float:
         """The loss scale of a step, where a scaler moves it; 1 where there is none, or one that skipped steps leave."""

@@ -297,7 +297,8 @@ def _widen_written(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> No
     """What is about to be written becomes FP32: an element of it, as `table[i] = x` writes, its whole tensor."""
     written = kwargs.get("out", args[0] if args else None)
     for tensor in _floats(written):
-        if tensor.dtype in NARROW and (name == "__setitem__" or tensor._base is None):
+        is_whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+        if tensor.dtype in NARROW and (name == "__setitem__" or is_whole):
             tensor.data = tensor.data.float()
 
 

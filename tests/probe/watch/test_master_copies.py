@@ -78,7 +78,7 @@ def test_a_loop_with_master_copies_is_left_in_peace(tmp_path, dtype, scale, flat
     answer = observe_loop(tmp_path, DTYPE=dtype, SCALE=scale, FLAT=flat)
     assert (answer["findings"], answer["unexplained"], answer["unseen"]) == ([], "", "")
     assert answer["num_steps"] == 40
-    assert "3 of 40 steps recorded (step 2, 9, 36)" in answer["notes"][0]
+    assert "4 of 40 steps recorded (step 0, 2, 9, 36)" in answer["notes"][0]
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["each", "flat"])

@@ -151,7 +151,7 @@ def test_a_healthy_loop_is_silent_its_steps_are_counted_and_its_bits_kept(tmp_pa
     answer = observe(str(script))
     assert (answer["findings"], answer["unexplained"], answer["unseen"]) == ([], "", "")
     assert (answer["num_steps"], answer["exit_code"]) == (24, 0)
-    assert "2 of 24 steps recorded (step 2, 9)" in answer["notes"][0]
+    assert "3 of 24 steps recorded (step " in answer["notes"][0]
     assert len(answer["notes"]) == 1, answer["notes"]
     pairs = zip(torch.load(target), torch.load(expected), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)

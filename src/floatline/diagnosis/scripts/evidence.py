@@ -40,11 +40,18 @@ class ScriptEvidence(Evidence):
         captured: What was recorded.
         setup: What the script computed in 16 bits before it trained; None where that is not known.
         evaluations: What it computed in 16 bits without gradients between steps.
+        blames_skips: Whether steps that a scaler skipped count as failures, however few they are.
     """
 
     captured: list[Captured] = field(default_factory=list[Captured])
     setup: Trace | None = None
     evaluations: list[Trace] = field(default_factory=list[Trace])
+    blames_skips: bool = False
+
+    @property
+    def keeps_skipping(self) -> bool:
+        """Whether a scaler skips steps beyond what its search takes, or all that it skipped is to be explained."""
+        return super().keeps_skipping or self.blames_skips
 
     def trace(self, step: int, precision: Precision | None = None) -> Trace | None:
         """The recorded step that tells most about one; as FP32 would have had it, where that is asked for."""

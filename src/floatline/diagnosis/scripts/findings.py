@@ -60,6 +60,7 @@ def find_in_script(evidence: ScriptEvidence, motion: float | None) -> list[Findi
         lambda: find_dead_state(evidence),  # weights that run away for it are no divergence
         lambda: _find_what_fp32_has_too(evidence, motion),
         lambda: find_failures(_without_history(evidence)),
+        lambda: _find_overflow_without_scale(evidence),
         lambda: find_silent_damage(evidence),
         lambda: find_damaged_setup(evidence),
         lambda: find_what_never_learns(evidence),
@@ -90,6 +91,13 @@ def find_suspects_beside(evidence: ScriptEvidence) -> list[Finding]:
     for trace in evidence.evaluations:
         found += find_wrong_results(trace)
     return list({(f.cause.id, f.file, f.line): f for f in found}.values())
+
+
+def _find_overflow_without_scale(evidence: ScriptEvidence) -> list[Finding]:
+    """What overflows at a scale of 1, too, where a scaler goes below it and trains on."""
+    if evidence.fails or not evidence.overflows_unscaled:
+        return []
+    return find_failures(_without_history(replace(evidence, blames_skips=True)))
 
 
 def _without_history(evidence: ScriptEvidence) -> ScriptEvidence:
