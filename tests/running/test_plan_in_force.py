@@ -380,3 +380,10 @@ def test_a_pass_that_is_still_to_come_bears_that_buffers_go_back():
         one.step()
     assert torch.equal(generator[1].running_mean, torch.zeros(8))
     assert all(p.isfinite().all() for p in (*generator.parameters(), *critic.parameters()))
+
+
+def test_autocast_is_afterwards_what_it_was():
+    before = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
+    with plan_in_force(PLANS["fp16-mixed"]), torch.autocast("cpu", dtype=torch.float16):
+        pass
+    assert (torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")) == before

@@ -24,7 +24,7 @@ from floatline.precision.applied_plan import LOSS, AppliedPlan, check_code
 from floatline.precision.dtypes import DTYPES, NARROW
 from floatline.precision.islands import LineIslands, cast_weights
 from floatline.precision.wrappers import unwrap
-from floatline.probe.steps.other_precision import as_fp32
+from floatline.probe.steps.other_precision import AutocastState, as_fp32
 from floatline.probe.watch.patches import Patches
 from floatline.running.exact_updates import ExactUpdates
 from floatline.running.outer_calls import OuterCalls
@@ -62,6 +62,7 @@ def plan_in_force(plan: Plan, on_step: StepListener | None = None) -> Generator[
     force = PlanInForce(plan, on_step or _hear_nothing)
     patches = Patches()
     with contextlib.ExitStack() as stack:
+        stack.callback(AutocastState.now().restore)  # what leaves a region inside sets the plan's format
         if plan.compute == "fp32":
             stack.enter_context(as_fp32())
         stack.callback(patches.undo)  # before as_fp32 puts back what it has replaced itself
