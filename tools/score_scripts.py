@@ -2,22 +2,22 @@
 
     python tools/score_scripts.py [PREFIX ...] [--processes N] [--no-healthy]
 
-With a prefix, only the runs whose names begin so are made, and no page is written. Each script runs in a process of its
-own, forked from one that has imported torch, as `floatline diagnose --as cuda -- python SCRIPT` would run it.
+With a prefix, only the runs whose names begin so are made, and no page is written. Each script is given to
+`floatline diagnose --as cuda -- python SCRIPT`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -72,76 +72,42 @@ def all_runs(*, healthy: bool) -> Iterator[Run]:
         yield Run(f"{planted.script}/{planted.name}", planted.script, planted.arguments, planted)
 
 
-def _watch(report: str, words: list[str], log: str) -> None:
-    """Run a script in this process, watched."""
-    from floatline.diagnosis.scripts.main import main
-
-    output = os.open(log, os.O_WRONLY | os.O_CREAT)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    main(report, "", "cuda", "", "0", words)  # FP32 is not run beside it: what the watch alone tells is scored
-
-
-class Started:
-    """A script that runs in a process of its own."""
-
-    def __init__(self, run: Run) -> None:
-        self.run = run
-        self.folder = tempfile.TemporaryDirectory()
-        place = Path(self.folder.name)
-        path = FOLDER / f"{run.script}.py" if run.planted is None else make_script(run.planted, place)
-        self.words, self.report = [str(path), *run.arguments], place / "report.json"
-        self.began = time.perf_counter()
-        given = (str(self.report), self.words, str(place / "log"))
-        self.process = multiprocessing.get_context("fork").Process(target=_watch, args=given)
-        self.process.start()
-
-
 def score_all(runs: list[Run], processes: int) -> Iterator[Score]:
     """Score runs, several at a time, in the order in which they end."""
-    left, started = list(runs), list[Started]()
-    while left or started:
-        while left and len(started) < processes:
-            started.append(Started(left.pop(0)))
-        wait([one.process.sentinel for one in started])
-        for one in [one for one in started if not one.process.is_alive()]:
-            started.remove(one)
-            yield score(one)
+    with ThreadPoolExecutor(processes) as pool:
+        for ended in as_completed([pool.submit(score, run) for run in runs]):
+            yield ended.result()
 
 
-def score(ended: Started) -> Score:
-    """Compare what is said of a run with what is true."""
-    from floatline.diagnosis.scripts.script import read_report
-    from floatline.errors import TargetError
-
-    run, report, words = ended.run, ended.report, ended.words
-    with ended.folder:
-        ended.process.join()
-        code = ended.process.exitcode or 0
-        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        seconds = time.perf_counter() - ended.began
-        try:
-            said = read_report(" ".join(words), seen, 128 - code if code < 0 else code, seconds)
-        except TargetError as error:
-            return Score(run, str(error), "", "no-verdict", seconds, False, False, False)
-        first = said.primary
-        found = (first.cause.id if first else "") or said.no_verdict or said.unexplained or "healthy"
-        lines = Path(first.file).read_text(encoding="utf-8").splitlines() if first and first.file else []
-        line = lines[first.line - 1].strip() if first and 0 < first.line <= len(lines) else ""
-        place = f"{first.line}: {line}" if line else (first.module if first else "")
+def score(run: Run) -> Score:
+    """Diagnose a run, and compare what is said of it with what is true."""
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = FOLDER / f"{run.script}.py" if run.planted is None else make_script(run.planted, Path(folder))
+        command = [sys.executable, "-m", "floatline", "diagnose", "--as", "cuda", "--no-try", "--format", "json", "--"]
+        ran = subprocess.run(
+            [*command, sys.executable, str(path), *run.arguments], capture_output=True, text=True, check=False
+        )
+        seconds = time.perf_counter() - began
+        said: dict[str, Any] = json.loads(ran.stdout) if ran.stdout else {"verdict": "no-verdict", "findings": []}
+        first: dict[str, Any] = next(iter(said["findings"]), {})
+        found = first.get("cause") or said.get("no_verdict") or said.get("unexplained") or "healthy"
+        lines = Path(first["file"]).read_text(encoding="utf-8").splitlines() if first.get("file") else []
+        line = lines[first["line"] - 1].strip() if lines and 0 < first["line"] <= len(lines) else ""
+        place = f"{first['line']}: {line}" if line else first.get("module", "")
+    verdict = said["verdict"] if ran.stdout else f"no answer: {ran.stderr[-80:]}"
     if run.planted is None:
-        fine = said.verdict == "healthy"
-        return Score(run, found, place, said.verdict, seconds, fine, fine, fine)
+        fine = verdict == "healthy"
+        return Score(run, found, place, verdict, seconds, fine, fine, fine)
     return Score(
         run,
         found,
         place,
-        said.verdict,
+        verdict,
         seconds,
         cause_right=found in run.planted.cause,
         place_right=found in run.planted.cause and line in {text.strip() for text in run.planted.line},
-        verdict_right=said.verdict == run.planted.verdict,
+        verdict_right=verdict == run.planted.verdict,
     )
 
 
@@ -192,9 +158,6 @@ def main() -> None:
     parser.add_argument("--no-healthy", action="store_true", help="Only the planted failures.")
     asked = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    import torch
-
-    torch.set_num_threads(1)
     prefixes = tuple(asked.prefixes) or ("",)
     runs = [run for run in all_runs(healthy=not asked.no_healthy) if run.name.startswith(prefixes)]
     scores: list[Score] = []

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from floatline.probe.watch.patches import Patches
-from floatline.running.printed_values import PrintedValues, find_numbers
+from floatline.running.read_values import PrintedValues, find_numbers
 
 
 def names_of(text):
