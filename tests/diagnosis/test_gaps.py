@@ -51,6 +51,14 @@ def test_a_run_may_lag_by_the_steps_that_it_left_out():
     assert measure_loss_gap(for_nothing, Shown(falling())).is_apart(APART, None)
 
 
+def test_steps_that_fp32_left_out_as_well_are_no_lag_and_more_of_them_let_a_run_be_ahead():
+    late = Shown((*[3.0] * 5, *falling()[:45]), skipped=tuple(range(5)))
+    assert measure_loss_gap(late, late).share == 0.0
+    behind = Shown((*[3.0] * 15, *falling()[:35]), skipped=tuple(range(5)))
+    assert measure_loss_gap(behind, late).is_apart(APART, None)
+    assert not measure_loss_gap(Shown(falling()), late).is_apart(APART, None)
+
+
 def test_losses_that_are_not_finite_are_left_out_and_too_few_say_nothing():
     some = tuple(math.nan if i < 3 else x for i, x in enumerate(falling()))
     assert measure_gap(some, falling()).share == 0.0

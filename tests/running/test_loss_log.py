@@ -111,3 +111,16 @@ def test_a_step_without_a_loss_has_none(logged):
         torch.optim.SGD([p], lr=0.1).step()
 
     assert logged(bare)[0] == [{"step": 0, "loss": None, "applied": True}]
+
+
+def test_the_search_is_what_each_optimizer_left_out_in_the_first_half(tmp_path):
+    made = {0: [False, False, True, False, True, True, True, True, False, True], 1: [True] * 9 + [False], 2: [False]}
+    opts = [torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1) for _ in made]
+    log, short = LossLog(tmp_path / "log"), LossLog(tmp_path / "short", most=6, ends=False)
+    for step in range(10):
+        for number, applied in made.items():
+            if step < len(applied):
+                log.step(opts[number], applied[step])
+                short.step(opts[number], applied[step])
+    assert log.search == [[0, 1, 3], [], []]
+    assert short.search == [[0, 1], [], []]  # of the six steps that are compared

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from floatline.plans.plan import Clip, Scaling
+from floatline.plans.presets import PLANS
 from floatline.running.plan_in_force import plan_in_force
 
 
@@ -302,3 +303,24 @@ def test_the_clip_of_a_plan_bounds_each_step(clip):
     outside, by_hand, _ = run_both(train, clip=clip)
     assert outside == by_hand
     assert outside != run_both(train)[0]
+
+
+@pytest.mark.parametrize(("search", "left_out"), [([], ()), ([[0, 2]], (0, 2)), ([[], [1]], ())])
+def test_steps_of_another_runs_search_are_left_out(search, left_out):
+    """The second list is another optimizer's, which this loop does not have."""
+
+    def train(leaves_out=()):
+        model = small_model()
+        opt = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for number, (x, y) in enumerate(batches()):
+            opt.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            if number not in leaves_out:
+                opt.step()
+        return bits(model), state_of(opt)
+
+    with plan_in_force(PLANS["fp32"]) as force:
+        force.scale.search = search
+        found = train()
+    assert found == train(left_out)
+    assert (found == train()) == (not left_out)

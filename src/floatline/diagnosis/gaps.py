@@ -102,7 +102,8 @@ def measure_gap(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.
     Args:
         own: Of a run.
         fp32: The same in FP32.
-        late: The share of steps that the run left out: it may lag behind by as many.
+        late: The share of steps that the run left out beyond those that FP32 did: it may lag behind by as many; or be
+            ahead, where that is below 0.
     """
     num = min(len(own), len(fp32))
     kept = [i for i in range(num) if math.isfinite(own[i]) and math.isfinite(fp32[i])]
@@ -113,8 +114,9 @@ def measure_gap(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.
     level = max(*map(abs, theirs), 1e-30)
     is_few = len(kept) < _FEWEST
     way = level if is_few else max(max(theirs) - min(theirs), _LEVEL * level)
-    lag = math.ceil(late * len(ours))
-    apart = [_signed(ours[i], theirs[max(0, i - lag) : i + 1]) / way for i in range(len(ours) // 2, len(ours))]
+    lag, lead = math.ceil(max(late, 0.0) * len(ours)), math.ceil(max(-late, 0.0) * len(ours))
+    near = [theirs[max(0, i - lag) : i + lead + 1] for i in range(len(ours))]
+    apart = [_signed(ours[i], near[i]) / way for i in range(len(ours) // 2, len(ours))]
     one_sided = all(x > 0 for x in apart) or all(x < 0 for x in apart)
     share = abs(statistics.median(apart)) if one_sided else 0.0
     return Gap(share, theirs[0], theirs[-1], ours[-1], len(kept), is_few)
@@ -147,7 +149,7 @@ def _signed(own: float, near: Sequence[float]) -> float:
 
 def measure_loss_gap(own: Shown, fp32: Shown) -> Gap | None:
     """How far the losses of a run are from FP32's; None where there are too few."""
-    gap = measure_gap(own.losses, fp32.losses, late=_share_left_out(own))
+    gap = measure_gap(own.losses, fp32.losses, late=_share_left_out(own, fp32))
     return None if gap is None or gap.is_few else gap
 
 
@@ -163,7 +165,7 @@ def find_line_gaps(own: Shown, fp32: Shown) -> dict[str, Gap]:
         if lost := _find_lost(numbers, theirs, skipped=len(own.skipped)):
             found[line] = lost
             continue
-        for gap in measure_line(numbers, theirs, late=_share_left_out(own)):
+        for gap in measure_line(numbers, theirs, late=_share_left_out(own, fp32)):
             if gap.is_apart(APART_READ, None):
                 found.setdefault(line, gap)
     return found
@@ -200,8 +202,8 @@ def _find_lost(own: Sequence[float], fp32: Sequence[float], *, skipped: int) -> 
     return Gap(math.inf, lost[0], lost[-1], math.nan, len(lost), is_few=True) if len(lost) > skipped else None
 
 
-def _share_left_out(own: Shown) -> float:
-    return len(own.skipped) / max(1, len(own.losses))
+def _share_left_out(own: Shown, fp32: Shown) -> float:
+    return (len(own.skipped) - len(fp32.skipped)) / max(1, len(own.losses))
 
 
 def _are_scaled(own: Sequence[float], fp32: Sequence[float]) -> bool:

@@ -41,6 +41,7 @@ class LossLog:
         self._first: int | None = None
         self._unscaled: tuple[Tensor | None, Tensor] = (None, torch.zeros((), device="cpu"))
         self._stepped = False
+        self._asked: dict[int, list[bool]] = {}  # by optimizer: whether each of its steps was made
         self.num_steps = 0
 
     def patch(self, patches: Patches) -> None:
@@ -106,10 +107,20 @@ class LossLog:
     def step(self, optimizer: Optimizer, applied: bool) -> None:
         """An optimizer is about to step, or to leave a step out."""
         parts, self._parts = self._parts, []
+        self._asked.setdefault(id(optimizer), []).append(applied)
         if self._first is None:
             self._first = id(optimizer)
         if id(optimizer) == self._first:
             self._keep(parts, applied=applied)
+
+    @property
+    def search(self) -> list[list[int]]:
+        """The steps that each optimizer left out in the first half: what a scaler does that looks for its scale.
+
+        Optimizers are in the order in which they were first asked for a step. What is left out later is no search.
+        """
+        rows = [asked[: self._most] for asked in self._asked.values()]
+        return [[step for step, applied in enumerate(row[: len(row) // 2]) if not applied] for row in rows]
 
     def _keep(self, parts: list[Tensor], *, applied: bool) -> None:
         if self._most is not None and self.num_steps >= self._most:

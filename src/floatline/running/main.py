@@ -39,7 +39,8 @@ def main(report: str, job: str, words: list[str]) -> None:
             `shift`; `steps`, after which the script is ended; `log`, where losses go; `folder`, where writes of the
             script go; `sources`, texts that are imported instead of files; `device`; `nudge`, a share by which its
             weights are moved once; `reads`, where the numbers go that it reads; `lines`, files and lines that compute
-            in FP32. Only the plan is needed; null runs the script as it is.
+            in FP32; `search`, the steps that each optimizer leaves out. Only the plan is needed; null runs the
+            script as it is.
         words: The script's file, or `-m` and a module, and its arguments.
     """
     text = Path(job[1:]).read_text(encoding="utf-8") if job.startswith("@") else job
@@ -126,6 +127,7 @@ class _Run:
             if self._log is not None:
                 self._log.patch(patches)
             self._force = stack.enter_context(plan_in_force(self._plan, self._hear))
+            self._force.scale.search = list(self._given.get("search", ()))
             yield
 
     def _needs_half(self) -> bool:

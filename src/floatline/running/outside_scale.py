@@ -54,6 +54,8 @@ class OutsideScale:
         first_scale: The one that its search began at.
         num_steps: Steps that optimizers were asked for.
         num_skipped: How many of them were left out.
+        search: Steps that each optimizer leaves out, as a scaler's search did in a run that is held against this one:
+            see `LossLog.search`.
     """
 
     def __init__(self, scaling: Scaling | None, clip: Clip | None, on_step: Callable[[Optimizer, bool], None]) -> None:
@@ -68,6 +70,8 @@ class OutsideScale:
         self._busy = False
         self._outer: Optimizer | None = None
         self.num_steps = self.num_skipped = 0
+        self.search: list[list[int]] = []
+        self._asked: dict[int, int] = {}  # steps so far, by optimizer
 
     def patch(self, patches: Patches) -> Callable[[], None]:
         """Put it into force; gives what ends it, beside undoing the patches."""
@@ -155,7 +159,7 @@ class OutsideScale:
 
     def _judge(self, optimizer: Optimizer) -> None:
         self._hidden.pop(id(optimizer), None)
-        bad = self._scaling is not None and _overflows(optimizer)
+        bad = self._is_in_search(optimizer) or (self._scaling is not None and _overflows(optimizer))
         self._move(optimizer, bad=bad)
         self.num_steps += 1
         if not bad and self._clip is not None:
@@ -168,6 +172,12 @@ class OutsideScale:
         if bad:
             self.num_skipped += 1
             self.hide(optimizer)
+
+    def _is_in_search(self, optimizer: Optimizer) -> bool:
+        step = self._asked.get(id(optimizer), 0)
+        self._asked[id(optimizer)] = step + 1
+        number = [*self._asked].index(id(optimizer))
+        return number < len(self.search) and step in self.search[number]
 
     def _end_step(self, optimizer: Optimizer, *_: Any) -> None:
         if self._busy:

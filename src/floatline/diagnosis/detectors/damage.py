@@ -10,6 +10,7 @@ from pathlib import Path
 
 from floatline.base.patched_sources import read_source
 from floatline.causes import find_cause
+from floatline.diagnosis.blame import ANY
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.exceptions import describe_collision
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births
@@ -23,7 +24,6 @@ from floatline.probe.trace.trace import Op, Operand, Trace, Values
 CLEAN, DAMAGED = 0.05, 0.25
 # Of the numbers of a state, this share is lost or inf.
 SPOILT = 0.02
-_ANY = "changed-in-16-bits"
 # Lines that may be tried in FP32.
 MOST_CANDIDATES = 64
 # A difference of near-equals is so many times farther off than what is subtracted.
@@ -154,7 +154,7 @@ def find_any_damage(trace: Trace) -> list[Finding]:
     found: list[Finding] = []
     for rounding, op, error in find_amplified(trace)[:1]:
         periodic = base_name(op.name) in PERIODIC
-        cause = "integer-not-exact" if periodic else "changed-in-16-bits"
+        cause = "integer-not-exact" if periodic else ANY
         size = max((own.value.largest for own in op.inputs), default=0.0)
         read = f"{base_name(op.name)} of numbers up to {size:.4g}, off by less than {CLEAN:.0%}"
         there = "" if rounding is op else f" in line {op.line}"
@@ -162,9 +162,7 @@ def find_any_damage(trace: Trace) -> list[Finding]:
     for op, share in find_changed_choices(trace)[:1]:
         seen = f"{share:.0%} of what {base_name(op.name)} chooses is another in FP32"
         blamed = _blame_choice(op, trace)
-        found.append(
-            describe_birth(Birth(blamed, "changed-in-16-bits", seen + ("" if blamed is op else f", in line {op.line}")))
-        )
+        found.append(describe_birth(Birth(blamed, ANY, seen + ("" if blamed is op else f", in line {op.line}"))))
     return found
 
 
@@ -209,7 +207,7 @@ def find_candidates(traces: Sequence[Trace]) -> list[Finding]:
         for op in trace.ops:
             error = max((out.error or 0.0 for out in op.outputs if out.dtype in FORMATS), default=0.0)
             birth = _name_loosely(op, error)
-            rank = (birth.cause != _ANY, error)
+            rank = (birth.cause != ANY, error)
             if error > 0.0 and rank > worst.get((op.file, op.line), (False, 0.0))[:2]:
                 worst[op.file, op.line] = (*rank, birth)
     largest = sorted(worst, key=lambda place: -worst[place][1])[:MOST_CANDIDATES]
@@ -231,7 +229,7 @@ def _name_loosely(op: Op, error: float) -> Birth:
         return Birth(op, "update-lost-to-rounding" if weight else "accumulator-stagnation", seen)
     if name in ("sub", "rsub") and error > _TIMES * read:
         return Birth(op, "cancellation", seen)
-    return Birth(op, _ANY, seen)
+    return Birth(op, ANY, seen)
 
 
 def _find_likely(trace: Trace) -> list[Finding]:

@@ -27,10 +27,20 @@ class FP32Runs:
         device: 'cuda' stands in for a GPU where there is none; '' does not.
         steps: After so many it is ended.
         say: Told before each run.
+        search: Steps that its optimizers leave out, as the search of the script's own scaler did: see `LossLog.search`.
     """
 
-    def __init__(self, command: Command, device: str, steps: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        command: Command,
+        device: str,
+        steps: int,
+        say: Callable[[str], None],
+        *,
+        search: Sequence[Sequence[int]] = (),
+    ) -> None:
         self._command, self._device, self._steps, self._say = command, device, steps, say
+        self._search = [*search]
         self._original: Shown | str | None = None
 
     @property
@@ -68,7 +78,8 @@ class FP32Runs:
             writes.mkdir()
             job = {
                 "plan": resolve_plan("fp32").as_given(), "steps": self._steps, "seed": SEED,
-                "log": str(log), "reads": str(reads), "folder": str(writes), "device": self._device, **given,
+                "log": str(log), "reads": str(reads), "folder": str(writes), "device": self._device,
+                "search": self._search, **given,
             }  # fmt: skip
             task.write_text(json.dumps(job), encoding="utf-8")
             start = self._command.inside("floatline.running.main", str(report), f"@{task}")

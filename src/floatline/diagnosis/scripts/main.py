@@ -88,7 +88,7 @@ def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> No
         if os.getpid() == process:
             watched.exit_code = 128 + number
             seen.keep()
-            write_report(watched, report, trace, ended_by=signal.Signals(number).name, note=note)
+            write_report(watched, report, trace, search=seen.search, ended_by=signal.Signals(number).name, note=note)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -98,7 +98,7 @@ def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> No
         os._exit(watched.exit_code)  # a fork of the script that came back here
     seen.end()
     seen.keep()
-    write_report(watched, report, trace, note=note)
+    write_report(watched, report, trace, search=seen.search, note=note)
     sys.exit(watched.exit_code)
 
 
@@ -109,6 +109,10 @@ class _Shown:
         self._log = LossLog(Path(report).with_name(LOSSES), most=steps, ends=False)
         self._reads, self._path = ReadValues(), Path(report).with_name(READS)
         self._patches = Patches()
+
+    @property
+    def search(self) -> list[list[int]]:
+        return self._log.search
 
     def begin(self) -> None:
         self._remove = self._log.patch_bare(self._patches)
@@ -124,13 +128,20 @@ class _Shown:
 
 
 def write_report(
-    watched: ScriptWatch, report: str, trace: str, *, ended_by: str = "", note: str = "", refused: Sequence[str] = ()
+    watched: ScriptWatch,
+    report: str,
+    trace: str,
+    *,
+    search: Sequence[Sequence[int]] = (),
+    ended_by: str = "",
+    note: str = "",
+    refused: Sequence[str] = (),
 ) -> None:
     """Explain what was seen so far, and write it down; the note stands after what was seen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         content = explain(watched.sum_up(), trace)
-    content["ended_by"], content["refused"] = ended_by, list(refused)
+    content["ended_by"], content["refused"], content["search"] = ended_by, list(refused), list(search)
     content["notes"] += [note] if note else []
     path = Path(report)
     path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")

@@ -99,7 +99,9 @@ def diagnose_script(
             f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
-    in_fp32 = FP32Runs(command, as_device or "", fp32_steps or _AT_LEAST, on_progress or _say_nothing)
+    in_fp32 = FP32Runs(
+        command, as_device or "", fp32_steps or _AT_LEAST, on_progress or _say_nothing, search=seen.get("search", ())
+    )
     found = read_report(text, seen, code, seconds)
     was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
     if was_silent:
