@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import signal
 import statistics
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +22,6 @@ RunChanged = Callable[[Mapping[str, str]], Diagnosis | str]
 # The same to what FP32 does; no texts are the source as it is.
 RunInFP32 = Callable[[Mapping[str, str]], "FP32Run"]
 MOST_RUNS = 4
-LIMIT = 300.0  # seconds of one run
 # How far FP32's last losses may move: rounding over all steps. Below this share of the first loss they count as 0.
 _LAST, _ROUNDING, _CONVERGED = 8, 0.02, 0.05
 
@@ -239,18 +234,3 @@ def read_finding(entry: Mapping[str, Any]) -> Finding:
     """A finding from the JSON that one is written as."""
     names = ("seen", "fix", "module", "file", "line", "op")
     return Finding(find_cause(entry["cause"]), **{name: entry[name] for name in names})
-
-
-def run_quietly(words: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
-    """Run a process and whatever it starts, without its output; gives why it came to no end, '' where it did."""
-    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*words], **quiet, start_new_session=True, env=None if env is None else dict(env))
-    try:
-        process.wait(LIMIT)
-    except subprocess.TimeoutExpired:
-        return f"it took longer than {LIMIT:g} s"
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return ""

@@ -26,7 +26,7 @@ from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
 from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.evidence import Evidence
-from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
+from floatline.diagnosis.fix_trials import read_finding, try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
 from floatline.diagnosis.result import Diagnosis
@@ -42,6 +42,7 @@ from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import AutocastEvent
 from floatline.probe.watch.patches import Patches
 from floatline.running.nudge import Nudge
+from floatline.running.quiet_runs import run_quietly
 from floatline.workload import load_target
 
 # Seconds after which no further replay begins; but every finding gets some time. What is tried is bounded by its

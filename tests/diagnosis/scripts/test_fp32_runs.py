@@ -1,5 +1,6 @@
 """A script in FP32, with its own text and a changed one; a change that moves its losses is no fix."""
 
+import contextlib
 import json
 import math
 import sys
@@ -9,9 +10,10 @@ import pytest
 from tests.slow import slow
 
 import floatline.fixes
-from floatline.diagnosis.scripts.fp32_runs import FP32Runs
+from floatline.diagnosis.scripts.fp32_runs import MAIN, FP32Runs
 from floatline.diagnosis.scripts.script import diagnose_script
 from floatline.running.command import parse_command
+from floatline.running.quiet_runs import QuietRuns
 
 SCRIPT = """
 import torch
@@ -43,11 +45,18 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def runs_of(path, steps=4):
-    return FP32Runs(parse_command([sys.executable, str(path)]), "", steps, lambda _: None)
+@pytest.fixture
+def runs_of():
+    with contextlib.ExitStack() as stack:
+
+        def begin(path, steps=4):
+            command = parse_command([sys.executable, str(path)])
+            return FP32Runs(command, stack.enter_context(QuietRuns(command, [MAIN])), "", steps, lambda _: None)
+
+        yield begin
 
 
-def test_the_same_losses_come_of_the_same_text_and_others_of_another(script):
+def test_the_same_losses_come_of_the_same_text_and_others_of_another(script, runs_of):
     path = script()
     runs = runs_of(path)
     before = runs.changed({})
@@ -59,25 +68,25 @@ def test_the_same_losses_come_of_the_same_text_and_others_of_another(script):
     assert other.losses[0] == pytest.approx(before.losses[0] / 2, rel=1e-4)
 
 
-def test_a_script_that_raises_ends_with_nan(script):
+def test_a_script_that_raises_ends_with_nan(script, runs_of):
     found = runs_of(script(step="optimizer.step(); assert step < 2")).changed({})
     assert math.isnan(found.losses[-1])
     assert len(found.losses) == 4
     assert found.unsound == "FP32 itself fails"
 
 
-def test_ctrl_c_ends_the_run_and_not_the_answer(script, monkeypatch):
-    def stop(words, *, env):
+def test_ctrl_c_ends_the_run_and_not_the_answer(script, runs_of, monkeypatch):
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("floatline.diagnosis.scripts.fp32_runs.run_quietly", stop)
+    monkeypatch.setattr(QuietRuns, "run", stop)
     runs = runs_of(script())
     assert runs.nudged(0.0) == "it was stopped by Ctrl-C"
     assert runs.changed({}).unsound == "it was stopped by Ctrl-C"
 
 
 @slow
-def test_a_script_that_makes_no_step_is_no_reference(script):
+def test_a_script_that_makes_no_step_is_no_reference(script, runs_of):
     assert runs_of(script(step="pass")).changed({}).unsound == "no optimizer of torch makes a step in FP32"
 
 

@@ -9,11 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from floatline.diagnosis.fix_trials import FP32Run, run_quietly
+from floatline.diagnosis.fix_trials import FP32Run
 from floatline.diagnosis.gaps import Shown
 from floatline.plans.presets import resolve_plan
 from floatline.running.command import Command, trial_environment
+from floatline.running.quiet_runs import QuietRuns
 
+MAIN = "floatline.running.main"
 SEED = 0
 STEPS = 100
 LOSSES, READS = "losses.jsonl", "reads.json"  # beside the report of a run
@@ -24,6 +26,7 @@ class FP32Runs:
 
     Args:
         command: The script.
+        quiet: Runs it.
         device: 'cuda' stands in for a GPU where there is none; '' does not.
         steps: After so many it is ended.
         say: Told before each run.
@@ -33,14 +36,15 @@ class FP32Runs:
     def __init__(
         self,
         command: Command,
+        quiet: QuietRuns,
         device: str,
         steps: int,
         say: Callable[[str], None],
         *,
         search: Sequence[Sequence[int]] = (),
     ) -> None:
-        self._command, self._device, self._steps, self._say = command, device, steps, say
-        self._search = [*search]
+        self._command, self._quiet, self._device = command, quiet, device
+        self._steps, self._say, self._search = steps, say, [*search]
         self._original: Shown | str | None = None
 
     @property
@@ -82,10 +86,9 @@ class FP32Runs:
                 "search": self._search, **given,
             }  # fmt: skip
             task.write_text(json.dumps(job), encoding="utf-8")
-            start = self._command.inside("floatline.running.main", str(report), f"@{task}")
             try:
                 with trial_environment(writes) as environment:
-                    problem = run_quietly(start, env=environment)
+                    problem = self._quiet.run(MAIN, str(report), f"@{task}", env=environment)
             except KeyboardInterrupt:  # what was seen before it is still told
                 return "it was stopped by Ctrl-C"
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}

@@ -23,12 +23,13 @@ from floatline.diagnosis.beside_fp32 import (
     stays_sound,
 )
 from floatline.diagnosis.blame import ANY, Blame
-from floatline.diagnosis.fix_trials import read_finding, run_quietly, try_fixes
+from floatline.diagnosis.fix_trials import read_finding, try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, STEPS, FP32Runs
+from floatline.diagnosis.scripts.fp32_runs import LOSSES, MAIN, READS, STEPS, FP32Runs
 from floatline.errors import TargetError
 from floatline.running.command import Command, parse_command, run_to_end, trial_environment
+from floatline.running.quiet_runs import QuietRuns
 
 _MAIN = "floatline.diagnosis.scripts.main"
 
@@ -84,46 +85,38 @@ def diagnose_script(
         TargetError: The command runs no Python code.
     """
     command = parse_command(list(words))
-    text = " ".join(words)
-    began = time.perf_counter()
+    began, say, device = time.perf_counter(), on_progress or _say_nothing, as_device or ""
+    with QuietRuns(command, (MAIN, _MAIN)) as quiet:
+        if fp32_steps or tries_fixes:
+            quiet.load_ahead()
+        trace = str(Path(trace_path).absolute()) if trace_path else ""
+        seen, own, code = _run_as_it_is(command, (trace, device, "", str(fp32_steps)), keep_stdout=keep_stdout)
+        found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
+        runs = FP32Runs(command, quiet, device, fp32_steps or _AT_LEAST, say, search=seen.get("search", ()))
+        was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
+        if was_silent:
+            found = _look_beside(found, seen, own, runs if fp32_steps else None)
+        elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps and _is_doubtful(found, seen):
+            found = _check_blame(found, seen, own, runs.nudged)
+        if tries_fixes and found.primary is not None:
+            tries = _Tries(quiet, device, _count_steps(found.primary.cause.family, seen), runs, was_silent)
+            found = tries.try_fixes(found, say)
+    return replace(found, seconds=time.perf_counter() - began)
+
+
+def _run_as_it_is(command: Command, settings: Sequence[str], *, keep_stdout: bool) -> tuple[dict[str, Any], Shown, int]:
+    """The script's report, {} where there is none; what it showed; and the exit code of its process."""
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
         report = Path(folder) / "report.json"
-        trace = str(Path(trace_path).absolute()) if trace_path else ""
-        start = command.inside(_MAIN, str(report), trace, as_device or "", "", str(fp32_steps))
-        code = run_to_end(start, keep_stdout=keep_stdout)
+        code = run_to_end(command.inside(_MAIN, str(report), *settings), keep_stdout=keep_stdout)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         own = Shown.read(report.with_name(LOSSES), report.with_name(READS))
-    seconds = time.perf_counter() - began
     if "missing" in seen:
         raise TargetError(
             f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
-    in_fp32 = FP32Runs(
-        command, as_device or "", fp32_steps or _AT_LEAST, on_progress or _say_nothing, search=seen.get("search", ())
-    )
-    found = read_report(text, seen, code, seconds)
-    was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
-    if was_silent:
-        found = _look_beside(found, seen, own, in_fp32 if fp32_steps else None)
-    elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps and _is_doubtful(found, seen):
-        found = _check_blame(found, seen, own, in_fp32.nudged)
-    found = replace(found, seconds=time.perf_counter() - began)
-    if not tries_fixes or found.primary is None:
-        return found
-    steps = _count_steps(found.primary.cause.family, seen)
-    found = replace(found, num_steps=steps)
-
-    def run_changed(sources: Mapping[str, str]) -> Diagnosis | str:
-        # What was seen beside FP32 alone is gone only if that is.
-        return _run_changed(command, as_device or "", sources, steps, in_fp32.nudged(0.0) if was_silent else "")
-
-    def say(what: str) -> None:
-        if on_progress is not None:
-            on_progress(f"{what}: the script runs again for up to {steps} steps, its output is not shown")
-
-    tried = try_fixes(found, run_changed, root=Path.cwd(), say=say, in_fp32=in_fp32.changed)
-    return replace(found, findings=tried.findings, fixes=tried.fixes, seconds=time.perf_counter() - began)
+    return seen, own, code
 
 
 def _say_nothing(_text: str) -> None:
@@ -210,41 +203,58 @@ def _count_steps(family: Family, seen: Mapping[str, Any]) -> int:
     return max(known, seen["num_steps"]) if family in ("loop", "not-precision") else known
 
 
-def _run_changed(
-    command: Command, device: str, sources: Mapping[str, str], steps: int, fp32: Shown | str
-) -> Diagnosis | str:
-    """Diagnose the script again, in a changed form and for some steps; what it writes is kept apart.
+@dataclass(frozen=True)
+class _Tries:
+    """Tries changed texts of a script.
 
     Args:
-        command: The script.
+        quiet: Runs it.
         device: As in `diagnose_script`.
-        sources: Changed texts by path.
         steps: How many.
-        fp32: What it shows in FP32, which it must show as well; a text where nobody looked.
+        runs: What it shows in FP32.
+        compares: Whether it must show the same with a change, since what is wrong was seen beside FP32 alone.
     """
-    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
-        report, trial, writes = (Path(folder, name) for name in ("report.json", "trial.json", "writes"))
-        writes.mkdir()
-        job = {"sources": dict(sources), "steps": steps, "folder": str(writes)}
-        trial.write_text(json.dumps(job), encoding="utf-8")
-        start = command.inside(_MAIN, str(report), "", device, str(trial), str(steps))
-        with trial_environment(writes) as environment:
-            problem = run_quietly(start, env=environment)
-        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        own = Shown.read(report.with_name(LOSSES), report.with_name(READS))
-    if not seen or "missing" in seen:
-        return problem or "the process that tried it ended without a word"
-    if seen["refused"]:
-        return f"the script cannot run beside its own files, {seen['refused'][0]}"
-    found = read_report("the script", seen, seen["exit_code"], 0.0)
-    num = seen["num_steps"]
-    if found.verdict == "healthy" and not isinstance(fp32, str):
-        beside = compare_with_fp32(own, lambda nudge: "not asked" if nudge else fp32)
-        if beside.apart:
-            return replace(found, unexplained=beside.apart, fails_in_fp32=False)
-    return replace(
-        found, notes=(f"{num:,} steps without a finding, {seen['num_recorded']} of them compared with FP32",)
-    )
+
+    quiet: QuietRuns
+    device: str
+    steps: int
+    runs: FP32Runs
+    compares: bool
+
+    def try_fixes(self, found: ScriptDiagnosis, say: Callable[[str], None]) -> ScriptDiagnosis:
+        """Changes that are known for what was found, tried; those that hold are kept."""
+
+        def say_again(what: str) -> None:
+            say(f"{what}: the script runs again for up to {self.steps} steps, its output is not shown")
+
+        found = replace(found, num_steps=self.steps)
+        tried = try_fixes(found, self._diagnose, root=Path.cwd(), say=say_again, in_fp32=self.runs.changed)
+        return replace(found, findings=tried.findings, fixes=tried.fixes)
+
+    def _diagnose(self, sources: Mapping[str, str]) -> Diagnosis | str:
+        """Diagnose the script again with changed texts, by path; what it writes is kept apart."""
+        with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
+            report, trial, writes = (Path(folder, name) for name in ("report.json", "trial.json", "writes"))
+            writes.mkdir()
+            job = {"sources": dict(sources), "steps": self.steps, "folder": str(writes)}
+            trial.write_text(json.dumps(job), encoding="utf-8")
+            with trial_environment(writes) as env:
+                given = ("", self.device, str(trial), str(self.steps))
+                problem = self.quiet.run(_MAIN, str(report), *given, env=env)
+            seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+            own = Shown.read(report.with_name(LOSSES), report.with_name(READS))
+        if not seen or "missing" in seen:
+            return problem or "the process that tried it ended without a word"
+        if seen["refused"]:
+            return f"the script cannot run beside its own files, {seen['refused'][0]}"
+        found = read_report("the script", seen, seen["exit_code"], 0.0)
+        fp32 = self.runs.nudged(0.0) if self.compares and found.verdict == "healthy" else ""
+        if not isinstance(fp32, str):
+            beside = compare_with_fp32(own, lambda nudge: "not asked" if nudge else fp32)
+            if beside.apart:
+                return replace(found, unexplained=beside.apart, fails_in_fp32=False)
+        num, recorded = seen["num_steps"], seen["num_recorded"]
+        return replace(found, notes=(f"{num:,} steps without a finding, {recorded} of them compared with FP32",))
 
 
 def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> ScriptDiagnosis:
