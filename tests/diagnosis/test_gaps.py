@@ -59,6 +59,15 @@ def test_steps_that_fp32_left_out_as_well_are_no_lag_and_more_of_them_let_a_run_
     assert not measure_loss_gap(Shown(falling()), late).is_apart(APART, None)
 
 
+def test_rows_that_are_shifted_against_each_other_are_compared_by_what_they_scatter_about():
+    """Of a loop that ends early: 0, then a little, then more, then again from 0."""
+    waves = tuple((0.0, 0.01, 0.03, 0.06)[i % 4] for i in range(80))
+    shifted = waves[3:]
+    assert not find_line_gaps(Shown((), lines={"a.py:3": shifted}), Shown((), lines={"a.py:3": waves}))
+    larger = tuple(0.1 + x for x in shifted)
+    assert find_line_gaps(Shown((), lines={"a.py:3": larger}), Shown((), lines={"a.py:3": waves}))
+
+
 def test_losses_that_are_not_finite_are_left_out_and_too_few_say_nothing():
     some = tuple(math.nan if i < 3 else x for i, x in enumerate(falling()))
     assert measure_gap(some, falling()).share == 0.0

@@ -172,18 +172,31 @@ def find_line_gaps(own: Shown, fp32: Shown) -> dict[str, Gap]:
 
 
 def measure_line(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.0) -> list[Gap]:
-    """The gaps of numbers that a line reads: as a row in time, then, where nothing was left out, of all together."""
-    gaps = [measure_gap(own, fp32, late=late), None if late else measure_difference(own, fp32)]
+    """The gaps of numbers that a line reads: as a row in time, then, where each has its partner, of all together."""
+    paired = not late and len(own) == len(fp32)
+    gaps = [measure_gap(own, fp32, late=late), measure_difference(own, fp32) if paired else None]
     return [gap for gap in gaps if gap is not None and (gap.is_few or _is_steady(own, fp32))]
 
 
 def _is_steady(own: Sequence[float], fp32: Sequence[float]) -> bool:
-    """Whether the later numbers of a row are off to one side by more than they scatter."""
+    """Whether the later numbers of a row are off to one side by more than they scatter.
+
+    Where one row is longer, as of a loop that ends early, numbers at the same place belong to different batches: each
+    row then scatters by itself.
+    """
+    ours, theirs = _later(own), _later(fp32)
+    if len(own) != len(fp32) and min(len(ours), len(theirs)) >= _FEWEST:
+        error = math.sqrt(statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs))
+        return abs(statistics.fmean(ours) - statistics.fmean(theirs)) > _STEADY * error
     pairs = [*zip(own, fp32, strict=False)]
     off = [a - b for a, b in pairs[len(pairs) // 2 :] if math.isfinite(a) and math.isfinite(b)]
     if len(off) < _FEWEST:
         return True
     return abs(statistics.fmean(off)) > _STEADY * statistics.stdev(off) / math.sqrt(len(off))
+
+
+def _later(numbers: Sequence[float]) -> list[float]:
+    return [number for number in numbers[len(numbers) // 2 :] if math.isfinite(number)]
 
 
 def is_printed(line: str) -> bool:
