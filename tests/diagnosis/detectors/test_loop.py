@@ -291,11 +291,25 @@ def new_scaler_each_epoch(steps=8):
             scaler.update()
 
 
+def new_scaler_after_loading(steps=8):
+    s, scaler = Setup(1e-6), torch.amp.GradScaler("cpu")
+    for _ in range(3):
+        for _ in range(steps):
+            s.optimizer.zero_grad()
+            scaler.scale(s.loss() * 4000).backward()
+            scaler.step(s.optimizer)
+            scaler.update()
+        state = {"model": copy.deepcopy(s.model.state_dict()), "scaler": scaler.state_dict()}
+        s.model.load_state_dict(state["model"])
+        scaler = torch.amp.GradScaler("cpu")  # here
+
+
 def test_a_scale_that_is_not_resumed_is_named():
     found = find(resume_without_the_scaler)
     assert [finding.cause.id for finding in found] == ["scaler-state-lost"]
     assert found[0].line == line_of(resume, "state_dict() if keep")
     assert_names(new_scaler_each_epoch, "scaler-state-lost")
+    assert_names(new_scaler_after_loading, "scaler-state-lost")
 
 
 def test_a_scale_that_is_resumed_is_fine_and_so_is_a_new_training():

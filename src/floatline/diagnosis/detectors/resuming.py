@@ -85,15 +85,17 @@ def _blame_loss(given: RunRecord, old: ScalerStepEvent, new: ScalerStepEvent) ->
     between = given.events[given.events.index(old) : given.events.index(new)]
     saves = [e for e in between if isinstance(e, SaveEvent)]
     loads = [e for e in between if isinstance(e, LoadEvent) and e.owner != "scaler"]
-    if any(e.owner == "scaler" for e in saves) and loads:
-        return loads[-1], "torch.amp.GradScaler.load_state_dict", "Load the scaler's saved state here as well."
+    made = [e for e in between if isinstance(e, NewScalerEvent)]
+    # Nothing can be loaded into a scaler that is not there yet.
+    last = max([*loads, *made], key=between.index) if loads else None
+    if last is not None and any(e.owner == "scaler" for e in saves):
+        return last, "torch.amp.GradScaler.load_state_dict", "Load the scaler's saved state here as well."
     if loads and saves:
         fix = "Save the scaler's state_dict here as well, and load it where training goes on."
         return saves[0], "torch.amp.GradScaler.state_dict", fix
-    made = [e for e in between if isinstance(e, NewScalerEvent)]
-    if loads:
+    if last is not None:
         fix = "Load the state_dict of the scaler that ran before here as well."
-        return loads[-1], "torch.amp.GradScaler.load_state_dict", fix
+        return last, "torch.amp.GradScaler.load_state_dict", fix
     place = made[-1] if made else new
     return place, "torch.amp.GradScaler", "Make the scaler once, before the loop, and keep it."
 
