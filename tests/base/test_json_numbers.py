@@ -32,6 +32,7 @@ OTHERS = {
     "rescuing/trials.py": "a hash",
     "running/loss_log.py": "a message from one process of a command to another",
     "running/main.py": "a message from one process of a command to another",
+    "running/quiet_runs.py": "a message from one process of a command to another",
     "running/read_values.py": "a message from one process of a command to another",
     "validation/study/script_arms.py": "a message from one process of a command to another",
     "validation/signoff/approval.py": "a hash",

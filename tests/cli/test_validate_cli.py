@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,10 +82,15 @@ def test_a_killed_validation_resumes_repeats_nothing_and_two_at_once_are_refused
     )
     assert Path(found["report"]).is_file()
     assert json.loads((tmp_path / "study" / "validation.json").read_text())["target"].endswith("tiny_lm.py:slow")
-    assert resumed.stderr == ""  # quiet where it is no terminal
+    lines = resumed.stderr.splitlines()  # no bar where it is no terminal, but a line for each run
+    assert all(line.startswith(("floatline: ", "  ")) for line in lines)
+    assert len([line for line in lines if re.search(r"seed \d: [0-9.]+ in \d+ s; ", line)]) == 12 - len(before)
 
 
-def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "how"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")]
+)
+def test_ctrl_c_and_sigterm_keep_what_is_finished_and_leave_no_process(tmp_path, number, code, how):
     words = [f"{TARGET}:slow", "--steps", "60", "--max-seeds", "3", "--no-measure", "--folder", "study", "--jobs", "1"]
     runs = tmp_path / "study" / "runs"
     begun = subprocess.Popen(
@@ -92,10 +98,10 @@ def test_ctrl_c_keeps_what_is_finished_and_leaves_no_process(tmp_path):
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     wait_for(lambda: len(list(runs.glob("*/*.json"))) >= 1 or begun.poll() is not None)
-    begun.send_signal(signal.SIGINT)
+    begun.send_signal(number)
     out, err = begun.communicate(timeout=250)
-    assert (begun.returncode, out) == (130, "")
-    assert err == "floatline: interrupted. What is finished is kept: go on with --resume.\n"
+    assert (begun.returncode, out) == (code, "")
+    assert err.splitlines()[-1] == f"floatline: {how}. What is finished is kept: go on with --resume."
     assert not [path for path in Path("/proc").glob("[0-9]*") if _is_child_in(path, tmp_path)]
 
 

@@ -102,7 +102,7 @@ def test_an_overflow_in_one_module_is_rescued_by_that_module_in_fp32(project):
     assert [kept["pattern"] for kept in said["plan"]["fp32_modules"]] == ["energy"]
     assert "65504" in said["plan"]["fp32_modules"][0]["reason"]
     assert [stage["name"] for stage in said["stages"]] == ["diagnose", "island", "plan", "validate", "patch"]
-    assert "short validation (3 seeds, margin 5 %)" in said["words"] and not said["proved"]
+    assert "short validation (5 seeds, margin 5 %)" in said["words"] and not said["proved"]
     assert Plan.load(project.out / "plan.yaml").model_dump(mode="json") == said["plan"]
     assert "+++ b/" in (project.out / "fix.patch").read_text()
     tried = "With this change it is healthy: 60 steps without a finding, compared with FP32."

@@ -1,6 +1,10 @@
 """Arm runs made of plain numbers."""
 
+import importlib.util
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
 
 from floatline.validation.verdict.pairs import ArmRun
 
@@ -27,3 +31,14 @@ def with_nudged(runs, excesses) -> list[ArmRun]:
     """The same runs and a nudged FP32 for each seed."""
     references = {r.seed: r for r in runs if r.arm == "fp32"}
     return [*runs, *(run("fp32-nudged", s, references[s].metric * (1 + e)) for s, e in enumerate(excesses))]
+
+
+def load_benchmark() -> ModuleType:
+    """benchmarks/validation_power.py, which draws the studies."""
+    path = Path(__file__).parents[2] / "benchmarks/validation_power.py"
+    spec = importlib.util.spec_from_file_location("validation_power", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module

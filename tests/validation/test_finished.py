@@ -234,7 +234,7 @@ def test_the_command_says_the_thresholds_and_exits_with_the_verdict(tmp_path):
     a, b, c = runs(tmp_path / "a"), runs(tmp_path / "b", worse=0.001), runs(tmp_path / "c", worse=0.06)
     good = command(str(a), str(b), "--metric", "val/loss")
     assert (good.returncode, good.stderr) == (0, "")
-    assert "PASS" in good.stdout and "+1.00 % and +2.00 %" in good.stdout
+    assert "PASS" in good.stdout and "1.00 % and 2.00 %" in good.stdout
     bad = command(str(a), str(c), "--metric", "val/loss", "--format", "json")
     assert bad.returncode == 1
     fields = json.loads(bad.stdout)

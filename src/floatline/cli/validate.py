@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from floatline.validation.running.processes import Runner
     from floatline.validation.verdict.comparison import Comparison
     from floatline.validation.verdict.pairs import ArmRun
+
+_TERMINATED = 128 + signal.SIGTERM
 
 
 def validate(
@@ -97,6 +101,21 @@ def validate(
     ] = None,
     min_seeds: Annotated[int, typer.Option("--min-seeds", min=1, help="The fewest seeds that are run.")] = 3,
     max_seeds: Annotated[int, typer.Option("--max-seeds", min=1, help="The most seeds that are run.")] = 20,
+    rare: Annotated[
+        float | None,
+        typer.Option(
+            "--rare",
+            metavar="SHARE",
+            help="Run enough seeds that a PASS rules out this share of bad ones, such as 0.1.",
+        ),
+    ] = None,
+    resolution: Annotated[
+        float | None,
+        typer.Option(
+            "--resolution",
+            help="The step in which the metric moves, such as 1 / items. The default is what its values show.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
     curve: Annotated[
         str | None,
@@ -149,6 +168,8 @@ def validate(
         "horizon": horizon,
         "min_seeds": min_seeds,
         "max_seeds": max_seeds,
+        "rare": rare,
+        "resolution": resolution,
         "seed": seed,
         "folder": folder,
         "resume": resume,
@@ -219,8 +240,9 @@ def validate(
                     **asked,
                 )
         except KeyboardInterrupt:
-            typer.echo("floatline: interrupted. What is finished is kept: go on with --resume.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
+            how, code = ("ended by SIGTERM", _TERMINATED) if progress.terminated else ("interrupted", INTERRUPTED)
+            typer.echo(f"floatline: {how}. What is finished is kept: go on with --resume.", err=True)
+            raise typer.Exit(code) from None
     report = _write_report(result)
     if output is OutputFormat.json:
         print_json(result.contract(report))
@@ -283,15 +305,23 @@ def _print(result: Validation, report: str) -> None:
 
 
 class StudyProgress:
-    """Hears of what a study does, and shows it on stderr; says nothing where that is no terminal."""
+    """Hears of what a study does, and shows it on stderr: as a bar on a terminal, elsewhere a line for each run.
+
+    SIGTERM ends the study as Ctrl-C does, and is told apart.
+    """
 
     def __init__(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
+        self.terminated = False
+        self._began = time.monotonic()
         self._console = Console(stderr=True, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )  # fmt: skip
         self._bar = Bar(*columns, console=self._console, disable=not self._console.is_terminal, transient=True)
         self._task = self._bar.add_task("looking at the target", total=None)
         self._done = 0
@@ -307,6 +337,19 @@ class StudyProgress:
         self._bar.update(self._task, description=what, completed=self._done, total=self._done + left)
         if run.error:
             self._say(f"{what} failed: {run.error}")
+        elif not self._console.is_terminal:
+            from floatline.validation.verdict.power import show_seconds
+
+            took = "" if run.seconds is None else f" in {show_seconds(run.seconds)}"
+            self._say(f"{what}: {run.metric:.6g}{took}; {self._say_left(left)}")
+
+    def _say_left(self, left: int) -> str:
+        from floatline.validation.verdict.power import show_seconds
+
+        if not left:
+            return "a look is taken"
+        seconds = (time.monotonic() - self._began) / self._done * left
+        return f"{left} run{'s' * (left > 1)} to the next look, about {show_seconds(seconds)}"
 
     def looked(self, comparison: Comparison) -> None:
         """Draw the interval of a candidate against the margins."""
@@ -317,7 +360,7 @@ class StudyProgress:
         if comparison.difference is None or comparison.interval is None:
             self._say(f"{head}, {comparison.reason}")
             return
-        first, second = (terms.show(margin) for margin in terms.margins)
+        first, second = (terms.size(margin) for margin in terms.margins)
         low, high = comparison.interval
         line = draw_line(comparison.difference, low, high, margins=terms.margins, labels=(first, second))
         self._say(f"{head}\n  {line}")
@@ -325,14 +368,22 @@ class StudyProgress:
     def measuring(self, what: str) -> None:
         """Say what is measured."""
         self._bar.update(self._task, description=f"measuring {what}", total=None)
+        if not self._console.is_terminal:
+            self._say(f"measuring {what}")
 
     def _say(self, text: str) -> None:
-        if self._console.is_terminal:
-            self._console.print(text, markup=False, soft_wrap=True)
+        name = "" if self._console.is_terminal else "floatline: "
+        self._console.print(f"{name}{text}", markup=False, soft_wrap=True)
 
     def __enter__(self) -> StudyProgress:
+        self._before = signal.signal(signal.SIGTERM, self._terminate)
         self._bar.start()
         return self
 
+    def _terminate(self, *_: object) -> None:
+        self.terminated = True
+        raise KeyboardInterrupt
+
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+        signal.signal(signal.SIGTERM, self._before)

@@ -30,7 +30,7 @@ from floatline.rescuing.finished_stages import (
 from floatline.rescuing.result import Rescue, Stage, Tried
 from floatline.rescuing.short_run import Trial, find_shortfall
 from floatline.rescuing.trials import settle_scale
-from floatline.rescuing.verification import Margins, Speaker, settle_margins, usual_margins
+from floatline.rescuing.verification import SHORT_SEEDS, Margins, Speaker, settle_margins, usual_margins
 from floatline.validation.result import Validation
 from floatline.validation.running.environment import describe_environment
 from floatline.validation.script_study import check_metric, check_seeds, name_script, validate_script
@@ -44,8 +44,6 @@ from floatline.validation.verdict.terms import LOOKS
 STEPS = 40
 _SEED = "{seed}"
 _MOST_VALIDATIONS = 2
-# A training loss is noisier than a metric over a test set.
-_SHORT_SEEDS = 8
 
 
 def rescue_script(
@@ -315,7 +313,7 @@ class _ScriptRescuer:
                 given.words, [way.plan], metric=given.metric, higher_is_better=given.higher_is_better,
                 scale=margins.scale, margins=margins.values,
                 steps=given.steps, seed=given.seed, shifts=given.shifts, sources=way.sources, device=given.device,
-                max_seeds=LOOKS[-1] if given.prove else _SHORT_SEEDS, folder=folder, timeout=given.timeout,
+                max_seeds=LOOKS[-1] if given.prove else SHORT_SEEDS, folder=folder, timeout=given.timeout,
                 resume=(folder / "study.json").is_file(), watcher=Speaker(self._say),
             )  # fmt: skip
         except FloatlineError as error:

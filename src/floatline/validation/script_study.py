@@ -43,6 +43,8 @@ def validate_script(
     steps: int | None = None,
     min_seeds: int = LOOKS[0],
     max_seeds: int = LOOKS[-1],
+    rare: float | None = None,
+    resolution: float | None = None,
     seed: int = 0,
     shifts: bool = False,
     sources: dict[str, str] | None = None,
@@ -73,6 +75,8 @@ def validate_script(
         steps: Steps after which the script is ended; None lets it run to its end.
         min_seeds: The fewest seeds, where the first look is taken.
         max_seeds: The most seeds; the looks are at 3, 5, 8, 12 and 20 of them.
+        rare: The share of failing seeds that a PASS must rule out, which takes more seeds; None asks for none.
+        resolution: The step in which the metric moves, such as 1 / items; None reads it from the values.
         seed: The first seed.
         shifts: Whether the script's own seeds are raised by the arm's, where the command has no `{seed}`.
         sources: Texts that the candidates import instead of files, by path.
@@ -95,7 +99,9 @@ def validate_script(
         higher_is_better=check_metric(metric, higher_is_better),
         scale=scale,
         margins=margins,
-        looks=looks_between(min_seeds, max_seeds),
+        looks=looks_between(min_seeds, max_seeds, rare),
+        resolution=resolution,
+        rare=rare,
         horizon=horizon,
         language_model=language_model,
     )

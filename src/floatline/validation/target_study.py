@@ -38,6 +38,8 @@ def validate(
     horizon: int | None = None,
     min_seeds: int = LOOKS[0],
     max_seeds: int = LOOKS[-1],
+    rare: float | None = None,
+    resolution: float | None = None,
     seed: int = 0,
     curve: Curve | None = None,
     broken: bool = True,
@@ -72,6 +74,8 @@ def validate(
         horizon: Steps of the real training, where it is longer than the tested one.
         min_seeds: The fewest seeds, where the first look is taken.
         max_seeds: The most seeds; the looks are at 3, 5, 8, 12 and 20 of them.
+        rare: The share of failing seeds that a PASS must rule out, which takes more seeds; None asks for none.
+        resolution: The step in which the metric moves, such as 1 / items; None reads it from the values.
         seed: The first seed.
         curve: What the arms are compared by on the way. None: the metric, where taking it costs less than half of the
             training, or else the training loss.
@@ -93,7 +97,9 @@ def validate(
         higher_is_better=bool(higher_is_better),
         scale=scale,
         margins=margins,
-        looks=looks_between(min_seeds, max_seeds),
+        looks=looks_between(min_seeds, max_seeds, rare),
+        resolution=resolution,
+        rare=rare,
         horizon=horizon,
         language_model=language_model,
     )

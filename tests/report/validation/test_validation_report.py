@@ -77,8 +77,8 @@ def test_a_number_that_differs_would_be_found(tmp_path):
     folder = write_report(make_validation(), tmp_path).parent
     markdown = (folder / "report.md").read_text(encoding="utf-8")
     shown = shown_tables(json.loads((folder / "report.json").read_text(encoding="utf-8"))["shown"])
-    assert "0.81 %" in markdown
-    assert read_markdown(markdown.replace("0.81 %", "0.82 %")).tables[1:] != shown
+    assert "0.58 %" in markdown
+    assert read_markdown(markdown.replace("0.58 %", "0.59 %")).tables[1:] != shown
 
 
 def test_what_is_shown_is_what_was_measured(tmp_path):
@@ -86,9 +86,9 @@ def test_what_is_shown_is_what_was_measured(tmp_path):
     data = json.loads((write_report(validation, tmp_path).parent / "report.json").read_text(encoding="utf-8"))
     tiles = {tile["label"]: tile for tile in data["shown"]["tiles"]}
     best = validation.best
-    assert float(tiles["Difference"]["value"].rstrip(" %")) == round(100 * best.difference, 2)
-    low, high = re.findall(r"[-+]\d+\.\d+", tiles["Difference"]["detail"])[:2]
-    assert (float(low), float(high)) == tuple(round(100 * end, 2) for end in best.interval)
+    assert tiles["Difference"]["value"] == f"{100 * best.difference:.2f} % worse"
+    low, high = (100 * end for end in best.interval)
+    assert tiles["Difference"]["detail"].startswith(f"[{-low:.2f} % better, {high:.2f} % worse]")
     assert tiles["Speed"]["value"] == f"{1 / validation.speed[0].timing.ratio:.2f}×"
     assert data["difference"] == best.difference
     assert Validation.from_json(data["validation"]).best == best
@@ -215,7 +215,7 @@ def test_units_stay_with_their_numbers():
 def test_drawings_say_their_numbers_in_words(tmp_path):
     page = Page(write_report(make_validation(), tmp_path).read_text(encoding="utf-8"))
     labels = [attrs["aria-label"] for tag, attrs in page.elements if tag == "svg" and attrs.get("role") == "img"]
-    assert any("interval [-0.63 %, +0.81 %], PASS" in label for label in labels)
+    assert any("interval [0.60 % better, 0.58 % worse], PASS" in label for label in labels)
     assert any("1.82× as fast" in label for label in labels)
     assert all(label for label in labels)
 
@@ -223,10 +223,10 @@ def test_drawings_say_their_numbers_in_words(tmp_path):
 def test_a_small_difference_does_not_look_like_none():
     terms = Terms()
     assert [terms.show(value) for value in (0.0, 0.00012, 0.00003, -0.0000042)] == [
-        "+0.00 %",
-        "+0.01 %",
-        "+0.0030 %",
-        "-0.0004 %",
+        "0.00 %",
+        "0.01 % worse",
+        "0.0030 % worse",
+        "0.0004 % better",
     ]
 
 

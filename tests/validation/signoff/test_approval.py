@@ -69,7 +69,7 @@ def test_a_pass_is_signed_and_everything_is_kept(repository):
     assert (record.target, record.verdict, record.override) == ("train.py", "PASS", "")
     assert record.report_sha256 == hashlib.sha256((folder / "validation.json").read_bytes()).hexdigest()
     assert set(record.code) == {"train.py", "helper.py"}
-    assert "+1.00 % and +2.00 %, 3 paired seeds" in record.result
+    assert "margins 1.00 % and 2.00 %, 3 paired seeds" in record.result
     assert check_target("train.py").approved
     assert approved_plan("train.py") == PLANS["fp16-mixed"]
 

@@ -134,7 +134,7 @@ def test_an_arm_that_raises_ends_the_study_at_once(tmp_path):
 def test_the_plan_is_told_before_and_its_time_after_the_first_seed(tmp_path):
     notes = Notes()
     make(tmp_path, "good", watcher=notes).run()
-    assert notes.plans[0].startswith("PASS up to +1.00 %") and len(notes.plans) == 2
+    assert notes.plans[0].startswith("PASS up to 1.00 % worse") and len(notes.plans) == 2
     assert " s (at most " in notes.plans[1]
 
 
@@ -154,3 +154,14 @@ def test_the_command_that_does_it_again_names_the_curve_that_was_asked_for():
     subject = Subject("net.py", [resolve_plan("fp16-mixed")], resolve_plan("fp32"), Limits(steps=3), seed=4)
     assert "--curve metric" in reproduce(subject, Terms("loss"), "metric")
     assert "--curve" not in reproduce(subject, Terms("loss"))
+
+
+def test_the_arms_of_a_seed_come_in_an_order_drawn_at_random_and_the_same_again(tmp_path):
+    orders = []
+    for again in range(2):
+        study = make(tmp_path / str(again), "good", "bad")
+        orders.append([(job.seed, job.arm) for job in study._jobs()])
+    assert orders[0] == orders[1]
+    seeds = sorted({seed for seed, _ in orders[0]})
+    assert [seed for seed, _ in orders[0]] == sorted(seed for seed, _ in orders[0])
+    assert len({tuple(arm for s, arm in orders[0] if s == seed) for seed in seeds}) > 1

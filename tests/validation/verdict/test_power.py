@@ -1,6 +1,5 @@
 """Seeds, time, speed, unpaired runs and the order of several candidates."""
 
-import importlib.util
 import math
 import random
 import subprocess
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.validation.studies import arms, run
+from tests.validation.studies import arms, load_benchmark, run
 
 from floatline.errors import ComparisonError
 from floatline.validation.verdict.comparison import describe_several, rank
@@ -26,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_table_of_seeds():
-    assert [seeds_needed(sd, 0.01) for sd in USUAL_SPREADS] == [3, 4, 11, 36]
+    assert [seeds_needed(sd, 0.01) for sd in USUAL_SPREADS] == [4, 6, 14, 42]
     assert seeds_needed(0.0, 0.01) == 3
     assert seeds_needed(1.0, 0.01) is None
 
@@ -37,8 +36,8 @@ def test_a_wider_margin_needs_fewer_seeds():
 
 def test_the_plan_says_what_to_expect():
     plan = plan_seeds(0.01, terms=TERMS, seconds_per_seed=60, num_at_once=2)
-    assert plan.pass_rate == pytest.approx(0.976, abs=0.015)
-    assert plan.expected_seeds == pytest.approx(9.9, abs=0.4)
+    assert plan.pass_rate == pytest.approx(0.918, abs=0.015)
+    assert plan.expected_seeds == pytest.approx(13.6, abs=0.4)
     assert plan.seconds == pytest.approx(30 * plan.expected_seeds)
     assert plan.most_seconds == 600
     assert plan_seeds(0.01, terms=TERMS).seconds is None
@@ -47,8 +46,9 @@ def test_the_plan_says_what_to_expect():
 
 def test_the_plan_in_words():
     text = describe_plans([plan_seeds(sd, terms=TERMS, seconds_per_seed=60) for sd in (0.0025, 0.02)], terms=TERMS)
-    assert text.splitlines()[0].startswith("PASS up to +1.00 %, FAIL from +2.00 %; looks at 3, 5, 8, 12, 20 seeds")
-    assert "90 % would take 36 seeds" in text.splitlines()[2]
+    first = "PASS up to 1.00 % worse, FAIL from 2.00 % worse. Looks at 3, 5, 8, 12, 20 seeds"
+    assert text.splitlines()[0].startswith(first)
+    assert "90 % would take 42 seeds" in text.splitlines()[2]
     assert "would take" not in text.splitlines()[1]
     assert (show_seconds(40), show_seconds(720), show_seconds(12600)) == ("40 s", "12 min", "3.5 h")
 
@@ -205,16 +205,13 @@ def test_several_candidates_are_told_of_their_common_error():
 
 
 def test_the_simulated_table_holds_with_few_studies():
-    spec = importlib.util.spec_from_file_location("validation_power", ROOT / "benchmarks/validation_power.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    module = load_benchmark()
     rows = {row.rule: row for row in module.simulate(num_studies=1000, seed=1)}
     ours, single, welch = (rows[name] for name in (module.PROTOCOL, module.SINGLE, module.WELCH))
     assert ours.passes[0.01] <= 0.06 + 0.015  # two standard errors of 1,000 studies
     assert ours.passes[0.02] <= 0.005
     assert ours.passes[0.03] <= 0.005
-    assert ours.passes[0.0] >= 0.95
+    assert ours.passes[0.0] >= 0.89
     assert ours.fails[0.0] <= 0.005
     assert single.passes[0.02] > 0.2
     assert welch.passes[0.01] > 0.8

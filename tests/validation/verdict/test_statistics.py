@@ -11,7 +11,6 @@ from floatline.validation.verdict.statistics import (
     computed_factors,
     critical_factors,
     nominal_level,
-    power_of_test,
     probability_below,
     quantile,
 )
@@ -93,10 +92,3 @@ def test_one_look_is_an_ordinary_interval():
 def test_looks_that_do_not_rise_are_refused(looks):
     with pytest.raises(ComparisonError, match="must rise"):
         critical_factors(looks)
-
-
-def test_power_is_that_of_simulated_tests():
-    x = np.random.default_rng(3).standard_normal((100_000, 11)) + 1.0
-    t = x.mean(axis=1) * math.sqrt(11) / x.std(axis=1, ddof=1)
-    assert power_of_test(1.0, 11) == pytest.approx((t > quantile(0.95, 10)).mean(), abs=0.004)
-    assert power_of_test(0.0, 11) == pytest.approx(0.05, abs=1e-8)

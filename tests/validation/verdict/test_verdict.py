@@ -19,6 +19,7 @@ from floatline.validation.verdict.power import (
     measure_noise,
     plan_seeds,
 )
+from floatline.validation.verdict.statistics import reach
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.verdict import decide, next_look
 
@@ -57,14 +58,16 @@ def test_equal_arms_pass_at_the_first_look():
     assert result.verdict == "PASS"
     assert result.seeds == (0, 1, 2)
     assert result.interval == (result.looks[0].low, result.looks[0].high)
-    assert result.looks[0].high == pytest.approx(result.difference + 3.42 * np.std(result.excesses, ddof=1))
+    sd, wider = np.std(result.excesses, ddof=1), reach(3.42, 3, np.float64(result.looks[0].skew))
+    assert result.looks[0].high == pytest.approx(result.difference + wider * sd)
+    assert wider > 3.42
     assert look_again(arms([0.001, -0.001, 0.0005])) is None
 
 
 def test_a_candidate_that_is_worse_fails_at_the_first_look():
     result = verdict_of(arms([0.05, 0.052, 0.049]))
     assert result.verdict == "FAIL"
-    assert "at or above +2.00 %" in result.reason
+    assert "2.00 % worse or more" in result.reason
 
 
 def test_between_the_margins_is_marginal():
@@ -192,7 +195,8 @@ def test_a_language_model_is_told_what_a_percent_is_worth():
 
 
 def test_a_metric_near_one_is_told_what_the_margin_is_of_its_errors():
-    runs = [run(a, s, m, start=0.1) for s in range(3) for a, m in (("fp32", 0.98), (CANDIDATE, 0.979 + s * 1e-4))]
+    ends = [("fp32", 0.98), (CANDIDATE, 0.978)]
+    runs = [run(a, s, m + s * s * 1e-6, start=0.1) for s in range(3) for a, m in ends]
     accuracy = Terms(metric="accuracy", higher_is_better=True)
     assert any("49 % of the errors" in note for note in verdict_of(runs, accuracy).notes)
     assert verdict_of(runs, accuracy).verdict == "PASS"
@@ -208,12 +212,12 @@ def test_a_negative_metric_is_refused_and_compared_by_its_difference():
     assert verdict_of(runs, replace(terms, scale="difference", margins=(0.1, 0.2))).verdict == "PASS"
 
 
-def test_the_same_difference_in_every_pair_is_noted():
-    runs = [run(a, s, m) for s in range(3) for a, m in (("fp32", 2.0), (CANDIDATE, 2.002))]
-    result = verdict_of(runs)
-    assert result.verdict == "PASS"
-    assert result.interval[0] == result.interval[1]
-    assert any("too coarse" in note for note in result.notes)
+def test_a_metric_without_any_spread_decides_nothing_unless_its_steps_are_known():
+    runs = [run(a, s, 2.0) for s in range(3) for a in ("fp32", CANDIDATE)]
+    assert (verdict_of(runs).verdict, look_again(runs)) == ("INCONCLUSIVE", 5)
+    assert "too coarse" in verdict_of(runs).reason
+    assert verdict_of(runs, replace(TERMS, resolution=0.001)).verdict == "PASS"
+    assert verdict_of(runs, replace(TERMS, resolution=0.02)).verdict == "INCONCLUSIVE"  # a step is 1 % itself
 
 
 def test_identical_arms_are_refused():
@@ -297,7 +301,7 @@ def test_a_comparison_comes_back_from_json():
 def test_the_text_says_verdict_interval_and_margins():
     text = str(verdict_of(arms([0.001, -0.001, 0.0005])))
     assert text.startswith("fp16-mixed vs fp32 on loss: PASS")
-    assert "margins    +1.00 % and +2.00 %, 3 paired seeds" in text
+    assert "margins    1.00 % and 2.00 %, 3 paired seeds" in text
     assert "but: a PASS holds" in text
 
 
@@ -308,8 +312,9 @@ def test_the_text_of_a_refusal_names_gate_and_way_out_and_that_of_a_fail_does_no
 
 def test_the_text_of_a_higher_is_better_metric_says_which_side_is_worse():
     runs = [run(a, s, m + s / 100, start=0.1) for s in range(3) for a, m in (("fp32", 0.8), (CANDIDATE, 0.7))]
-    assert "positive is worse" in str(verdict_of(runs, Terms(metric="hmean", higher_is_better=True)))
-    assert "positive is worse" not in str(verdict_of(arms([0.001, -0.001, 0.0005])))
+    assert "difference 13.18 % worse" in str(verdict_of(runs, Terms(metric="hmean", higher_is_better=True)))
+    assert "difference 0.02 % worse" in str(verdict_of(arms([0.001, -0.001, 0.0005])))
+    assert "difference 0.02 % better" in str(verdict_of(arms([-0.001, 0.001, -0.0005])))
 
 
 def test_many_studies_at_once_end_as_one_by_one():

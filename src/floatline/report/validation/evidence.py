@@ -30,7 +30,7 @@ def interval_part(comparison: Comparison, runs: Sequence[ArmRun]) -> Part:
         blocks.append(Words("No look was taken, so that there is no interval.", "missing"))
     if comparison.noise is not None:
         noise = comparison.noise
-        known = terms.show(noise.half_width).lstrip("+") if math.isfinite(noise.half_width) else "nothing"
+        known = terms.size(noise.half_width) if math.isfinite(noise.half_width) else "nothing"
         mean = show_excess(noise.mean, terms)
         blocks.append(
             Words(
@@ -55,7 +55,7 @@ def _looks_drawing(comparison: Comparison) -> Drawing:
         )
         for look in comparison.looks
     ]
-    labels = (terms.show(terms.margins[0]), terms.show(terms.margins[1]))
+    labels = (terms.size(terms.margins[0]), terms.size(terms.margins[1]))
     said = [
         f"after {look.num_seeds} {what} {terms.show(look.mean)}, interval {show_ends(look.low, look.high, terms)}, "
         f"{look.verdict}"
@@ -73,25 +73,24 @@ def _looks_table(comparison: Comparison) -> Table:
         (
             show_count(look.num_seeds),
             terms.show(look.mean),
-            terms.show(look.sd).lstrip("+"),
+            terms.size(look.sd),
+            *(() if look.skew is None else (f"{look.skew:.1f}",)),
             f"{look.factor:.2f}",
             show_ends(look.low, look.high, terms),
             look.verdict,
         )
         for look in comparison.looks
     )
+    skewed = all(look.skew is not None for look in comparison.looks)
+    caption = "Look by look; the interval is mean ∓ k · sd, its ends moved outwards for the skewness of noise"
+    head = ("seeds", "mean", "sd", *(("skewness",) if skewed else ()), "k", "interval", "says")
+    if not comparison.paired:
+        caption, head = "The interval is mean ∓ t · error", ("seeds", "mean", "error", "t", "interval", "says")
     return Table(
-        "Look by look; the interval is mean ∓ k · sd" if comparison.paired else "The interval is mean ∓ t · error",
-        (
-            "seeds",
-            "mean",
-            "sd" if comparison.paired else "error",
-            "k" if comparison.paired else "t",
-            "interval",
-            "says",
-        ),
+        caption,
+        head,
         rows,
-        numeric=(0, 1, 2, 3, 4),
+        numeric=tuple(range(len(head) - 1)),
         tones=tuple(TONES[look.verdict] for look in comparison.looks),
     )
 
@@ -145,7 +144,7 @@ def curve_part(comparison: Comparison, runs: Sequence[ArmRun]) -> Part:
     if band is None:
         blocks.append(Words("No band could be drawn: it takes 2 paired seeds with curves.", "missing"))
     else:
-        limit = terms.show(band.limit)
+        limit = terms.size(band.limit)
         words = f"The band is not shown to stay within the limit of {limit}."
         if band.holds:
             words = f"The whole band stays within the limit of {limit}, at all {len(band.steps)} checkpoints at once."
@@ -165,7 +164,7 @@ def curve_part(comparison: Comparison, runs: Sequence[ArmRun]) -> Part:
         blocks.append(
             Words(
                 f"{head}: over the last half the line reaches {terms.show(drift.at_horizon)} at step "
-                f"{drift.horizon:,}, against {terms.show(drift.limit)}."
+                f"{drift.horizon:,}, against {terms.size(drift.limit)}."
             )
         )
     return Part("The paired curves", tuple(blocks))

@@ -64,7 +64,7 @@ def _tiles(validation: Validation, comparison: Comparison) -> tuple[Tile, ...]:
     terms = comparison.terms
     ends = "no look was taken"
     if comparison.interval is not None:
-        ends = f"{show_ends(*comparison.interval, terms)}; PASS to {terms.show(terms.margins[0])}"
+        ends = f"{show_ends(*comparison.interval, terms)}; PASS to {terms.size(terms.margins[0])} worse"
     pairing = "paired" if comparison.paired else "unpaired"
     tiles = [
         Tile("Difference", show_excess(comparison.difference, terms), ends),
@@ -117,22 +117,29 @@ def _chapter(validation: Validation, comparison: Comparison) -> Chapter:
 
 def _terms_part(comparison: Comparison) -> Part:
     terms = comparison.terms
-    first, second = (terms.show(margin) for margin in terms.margins)
+    first, second = (terms.size(margin) for margin in terms.margins)
+    error = terms.error(paired=comparison.paired)
     rows = [
         ("metric", terms.metric),
         ("better is", "higher" if terms.higher_is_better else "lower"),
         ("differences are", _SCALES[terms.scale]),
-        ("PASS up to", first),
-        ("FAIL from", second),
+        ("PASS up to", f"{first} worse"),
+        ("FAIL from", f"{second} worse"),
         ("looks at", f"{', '.join(str(look) for look in terms.looks)} seeds"),
-        ("chance of each one-sided error", f"{100 * terms.alpha:.3g} % over all looks"),
+        ("chance of each one-sided error", f"at most {100 * error:.3g} % over all looks"),
     ]
+    if comparison.plan is not None:
+        rows.append(("order of runs", "seed by seed, the arms of each in random order"))
+    if terms.rare is not None:
+        rows.append(("a PASS rules out", f"{100 * terms.rare:g} % of failing seeds"))
+    if terms.resolution is not None:
+        rows.append(("the metric moves in steps of", f"{terms.resolution:g}"))
     if terms.horizon is not None:
         rows.append(("planned steps", show_count(terms.horizon)))
     blocks: list[Block] = [Table("Settled before the first run", ("what", "value"), tuple(rows))]
     plan = comparison.plan
     if plan is not None:
-        spread = terms.show(plan.sd).lstrip("+")
+        spread = terms.size(plan.sd)
         blocks.append(
             Words(
                 f"Expected before the start, for pairs that spread by {spread}: about {plan.expected_seeds:.0f} of at "

@@ -78,9 +78,9 @@ def _print_interval(comparison: Comparison, console: Console) -> None:
     if comparison.difference is None or interval is None:
         return
     kind = "paired seeds" if comparison.paired else "unpaired seeds"
-    words = f"{show_excess(comparison.difference, terms)} {show_ends(*interval, terms)}, above 0 is worse"
+    words = f"{show_excess(comparison.difference, terms)} {show_ends(*interval, terms)}"
     _print_line(console, "differs", _line(f"{words}; {len(comparison.seeds)} {kind}"))
-    labels = (terms.show(terms.margins[0]), terms.show(terms.margins[1]))
+    labels = (terms.size(terms.margins[0]), terms.size(terms.margins[1]))
     width = max(16, min(44, console.width - 44))
     drawn = draw_line(comparison.difference, *interval, margins=terms.margins, labels=labels, width=width)
     _print_line(console, "", _line(drawn))

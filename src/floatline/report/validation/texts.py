@@ -26,11 +26,12 @@ UNKNOWN = "—"
 def meaning_of(comparison: Comparison) -> str:
     """What the verdict claims, in one sentence."""
     terms, reference = comparison.terms, comparison.reference
-    first, second = (terms.show(margin) for margin in terms.margins)
+    first, second = (terms.size(margin) for margin in terms.margins)
     words = {
-        "PASS": f"No worse than {reference} by more than {first}: the chance to say so wrongly is at most "
-        f"{100 * terms.alpha:.3g} %.",
-        "MARGINAL": f"Between {first} and {second}, or on its way there: a person has to weigh it.",
+        "PASS": f"No worse than {reference} by more than {first} on average: wrong in at most "
+        f"{100 * terms.error(paired=comparison.paired):.3g} % of such studies, if noise is no more skewed than an "
+        "exponential distribution and seeds do not follow one another.",
+        "MARGINAL": f"Worse by {first} to {second}, or on its way there, or in some seed: a person has to weigh it.",
         "FAIL": f"Worse than {reference} by {second} or more.",
         "INCONCLUSIVE": "Nothing is shown either way: this is not a pass.",
         "REFUSED": "The runs cannot answer the question: no verdict is given.",

@@ -229,7 +229,7 @@ def _choose(validation: Validation, candidate: str | None, path: Path) -> Compar
 
 def _result(comparison: Comparison) -> str:
     terms = comparison.terms
-    first, second = (terms.show(margin) for margin in terms.margins)
+    first, second = (terms.size(margin) for margin in terms.margins)
     text = f"{terms.metric}: {comparison.reason}"
     pairing = "paired seeds" if comparison.paired else "unpaired runs"
     flags = "".join(f"; {flag}" for flag in comparison.flags)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,8 @@ class Silence:
 class Study:
     """Arms over seeds.
 
-    The seeds are trained in their order, up to the next look; the looks take the first 3, 5, 8 … seeds whose arms are
+    The seeds are trained in their order, up to the next look, and the arms of each in an order drawn at random, so that
+    a machine that gets slower or hotter does so to all of them. The looks take the first 3, 5, 8 … seeds whose arms are
     all done. A candidate that is decided is trained no more. The broken arm is trained up to the first look only.
 
     Args:
@@ -134,7 +136,7 @@ class Study:
         return [
             job
             for seed in self.seeds[: min(looks)]
-            for arm in self._arms_at(seed)
+            for arm in _shuffled(self._arms_at(seed), seed)
             if (arm.name, seed) not in self._runs and self._wants(job := arm.job(seed))
         ]
 
@@ -231,3 +233,8 @@ def refuse_equal_seeds(comparison: Comparison, runs: Sequence[ArmRun]) -> Compar
     return replace(
         comparison, verdict="REFUSED", reason=text, gates=(gate, *comparison.gates), flags=()
     )  # one run, told several times, has no spread
+
+
+def _shuffled(arms: list[Arm], seed: int) -> list[Arm]:
+    """The arms in an order that the seed decides, so that a study that goes on has the same one."""
+    return random.Random(seed).sample(arms, len(arms))  # noqa: S311 - nothing is kept secret

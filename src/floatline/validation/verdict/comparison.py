@@ -21,10 +21,11 @@ class Look:
         num_seeds: n, the pairs looked at.
         mean: Mean of the pairs' excess; positive is worse.
         sd: Their standard deviation, with n - 1.
-        factor: k of this look; the interval is mean -+ k * sd.
+        factor: k of this look; of noise without any skewness the interval would be mean -+ k * sd.
         low: Lower end of the interval, L.
         high: Upper end of the interval, U.
         verdict: What this look decides; INCONCLUSIVE means: go on, if seeds are left.
+        skew: Skewness of the excesses, by which the ends are moved outwards; None where that is not done.
     """
 
     num_seeds: int
@@ -34,6 +35,7 @@ class Look:
     low: float
     high: float
     verdict: Verdict
+    skew: float | None = None
 
 
 @dataclass(frozen=True)
@@ -219,9 +221,8 @@ class Comparison:
         lines = [head]
         if self.difference is not None and self.interval is not None:
             low, high = (self.terms.show(end) for end in self.interval)
-            side = "; positive is worse" if self.terms.higher_is_better else ""
-            lines.append(f"  difference {self.terms.show(self.difference)}, interval [{low}, {high}]{side}")
-        first, second = (self.terms.show(margin) for margin in self.terms.margins)
+            lines.append(f"  difference {self.terms.show(self.difference)}, interval [{low}, {high}]")
+        first, second = (self.terms.size(margin) for margin in self.terms.margins)
         seeds = f"{len(self.seeds)} {'paired' if self.paired else 'unpaired'} seed{'s' * (len(self.seeds) != 1)}"
         lines.append(f"  margins    {first} and {second}, {seeds}")
         if self.verdict == "REFUSED":

@@ -74,7 +74,7 @@ def check_scale(pairs: Sequence[Pair], terms: Terms) -> Gate:
 def check_same_start(pairs: Sequence[Pair]) -> Gate:
     """The first loss of both arms is the same, but for rounding: same weights, same batch, same loss."""
     seen = [
-        (abs(b - a) / abs(a) if a else float(b != a) * math.inf, pair)
+        (0.0 if a == b else abs(b - a) / abs(a) if a else math.inf, pair)
         for pair in pairs
         for a, b in [_first(pair)]
         if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
@@ -106,6 +106,9 @@ def check_arms_differ(pairs: Sequence[Pair], terms: Terms) -> Gate:
     equal = all(pair.reference.metric == pair.candidate.metric for pair in pairs)
     if equal and len(silent) == len(pairs) >= terms.looks[0]:
         text = f"{terms.metric} is the same in both arms, bit by bit, in all {len(pairs)} seeds"
+        if not any(run.steps or len(run.curve) > 1 for run in _runs(pairs)):
+            advice = f"No run shows a step of training: check that it trains at all. {advice}"
+            return Gate("arms-differ", False, f"{text}, and nothing shows that any of them was trained", advice)
         return Gate("arms-differ", False, text, f"{advice} If they are, take a finer metric.")
     return Gate("arms-differ", True, "the arms are not bit-identical")
 
@@ -156,7 +159,7 @@ def check_noise(noise: NoiseFloor | None, terms: Terms) -> Gate:
         return Gate("noise-floor", None, "FP32 was not run against nudged FP32")
     if noise.half_width == 0:
         return Gate("noise-floor", None, "the nudged arm equals FP32 to the last bit, so that no noise was seen")
-    half = terms.show(noise.half_width).lstrip("+")
+    half = terms.size(noise.half_width)
     text = f"FP32 against nudged FP32 is known to {half}"
     if noise.half_width <= terms.margins[0] / 2:
         return Gate("noise-floor", True, text)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from floatline.validation.verdict.comparison import Comparison
 from floatline.validation.verdict.pairs import ArmRun, Pair, unpaired_seeds
+from floatline.validation.verdict.rare_seeds import describe_tail
+from floatline.validation.verdict.statistics import follows
 from floatline.validation.verdict.terms import LANGUAGE_MODEL_MARGINS, Terms
 
 NEAR_ONE = 0.9
+_FOLLOWS = 2.0  # standard errors of a lag-1 autocorrelation
 
 
 def flags_of(comparison: Comparison, pairs: Sequence[Pair]) -> tuple[str, ...]:
@@ -18,6 +24,13 @@ def flags_of(comparison: Comparison, pairs: Sequence[Pair]) -> tuple[str, ...]:
     flags: list[str] = []
     if comparison.suspicious:
         flags.append("suspiciously better: precision does not explain it, so look for another difference of the arms")
+    flags.append(describe_tail(len(comparison.seeds)))
+    num = len(comparison.excesses)
+    if num > 2 and (share := follows(np.array(comparison.excesses))) > _FOLLOWS / math.sqrt(num):
+        flags.append(
+            f"the difference of a seed follows the last one's ({share:.1f} of it): the interval takes seeds to be "
+            "independent, so look for what drifts from run to run"
+        )
     steps = [run.last_step for pair in pairs for run in (pair.reference, pair.candidate) if run.last_step is not None]
     if steps:
         flags.append(f"a PASS holds to the tested horizon of {min(steps):,} steps")
@@ -46,8 +59,6 @@ def notes_of(
         )
     if terms.higher_is_better and terms.scale == "log" and pairs:
         notes += _near_one(pairs, terms)
-    if comparison.looks and comparison.looks[-1].sd == 0:
-        notes.append("every pair differs by the same amount: the metric may be too coarse to show noise")
     alone = unpaired_seeds(runs, candidate=comparison.candidate, reference=comparison.reference)
     if comparison.paired and alone:
         notes.append(f"{_listed(alone)} in one arm only, and not used")

@@ -1,4 +1,4 @@
-"""Student's t, and critical factors: how wide an interval must be when the result is looked at several times."""
+"""Student's t, critical factors and skewness: how wide an interval must be that is looked at several times."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _NUM_NODES = 40
 _NUM_STATES = 192
 # The protocol's published factors. Computed ones are within 1.4 %; with these all looks together err with 4.9 %.
 _USUAL = (3.42, 1.52, 0.98, 0.73, 0.54)
+# A few numbers show less of the skewness of their noise than it has, and three of them nearly none.
+_SKEW_GAIN, _SKEW_LEAST = 3.0, 0.7
 
 
 def critical_factors(looks: tuple[int, ...] = LOOKS, alpha: float = 0.05) -> tuple[float, ...]:
@@ -40,6 +42,44 @@ def critical_factors(looks: tuple[int, ...] = LOOKS, alpha: float = 0.05) -> tup
 def computed_factors(looks: tuple[int, ...], level: float) -> tuple[float, ...]:
     """k of each look at one nominal level."""
     return tuple(quantile(1.0 - level, float(n - 1)) / math.sqrt(n) for n in looks)
+
+
+def reach(factor: float, num: int, skew: Array) -> Array:
+    """How many standard deviations the upper end of an interval lies above the mean, where noise is skewed.
+
+    A long tail upwards is seldom in a small sample, whose mean and spread are then too small both. The lower end is
+    that of the numbers with their signs turned.
+
+    Numerics:
+        The first effect of skewness G on t (Johnson 1978): with t = k sqrt(n), the end moves outwards by
+            G (1 + 2 t^2) / (6 sqrt(n))
+        standard errors. G = max(0, 3 g) + 0.7, with g the sample's own skewness, of which a few numbers show but a
+        part. With these two numbers, settled by simulation, all looks together say PASS of a candidate that is worse
+        by just the margin in at most 6 % of studies with symmetric noise and 8 % with skewed noise up to
+        lognormal(0.5) and exponential. Checked by tests/validation/verdict/test_noise.py.
+
+    Args:
+        factor: k of the look, which is the reach without any skewness.
+        num: Pairs.
+        skew: g, for each study.
+    """
+    skewness = np.maximum(_SKEW_GAIN * skew, 0.0) + _SKEW_LEAST
+    return factor + skewness * (1.0 + 2.0 * num * factor**2) / (6.0 * num)
+
+
+def follows(values: Array) -> float:
+    """How much of each number's difference from the mean the next one takes over: the lag-1 autocorrelation."""
+    apart = values - values.mean()
+    square = float(apart @ apart)
+    return float(apart[:-1] @ apart[1:]) / square if square > 0 else 0.0
+
+
+def skewness_of(values: Array) -> Array:
+    """The third moment about the mean of each row, over the second to the power of 3/2; 0 where all are the same."""
+    apart = values - values.mean(axis=-1, keepdims=True)
+    second, third = (apart**2).mean(axis=-1), (apart**3).mean(axis=-1)
+    spread = np.where(second > 0, second, 1.0) ** 1.5
+    return np.where(second > 0, third / spread, 0.0)
 
 
 @cache
@@ -181,31 +221,3 @@ def quantile(probability: float, freedom: float) -> float:
         else:
             high = middle
     return 0.5 * (low + high)
-
-
-def power_of_test(effect: float, num_seeds: int, *, alpha: float = 0.05) -> float:
-    """Chance that a one-sided paired t test of fixed size finds an effect of so many standard deviations.
-
-    Numerics:
-        The noncentral t tail as an integral over the spread s of the sample: Phi(effect * sqrt(n) - t * s), with
-        s ** 2 * (n - 1) chi-squared. Good to 1e-8.
-    """
-    freedom = num_seeds - 1
-    t = quantile(1.0 - alpha, float(freedom))
-    # The spread's density is negligible beyond 12 of its own standard deviations, about 1 / sqrt(2 * freedom).
-    reach = 1.0 + 12.0 / math.sqrt(2.0 * freedom)
-    spread = 0.5 * reach * (_NODES + 1.0)
-    log_density = (
-        math.log(2.0)
-        + 0.5 * freedom * math.log(0.5 * freedom)
-        - math.lgamma(0.5 * freedom)
-        + (freedom - 1) * np.log(spread)
-        - 0.5 * freedom * spread**2
-    )
-    found = normal_below(effect * math.sqrt(num_seeds) - t * spread)
-    return float(0.5 * reach * (_WEIGHTS @ (np.exp(log_density) * found)))
-
-
-def normal_below(z: NDArray[np.float64]) -> NDArray[np.float64]:
-    """P(Z <= z) of the standard normal, element by element."""
-    return np.array([0.5 * math.erfc(-value / math.sqrt(2.0)) for value in z])

@@ -16,6 +16,7 @@ Scale = Literal["log", "log-error", "difference"]
 LOOKS = (3, 5, 8, 12, 20)
 MARGINS = (0.01, 0.02)
 LANGUAGE_MODEL_MARGINS = (0.0025, 0.005)
+_UNLIKELY, _SKEWED_ERROR = 0.05, 1.6
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Terms:
         alpha: Chance of each one-sided error, over all looks together.
         horizon: Steps of the real training, where it is longer than the tested one; None: the tested steps.
         language_model: The metric is a language model's loss: the notes then say what 1 % is worth.
+        resolution: The step in which the metric moves, such as 1 / items; None reads it from the values.
+        rare: The share of failing seeds that a PASS must rule out; None: as many as the looks take.
 
     Raises:
         ComparisonError: A value that no comparison can be made with.
@@ -46,6 +49,8 @@ class Terms:
     alpha: float = 0.05
     horizon: int | None = None
     language_model: bool = False
+    resolution: float | None = None
+    rare: float | None = None
 
     def __post_init__(self) -> None:
         if self.scale not in get_args(Scale):
@@ -60,6 +65,14 @@ class Terms:
         check_looks(self.looks)
         if not 0 < self.alpha < 0.5:
             raise ComparisonError(f"alpha {self.alpha:g} is not between 0 and 0.5. Use 0.05.")
+        if self.resolution is not None and not 0 < self.resolution < math.inf:
+            raise ComparisonError(f"A resolution of {self.resolution:g} is no step. Use such as 0.001.")
+        if self.rare is not None and not 0 < self.rare < 1:
+            raise ComparisonError(f"A share of {self.rare:g} failing seeds is not between 0 and 1. Use such as 0.1.")
+        if self.rare is not None and self.looks[-1] < (needed := seeds_to_bound(self.rare)):
+            raise ComparisonError(
+                f"{self.looks[-1]} seeds cannot rule out {100 * self.rare:g} % failing ones. Run {needed}."
+            )
         if self.horizon is not None and self.horizon < 1:
             raise ComparisonError(f"A horizon of {self.horizon} steps trains nothing. Use 1 or more, or leave it out.")
 
@@ -69,11 +82,25 @@ class Terms:
         return "metric" if self.scale == "difference" else "percent"
 
     def show(self, value: float) -> str:
-        """A difference for people: +0.31 %, +0.0031 % where two digits would show none, or the metric's own unit."""
+        """A difference for people, with its direction in words: 0.31 % worse, 0.31 % better."""
+        side = " worse" if value > 0 else " better" if value < 0 else ""
+        return f"{self.size(value)}{side}"
+
+    def size(self, value: float) -> str:
+        """A size without a direction: 0.31 %, 0.0031 % where two digits would show none, or the metric's own unit."""
         if self.unit == "metric":
-            return f"{value:+.3g}"
-        percent = 100 * value
-        return f"{percent:+.2f} %" if percent == 0 or abs(percent) >= 0.01 else f"{percent:+.4f} %"
+            return f"{abs(value):.3g}"
+        percent = abs(100 * value)
+        return f"{percent:.2f} %" if percent == 0 or percent >= 0.01 else f"{percent:.4f} %"
+
+    def error(self, *, paired: bool) -> float:
+        """The chance of each one-sided error, over all looks together, under noise up to an exponential's skewness.
+
+        Numerics:
+            1.6 alpha where looks are paired, by simulation: see `statistics.reach`. Where they are not, skewness falls
+            out of the difference of two arms, and it is alpha itself.
+        """
+        return _SKEWED_ERROR * self.alpha if paired else self.alpha
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, fit for JSON."""
@@ -91,12 +118,25 @@ def check_looks(looks: tuple[int, ...]) -> None:
         raise ComparisonError(f"Looks {looks} must rise, from 2 or more seeds. Use such as {LOOKS}.")
 
 
-def looks_between(least: int, most: int) -> tuple[int, ...]:
+def share_unseen(num: int) -> float:
+    """The largest share of failing seeds at which this many good ones in a row are still seen in one study of 20."""
+    return 1.0 - _UNLIKELY ** (1.0 / num)
+
+
+def seeds_to_bound(share: float) -> int:
+    """How many good seeds in a row bound the share of failing ones by this."""
+    return math.ceil(math.log(_UNLIKELY) / math.log(1.0 - share))
+
+
+def looks_between(least: int, most: int, rare: float | None = None) -> tuple[int, ...]:
     """The usual looks where at least and at most so many seeds are run: the first at `least`, the last at `most`.
+
+    A share of failing seeds that is to be ruled out raises the last look to as many seeds as that takes.
 
     Raises:
         ComparisonError: Fewer seeds than the smallest look, or a first look behind the last.
     """
+    most = most if rare is None else max(most, seeds_to_bound(rare))
     if min(least, most) < LOOKS[0]:
         raise ComparisonError(f"{min(least, most)} seeds are fewer than the smallest look. Use {LOOKS[0]} or more.")
     if least > most:
@@ -110,5 +150,7 @@ def words_of(terms: Terms) -> list[str]:
     words += ["--scale", terms.scale] if terms.scale != "log" else []
     words += ["--language-model"] if terms.language_model else []
     words += ["--horizon", str(terms.horizon)] if terms.horizon is not None else []
+    words += ["--resolution", f"{terms.resolution:g}"] if terms.resolution is not None else []
+    words += ["--rare", f"{terms.rare:g}"] if terms.rare is not None else []
     words += ["--min-seeds", str(terms.looks[0])] if terms.looks[0] != LOOKS[0] else []
     return words + (["--max-seeds", str(terms.looks[-1])] if terms.looks[-1] != LOOKS[-1] else [])

@@ -94,8 +94,9 @@ def _with_interval(result: Comparison, ours: list[ArmRun], theirs: list[ArmRun])
         [badness(run.metric, terms) for run in ours], [badness(run.metric, terms) for run in theirs], alpha=terms.alpha
     )
     verdict = judge_interval(look.low, look.high, terms=terms, last=True)
-    low, high, first, second = (terms.show(value) for value in (look.low, look.high, *terms.margins))
-    reason = f"the interval of unpaired runs is [{low}, {high}], against {first} and {second}"
+    low, high = terms.show(look.low), terms.show(look.high)
+    first, second = (terms.size(margin) for margin in terms.margins)
+    reason = f"the interval of unpaired runs is [{low}, {high}], against margins of {first} and {second}"
     return replace(
         result,
         verdict=verdict,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from floatline.errors import ComparisonError
 from floatline.validation.verdict.comparison import Band, Comparison, Drift, Gate, Look, NoiseFloor, PowerPlan, Verdict
@@ -18,8 +18,12 @@ from floatline.validation.verdict.gates import (
 )
 from floatline.validation.verdict.notes import flags_of, notes_of
 from floatline.validation.verdict.pairs import BROKEN, NUDGED, REFERENCE, ArmRun, Pair, pair_up
-from floatline.validation.verdict.power import is_futile, judge_look, measure_noise
-from floatline.validation.verdict.terms import Terms
+from floatline.validation.verdict.power import is_futile, judge_interval, judge_look, measure_noise
+from floatline.validation.verdict.rare_seeds import find_far_worse
+from floatline.validation.verdict.resolution import least_spread
+from floatline.validation.verdict.terms import Terms, seeds_to_bound
+
+_NO_SPREAD = "every pair differs by the same: the metric is too coarse, or say by --resolution in which steps it moves"
 
 
 def decide(
@@ -75,6 +79,8 @@ class _Evidence:
     band: Band | None = None
     drift: Drift | None = None
     no_curves: str = ""
+    far_worse: Mapping[int, str] = field(default_factory=dict[int, str])
+    least_sd: float = 0.0
 
 
 def _judge(
@@ -115,22 +121,27 @@ def _gather(runs: Sequence[ArmRun], pairs: tuple[Pair, ...], terms: Terms, refer
     sound = all(
         gate.passed is not False for gate in gates if gate.name in ("reference-finite", "scale-fits", "completed")
     )
-    noise, broken = None, None
+    noise, broken, far_worse, least_sd = None, None, {}, 0.0
     if sound:
         seeds = {pair.seed for pair in pairs}
         nudged = [pair for pair in pair_up(runs, candidate=NUDGED, reference=reference) if pair.seed in seeds]
         if check_completed(nudged).passed and check_scale(nudged, terms).passed:
             noise = measure_noise(nudged, terms=terms)
+        else:
+            nudged = []
+        if not any(pair.ruined(terms) for pair in pairs):
+            far_worse, least_sd = find_far_worse(pairs, nudged, terms), least_spread(pairs, terms)
         if candidate != BROKEN:
             wrong = [pair for pair in pair_up(runs, candidate=BROKEN, reference=reference) if pair.seed in seeds]
             broken = _verdict_on_broken(wrong, terms)
     gates = (*gates, check_noise(noise, terms), check_broken(broken))
     curves = curve_excesses(pairs, terms=terms) if sound else "the arms cannot be compared"
+    evidence = _Evidence(pairs, gates, noise, far_worse=far_worse, least_sd=least_sd)
     if isinstance(curves, str):
-        return _Evidence(pairs, gates, noise, no_curves=curves)
+        return replace(evidence, no_curves=curves)
     steps, excesses = curves
     band = simultaneous_band(steps, excesses, terms=terms, curve_of=pairs[0].reference.curve_of)
-    return _Evidence(pairs, gates, noise, band, fit_drift(steps, excesses, terms=terms))
+    return replace(evidence, band=band, drift=fit_drift(steps, excesses, terms=terms))
 
 
 def _verdict_on_broken(pairs: Sequence[Pair], terms: Terms) -> Verdict | None:
@@ -143,7 +154,9 @@ def _verdict_on_broken(pairs: Sequence[Pair], terms: Terms) -> Verdict | None:
     for num in terms.looks:
         if num > len(pairs):
             return verdict
-        verdict = judge_look([pair.excess(terms) for pair in pairs[:num]], terms=terms).verdict
+        look = judge_look([pair.excess(terms) for pair in pairs[:num]], terms=terms)
+        # One that is equal to FP32 without any spread passes, too.
+        verdict = judge_interval(look.low, look.high, terms=terms, last=num == terms.looks[-1])
         if verdict != "INCONCLUSIVE":
             return verdict
     return verdict
@@ -177,7 +190,7 @@ def _at_look(blank: Comparison, evidence: _Evidence) -> tuple[Comparison, bool]:
     if "scale-fits" in failed:
         return _refused(so_far), True
     excesses = tuple(pair.excess(terms) for pair in evidence.pairs)
-    look = judge_look(excesses, terms=terms)
+    look = judge_look(excesses, terms=terms, least_sd=evidence.least_sd)
     verdict, reason, final = _weigh(look, evidence, terms)
     so_far = replace(so_far, difference=look.mean, interval=(look.low, look.high), excesses=excesses)
     taken = replace(look, verdict=verdict)
@@ -191,17 +204,19 @@ def _at_look(blank: Comparison, evidence: _Evidence) -> tuple[Comparison, bool]:
 
 def _weigh(look: Look, evidence: _Evidence, terms: Terms) -> tuple[Verdict, str, bool]:
     """Verdict, reason, and whether it is final, of the interval and the curves."""
-    first, second = (terms.show(margin) for margin in terms.margins)
+    first, second = (terms.size(margin) for margin in terms.margins)
     ends = f"[{terms.show(look.low)}, {terms.show(look.high)}]"
     if look.verdict == "FAIL":
-        return "FAIL", f"the whole interval {ends} is at or above {second}", True
+        return "FAIL", f"the whole interval {ends} is {second} worse or more", True
     if look.verdict == "MARGINAL":
         return "MARGINAL", f"the interval {ends} stays within {second}, and not within {first}", True
     if look.verdict == "INCONCLUSIVE":
+        if not look.sd:
+            return "INCONCLUSIVE", _NO_SPREAD, False
         if is_futile(look, terms=terms):
             return (
                 "INCONCLUSIVE",
-                f"pairs spread by {terms.show(look.sd).lstrip('+')}, too wide for the last look",
+                f"pairs spread by {terms.size(look.sd)}, too wide for the last look",
                 True,
             )
         return "INCONCLUSIVE", f"the interval {ends} reaches over {first}", False
@@ -212,13 +227,22 @@ def _weigh(look: Look, evidence: _Evidence, terms: Terms) -> tuple[Verdict, str,
     if band is not None and band.left:
         return (
             "MARGINAL",
-            f"it ends within {first}, but its curve leaves FP32's by more than {terms.show(band.limit)}",
+            f"it ends within {first}, but its curve leaves FP32's by more than {terms.size(band.limit)}",
             True,
         )
     if band is not None and not band.holds:
         return (
             "INCONCLUSIVE",
-            f"it ends within {first}, but its curve is not shown to stay within {terms.show(band.limit)}",
+            f"it ends within {first}, but its curve is not shown to stay within {terms.size(band.limit)}",
+            False,
+        )
+    if evidence.far_worse:
+        seeds = ", ".join(evidence.far_worse.values())
+        return "MARGINAL", f"it is within {first} on average, but {seeds}, far more than the other seeds", True
+    if terms.rare is not None and look.num_seeds < (needed := seeds_to_bound(terms.rare)):
+        return (
+            "INCONCLUSIVE",
+            f"it is within {first}; {needed} seeds are to rule out {100 * terms.rare:g} % bad ones",
             False,
         )
     return "PASS", f"the whole interval {ends} is within {first}", True

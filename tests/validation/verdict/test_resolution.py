@@ -1,0 +1,56 @@
+"""The step in which a metric moves, as its values show it."""
+
+import math
+import random
+
+import pytest
+from tests.validation.studies import run
+
+from floatline.validation.verdict.pairs import Pair
+from floatline.validation.verdict.resolution import find_step, least_spread
+from floatline.validation.verdict.terms import Terms
+
+ACCURACY = Terms("accuracy", higher_is_better=True)
+
+
+@pytest.mark.parametrize("items", [7, 50, 200, 1319, 10_000])
+def test_counts_of_items_show_how_many_there_are(items):
+    rng = random.Random(items)
+    values = [rng.randint(items // 2, items) / items for _ in range(20)]
+    assert find_step(values) == pytest.approx(1 / items, rel=1e-4)
+
+
+def test_digits_that_were_written_are_a_step_and_float32_does_not_hide_it():
+    assert find_step([0.912, 0.914, 0.899, 0.905]) == pytest.approx(0.001)
+    assert find_step([0.9200000166893005, 0.8999999761581421, 0.8600000143051147]) == pytest.approx(0.02, rel=1e-4)
+
+
+def test_a_continuous_metric_has_no_step_that_matters():
+    rng = random.Random(0)
+    assert all(find_step([rng.gauss(2.0, 0.02) for _ in range(6)]) < 1e-4 for _ in range(200))
+
+
+def test_values_that_are_all_the_same_show_none():
+    assert find_step([0.9, 0.9, 0.9]) == 0.0
+
+
+def pairs_of(values):
+    return [Pair(run("fp32", seed, a), run("b", seed, b)) for seed, (a, b) in enumerate(values)]
+
+
+def test_the_spread_is_that_of_rounding_on_each_scale():
+    pairs = pairs_of([(0.92, 0.9), (0.9, 0.9), (0.94, 0.92)])
+    step = 0.02 / math.sqrt(6)
+    assert least_spread(pairs, ACCURACY) == pytest.approx(step / 0.9, rel=1e-3)
+    assert least_spread(pairs, Terms("accuracy", higher_is_better=True, scale="log-error")) == pytest.approx(
+        step / 0.06, rel=1e-3
+    )
+    assert least_spread(pairs, Terms("accuracy", scale="difference")) == pytest.approx(step, rel=1e-3)
+
+
+def test_a_step_that_was_asked_for_counts():
+    pairs = pairs_of([(0.9, 0.9), (0.9, 0.9)])
+    assert least_spread(pairs, ACCURACY) == 0.0
+    assert least_spread(pairs, Terms("accuracy", higher_is_better=True, resolution=0.001)) == pytest.approx(
+        0.001 / math.sqrt(6) / 0.9
+    )
