@@ -97,7 +97,7 @@ def _ranking(validation: Validation) -> tuple[Part, ...]:
         tones=tuple(TONES[comparison.verdict] for comparison in validation.comparisons),
         cards=True,
     )
-    note = describe_several(len(rows), alpha=validation.best.terms.alpha)
+    note = describe_several(len(rows), alpha=validation.best.terms.error(paired=validation.best.paired))
     return (Part("Candidates", (table, Words(sentence(note), "note"))),)
 
 
