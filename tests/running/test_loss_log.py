@@ -124,3 +124,29 @@ def test_the_search_is_what_each_optimizer_left_out_in_the_first_half(tmp_path):
                 short.step(opts[number], applied[step])
     assert log.search == [[0, 1, 3], [], []]
     assert short.search == [[0, 1], [], []]  # of the six steps that are compared
+
+
+def by_grad(num=5, penalty=False, attack=False):
+    """Updates by torch.autograd.grad, from an iterator of weights."""
+    model = small_model()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for x, y in batches(num):
+        if attack:
+            delta = torch.zeros_like(x, requires_grad=True)
+            torch.autograd.grad(F.mse_loss(model(x + delta), y), delta)
+        loss = F.mse_loss(model(x), y)
+        if penalty:
+            grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+            loss = loss + 0.1 * sum(g.pow(2).sum() for g in grads)
+        for p, g in zip(model.parameters(), torch.autograd.grad(loss, model.parameters()), strict=True):
+            p.grad = g
+        opt.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("extra", [{}, {"penalty": True}, {"attack": True}])
+def test_a_loss_whose_gradient_is_taken_by_autograd_grad_is_heard_and_penalties_and_attacks_are_not(logged, extra):
+    lines, losses = logged(lambda: by_grad(**extra), PLANS["fp32"])
+    assert [line["loss"] for line in lines] == losses

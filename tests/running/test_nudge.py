@@ -1,5 +1,6 @@
 """A nudge moves the weights once, and nothing else."""
 
+import pytest
 import torch
 
 from floatline.probe.watch.patches import Patches
@@ -56,3 +57,20 @@ def test_a_second_pass_over_the_same_graph_still_works():
     finally:
         patches.undo()
     assert w.grad is not None
+
+
+def test_weights_whose_gradient_is_taken_by_autograd_grad_are_moved():
+    def train():
+        torch.manual_seed(0)
+        w, b = torch.randn(3, requires_grad=True), torch.randn(1, requires_grad=True)
+        torch.autograd.grad(((w * 2).sum() + b).sum(), (w, b))
+        return [*w.tolist(), *b.tolist()]
+
+    before, patches = train(), Patches()
+    Nudge(2.0**-8).patch(patches)
+    try:
+        after = train()
+    finally:
+        patches.undo()
+    assert before != after
+    assert after == pytest.approx(before, rel=2.0**-7)

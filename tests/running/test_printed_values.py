@@ -88,3 +88,8 @@ def test_what_goes_to_a_file_is_not_heard(heard, tmp_path):
             print("loss 0.5", file=file)
 
     assert heard(work) == {}
+
+
+def test_the_exponent_of_a_power_goes_by_the_word_of_its_base():
+    assert find_numbers("loss=0.25 scale=2^15") == [("loss", 0.25, 0.01)]
+    assert [name for name, _, _ in find_numbers("width 2^15")] == ["width", "width 2"]

@@ -77,3 +77,19 @@ def test_what_is_not_finite_is_written_as_null(tmp_path):
     reads.lines = {"a.py:1": [1.0, math.inf, math.nan], "a.py:2": []}
     reads.write(tmp_path / "reads.json")
     assert json.loads((tmp_path / "reads.json").read_text())["lines"] == {"a.py:1": [1.0, None, None]}
+
+
+def test_two_numbers_of_one_line_are_two_rows(heard):
+    def work():
+        for step in range(3):
+            loss, accuracy = torch.tensor(2.0 - step), torch.tensor(0.5)
+            _ = f"{loss.item():.3f} {accuracy.item():.3f}"
+
+    assert heard(work) == [[2.0, 1.0, 0.0], [0.5, 0.5, 0.5]]
+
+
+def test_what_is_read_of_the_loss_scale_is_not_kept(heard):
+    scaler = torch.amp.GradScaler("cpu")
+    assert heard(lambda: int(torch.log2(torch.tensor(scaler.get_scale())))) == []
+    scale = scaler.get_scale()
+    assert heard(lambda: int(torch.log2(torch.tensor(scale)))) == [[16.0]]

@@ -107,7 +107,7 @@ class Beside:
             return f"{seen}{gap.last:.4g} from {gap.first:.4g}; {self._nudged}"
         for line, gap in self.lines.items():
             own = f"{gap.own_last:.4g}" if math.isfinite(gap.own_last) else "what is not finite"
-            read = f"{Path(line).name} shows {own}, and in FP32, from the same seed, {gap.last:.4g}"
+            read = f"{Path(line).name.partition('#')[0]} shows {own}, and in FP32, from the same seed, {gap.last:.4g}"
             return f"{read}; the losses are those of FP32" if self.gap is not None else read
         return ""
 

@@ -34,7 +34,7 @@ class Shown:
     Args:
         losses: One for each step; NaN where it is not known.
         skipped: Numbers of the steps that were left out.
-        lines: The numbers that were read in each line, by 'FILE:LINE', or printed.
+        lines: The numbers that were read in each place, by 'FILE:LINE', or printed; see `ReadValues`.
         quanta: The last digit of those that were printed.
         error: What ended it; '' where it came to its end, or was ended after enough steps.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,33 @@ from floatline.probe.watch.patches import Patches
 
 # Losses stay on their device until so many are there, so that the host seldom waits.
 _TOGETHER = 16
+# Weights that an update is taken of at once.
+_FEWEST_TRAINED = 2
 
 
 class EnoughSteps(BaseException):
     """Ends a script that has made as many steps as were asked for."""
 
 
+def find_trained_roots(outputs: Any, inputs: Any, options: Mapping[str, Any]) -> list[Tensor]:
+    """What a call of `torch.autograd.grad` goes backward from, where it is for an update of weights; else nothing.
+
+    Penalties and inner loops take a gradient of the gradient, attacks one of a single tensor that they are given.
+    """
+    if isinstance(inputs, Tensor) or len(inputs) < _FEWEST_TRAINED or options.get("create_graph"):
+        return []
+    if not all(isinstance(one, Tensor) and one.is_leaf for one in inputs):
+        return []
+    out: list[Any] = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    return [root for root in out if isinstance(root, Tensor)]
+
+
 class LossLog:
     """Hears backward passes and steps, and writes a line for each step of the optimizer that stepped first.
 
     A loss is the sum of what went backward since the last step of any optimizer: with accumulated batches, of all. In
-    a script that makes no optimizer of torch, every backward pass is a step.
+    a script that makes no optimizer of torch, every backward pass is a step. `torch.autograd.grad` is such a pass, too,
+    where it is for an update of weights.
 
     Args:
         path: Of the file.
@@ -47,6 +63,7 @@ class LossLog:
     def patch(self, patches: Patches) -> None:
         """Listen to backward passes."""
         patches.wrap(torch.autograd, "backward", self._hearing)
+        patches.wrap(torch.autograd, "grad", self._hearing_grad)
         patches.wrap(Optimizer, "__init__", self._making)
 
     def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -98,11 +115,27 @@ class LossLog:
             if torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
                 self._parts += [self._value_of(root) for root in roots if root.numel() == 1]
             original(tensors, *args, **kwargs)
-            if self._by_hand and self._parts:
-                parts, self._parts = self._parts, []
-                self._keep(parts, applied=True)
+            self._end_pass()
 
         return backward
+
+    def _hearing_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = inputs if isinstance(inputs, Tensor) else tuple(inputs)  # an iterator is read once
+            outputs = outputs if isinstance(outputs, Tensor) else tuple(outputs)
+            roots = find_trained_roots(outputs, inputs, kwargs)
+            self._parts += [self._value_of(root) for root in roots if root.numel() == 1]
+            found = original(outputs, inputs, *args, **kwargs)
+            if roots:
+                self._end_pass()
+            return found
+
+        return grad
+
+    def _end_pass(self) -> None:
+        if self._by_hand and self._parts:
+            parts, self._parts = self._parts, []
+            self._keep(parts, applied=True)
 
     def step(self, optimizer: Optimizer, applied: bool) -> None:
         """An optimizer is about to step, or to leave a step out."""

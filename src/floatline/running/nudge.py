@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter  # pyright: ignore[reportPrivateUsage]
 
 from floatline.probe.watch.patches import Patches
+from floatline.running.loss_log import find_trained_roots
 
 _SEED = 17
 
@@ -31,6 +32,7 @@ class Nudge:
     def patch(self, patches: Patches) -> None:
         """Listen to backward passes."""
         patches.wrap(torch.autograd, "backward", self._hearing)
+        patches.wrap(torch.autograd, "grad", self._hearing_grad)
 
     def _hearing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -41,6 +43,19 @@ class Nudge:
                 self._move(leaf)
 
         return backward
+
+    def _hearing_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            inputs = inputs if isinstance(inputs, Tensor) else tuple(inputs)  # an iterator is read once
+            outputs = outputs if isinstance(outputs, Tensor) else tuple(outputs)
+            into = inputs if find_trained_roots(outputs, inputs, kwargs) else ()
+            leaves = [leaf for leaf in into if id(leaf) not in self._done]
+            found = original(outputs, inputs, *args, **kwargs)
+            for leaf in leaves:
+                self._move(leaf)
+            return found
+
+        return grad
 
     def _move(self, leaf: Tensor) -> None:
         self._done[id(leaf)] = leaf

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 import json
+import linecache
 import logging
 import math
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,11 +22,15 @@ from floatline.probe.watch.patches import Patches
 
 # So many numbers of a line are kept, and of so many lines.
 _MOST_VALUES, _MOST_LINES = 200, 500
+_SCALE = "get_scale"
 _READERS = ("item", "tolist", "numpy", "__float__", "__int__", "__array__")
 # Of so many places numbers are kept, and of texts that are no longer than the last.
 _MOST_PLACES, _LONGEST = 500, 2000
-_NUMBER = re.compile(r"(?<![\w.])([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)\b)(\s?[A-Za-z%/]+)?", re.I)
+_NUMBER = re.compile(
+    r"(?<![\w.])([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)\b)(\s?[A-Za-z%/]+(?![\w=:]))?", re.I
+)
 _CLOCK = re.compile(r"\d+(?::\d+)+(?:[.,]\d+)?|\d{4}-\d\d-\d\d")
+_JOINED = re.compile(r"[\d.]+(?:\^|\*\*)$")
 _WORD = re.compile(r"([A-Za-z_@][\w@./-]*)\W*$")
 # Numbers about the machine, or the loss scale, not about what is learnt.
 _MACHINE = re.compile(
@@ -37,10 +43,11 @@ class ReadValues:
     """Hears what leaves tensors for Python: `item`, `float`, `tolist`, `numpy`; and what is printed.
 
     What torch reads for itself, such as whether gradients are finite, is none of the script's. Of several numbers, the
-    mean is kept. Truth values are not, nor several integers, which are ids or samples.
+    mean is kept. Truth values are not, nor several integers, which are ids or samples, nor what a line reads that asks
+    for the loss scale, which is another one in FP32: what it prints is kept all the same.
 
     Attributes:
-        lines: The numbers by 'FILE:LINE', in their order.
+        lines: The numbers by 'FILE:LINE', in their order; '#2' follows for the second place of a line that reads.
         printed: What is printed.
     """
 
@@ -48,6 +55,7 @@ class ReadValues:
         self.lines: dict[str, list[float]] = {}
         self.printed = PrintedValues()
         self._inside = False
+        self._places: dict[tuple[str, int], list[int]] = {}  # of each line: where in its code it reads
 
     def patch(self, patches: Patches) -> None:
         """Listen."""
@@ -59,11 +67,7 @@ class ReadValues:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
             if self._inside or not _is_number(tensor):
                 return original(tensor, *args, **kwargs)
-            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-            key = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            kept = self.lines.get(key)
-            if kept is None and is_users(frame.f_code.co_filename) and len(self.lines) < _MOST_LINES:
-                kept = self.lines[key] = []
+            kept = self._find_row(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
             self._inside = True
             try:
                 value = original(tensor, *args, **kwargs)
@@ -74,6 +78,19 @@ class ReadValues:
             return value
 
         return read
+
+    def _find_row(self, frame: FrameType) -> list[float] | None:
+        file, line = frame.f_code.co_filename, frame.f_lineno
+        places = self._places.setdefault((file, line), [])
+        if frame.f_lasti not in places:
+            places.append(frame.f_lasti)
+        number = places.index(frame.f_lasti) + 1
+        key = f"{file}:{line}" + (f"#{number}" if number > 1 else "")
+        if key not in self.lines and is_users(file) and len(self.lines) < _MOST_LINES:
+            if _SCALE in linecache.getline(file, line):
+                return None
+            self.lines[key] = []
+        return self.lines.get(key)
 
     def write(self, path: Path) -> None:
         """Write all lines as JSON, and the last digits of what is printed; what is not finite becomes null."""
@@ -170,7 +187,8 @@ def find_numbers(text: str) -> list[tuple[str, float, float]]:
     count: dict[str, int] = {}
     text = _CLOCK.sub(lambda match: " " * len(match.group()), text)
     for match in _NUMBER.finditer(text):
-        before = _WORD.search(text[: match.start()])
+        joined = _JOINED.search(text[: match.start()])  # the exponent of 2^15 goes by the word of 2
+        before = _WORD.search(text[: joined.start() if joined is not None else match.start()])
         word, unit = before.group(1) if before is not None else "", (match.group(2) or "").strip()
         if _MACHINE.search(word.lower().replace("_", " ")) or _MACHINE.search(unit.lower()):
             continue

@@ -232,6 +232,7 @@ class Watch:
         step: Number of the step that is under way. One ends where gradients are cleared after a backward pass, or
             where a forward or backward pass follows an optimizer step.
         num_stepped: How often optimizers have stepped.
+        accumulates: Whether a backward pass was seen that leaves gradients in weights.
         light: Whether the loop must not be slowed down.
         detailed: Whether all calls of the step under way are looked at.
         step_losses: Losses of the step under way, for a light watch.
@@ -260,6 +261,7 @@ class Watch:
         self.events: list[LoopEvent] = []
         self.step = 0
         self.num_stepped = 0
+        self.accumulates = False
         self.light = light
         self.detailed = True
         self.step_losses: list[ScaledLoss | float] = []
@@ -365,6 +367,7 @@ class Watch:
     def note_backward(self, gradients: dict[int, Tensor | None] | None = None) -> None:
         """A backward pass has run in this step; what torch.autograd.grad gave, by the ids of the weights."""
         self._saw_backward = True
+        self.accumulates = self.accumulates or gradients is None
         if self.updates is not None:
             self.updates.after_backward(gradients)
 

@@ -294,9 +294,12 @@ def _find_trained(seen: Watch, args: tuple[Any, ...]) -> list[Tensor]:
     """The weights of a loop that trains by torch.autograd.grad; [] where that is no step.
 
     Gradients that another loss is made of have a graph of their own, and those of inputs are no weights' gradients.
+    Where an optimizer of torch makes the steps, they are its weights', and no other pass was seen that gives them.
     """
     inputs = [leaf for leaf in args[3] if isinstance(leaf, Tensor)] if len(args) > 3 and not args[2] else []
-    if seen.optimizers and not all(isinstance(made.optimizer, Updates) for made in seen.optimizers.values()):
+    makers = [made for made in seen.optimizers.values() if not isinstance(made.optimizer, Updates)]
+    held = {id(p) for made in makers for p in made.parameters}
+    if makers and (seen.accumulates or not inputs or not {id(leaf) for leaf in inputs} <= held):
         return []
     weights = {id(p) for p in seen.modules.parameters()} | set(seen.weights.leaves)
     leaves = [leaf for leaf in inputs if leaf.is_leaf and leaf.requires_grad]
