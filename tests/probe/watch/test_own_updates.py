@@ -122,6 +122,17 @@ for step in range(STEPS):
         shift.grad = None
 ends = [*net.parameters(), shift]
 """
+HANDED_OVER = """
+net = nn.Linear(6, 2)
+opt = torch.optim.Adagrad(net.parameters(), lr=0.05)
+for step in range(STEPS):
+    x = torch.randn(16, 6)
+    loss = (net(x) - x[:, :2]).square().mean()
+    for p, g in zip(net.parameters(), torch.autograd.grad(loss, list(net.parameters()))):
+        p.grad = g
+    opt.step()
+ends = list(net.parameters())
+"""
 HEALTHY = {
     "in_place": IN_PLACE,
     "data": DATA,
@@ -131,6 +142,7 @@ HEALTHY = {
     "summed": SUMMED,
     "evaluated": EVALUATED,
     "beside": BESIDE,
+    "handed_over": HANDED_OVER,
 }
 
 
