@@ -68,6 +68,29 @@ def test_rows_that_are_shifted_against_each_other_are_compared_by_what_they_scat
     assert find_line_gaps(Shown((), lines={"a.py:3": larger}), Shown((), lines={"a.py:3": waves}))
 
 
+def test_what_a_copy_differs_by_is_0_in_fp32_and_a_count_of_faults_is_no_such_number():
+    fp32 = Shown((), lines={"a.py:3": (0.0,) * 8})
+    assert not find_line_gaps(Shown((), lines={"a.py:3": (0.001, 0.002) * 4}), fp32)
+    assert find_line_gaps(Shown((), lines={"a.py:3": (3.0, 5.0) * 4}), fp32)
+    assert find_line_gaps(Shown((), lines={"a.py:3": (0.3,)}), Shown((), lines={"a.py:3": (0.0,)}))
+
+
+def test_a_last_loss_that_is_printed_is_apart_by_a_share_of_the_way_and_another_number_by_one_of_its_size():
+    losses = falling(start=2.0, end=0.0004)
+    last = sum(losses[-5:]) / 5
+    fp32 = Shown(losses, lines={"a.py:3": (last,), "a.py:4": (0.9,)})
+    assert not find_line_gaps(Shown(losses, lines={"a.py:3": (1.5 * last,), "a.py:4": (0.9,)}), fp32)
+    assert set(find_line_gaps(Shown(losses, lines={"a.py:3": (1.0,), "a.py:4": (0.7,)}), fp32)) == {"a.py:3", "a.py:4"}
+
+
+def test_rows_of_a_run_that_was_cut_are_compared_place_by_place():
+    row = tuple(1.0 + 0.5 * math.sin(i) for i in range(40))
+    off = tuple(1.3 * x for x in row[:20])
+    cut, whole = (Shown((), lines={"a.py:3": off}, cut=is_cut) for is_cut in (True, False))
+    assert find_line_gaps(cut, Shown((), lines={"a.py:3": row}))
+    assert not find_line_gaps(whole, Shown((), lines={"a.py:3": row}))
+
+
 def test_losses_that_are_not_finite_are_left_out_and_too_few_say_nothing():
     some = tuple(math.nan if i < 3 else x for i, x in enumerate(falling()))
     assert measure_gap(some, falling()).share == 0.0

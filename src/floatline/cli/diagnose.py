@@ -69,8 +69,13 @@ def diagnose(
         typer.Option("--once", help="Do not run a script again in FP32. It is then not called healthy. Only with --."),
     ] = False,
     fp32_steps: Annotated[
-        int, typer.Option("--fp32-steps", min=1, help="How many steps of a script are run in FP32. Only with --.")
-    ] = 100,
+        int | None,
+        typer.Option(
+            "--fp32-steps",
+            min=1,
+            help="How many steps of a script are run in FP32. The default is 100, or all of up to 250. Only with --.",
+        ),
+    ] = None,
     as_device: Annotated[
         AsDevice | None,
         typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
@@ -104,7 +109,7 @@ def diagnose(
         found = _diagnose_command(context, output, trace, as_device, tries=tries, quiet=diff, fp32_steps=steps_beside)
         _finish(found, output, fix=fix, diff=diff)
         return
-    if once or getattr(context.get_parameter_source("fp32_steps"), "name", "") == "COMMANDLINE":
+    if once or fp32_steps is not None:
         raise typer.BadParameter("--once and --fp32-steps are for a script: give its command after --.")
     if as_device is not None:
         raise typer.BadParameter(
@@ -159,7 +164,7 @@ def _diagnose_command(
     *,
     tries: bool,
     quiet: bool,
-    fp32_steps: int,
+    fp32_steps: int | None,
 ) -> Diagnosis:
     """Observe the script that a command runs."""
     from floatline.diagnosis.scripts.script import diagnose_script

@@ -162,8 +162,7 @@ def _keep_apart(lines: Mapping[str, Gap], own: Shown, fp32: Shown, nudged: Shown
     """The lines whose numbers are farther from FP32's than after a nudge, and apart from those after a nudge, too."""
     kept: dict[str, Gap] = {}
     for line, found in lines.items():
-        moved = nudged.lines.get(line, ())
-        floors, again = measure_line(moved, fp32.lines[line]), measure_line(own.lines[line], moved)
+        floors, again = measure_line(line, nudged, fp32), measure_line(line, own, nudged)
         near = math.isfinite(found.share) and not any(gap.is_apart(APART_READ, None) for gap in again)
         if not near and all(found.is_apart(APART_READ, floor) for floor in floors):
             kept[line] = found
@@ -182,7 +181,7 @@ def keep_steady(beside: Beside, own: Shown, again: Shown | str) -> Beside:
         return beside
     lines: dict[str, Gap] = {}
     for line, gap in beside.lines.items():
-        moved = measure_line(again.lines.get(line, ()), own.lines[line])
+        moved = measure_line(line, again, own)
         if moved and all(gap.is_apart(APART_READ, floor) for floor in moved):
             lines[line] = gap
     return replace(beside, lines=lines)
@@ -197,7 +196,9 @@ def stays_sound(own: Shown, fp32: Shown, *, first_bad: int | None) -> str:
         first_bad: The step at which something was not finite; None where all was.
     """
     losses = [abs(loss) for loss in fp32.losses]
-    reached = len(losses) > first_bad + 1 if first_bad is not None else len(losses) >= len(own.losses)
+    ours = [abs(loss) for loss in own.losses[: len(losses)]]
+    grew = len(losses) >= len(own.losses) or max(ours, default=0.0) > _GROWN * max(ours[:1], default=0.0)
+    reached = len(losses) > first_bad + 1 if first_bad is not None else grew
     if fp32.error or len(losses) < _FEWEST or not reached or not all(map(math.isfinite, losses)):
         return ""
     if max(losses) > _GROWN * max(losses[0], 1e-12):

@@ -119,7 +119,7 @@ class Blame:
         line, gap = next(iter(kept.items()))
         if not math.isfinite(gap.share):
             return 0.0 if line in find_line_gaps(shown, self._fp32) else 1.0
-        return _gone(gap, measure_line(shown.lines.get(line, ()), self._fp32.lines[line]))
+        return _gone(gap, measure_line(line, shown, self._fp32))
 
 
 def _split(rows: Sequence[Finding], first: int, beyond: int) -> int:

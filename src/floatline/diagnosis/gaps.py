@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ _NUM_WINDOWS, _FEWEST = 10, 4
 _STEADY = 4.0
 # Printed numbers are apart if their last digits are, by more than this.
 _FEW_DIGITS = 3.0
+_NEAR_LOSS = 2.0
 # Scaled losses and gradients that a script reads are powers of two larger than FP32's, at least by the first.
 _SCALED, _NEAR_POWER, _AT_POWER, _MOST = 4.0, 0.2, 0.03, 0.8
 
@@ -37,6 +38,7 @@ class Shown:
         lines: The numbers that were read in each place, by 'FILE:LINE', or printed; see `ReadValues`.
         quanta: The last digit of those that were printed.
         error: What ended it; '' where it came to its end, or was ended after enough steps.
+        cut: Whether it was ended after enough steps.
     """
 
     losses: tuple[float, ...]
@@ -44,9 +46,10 @@ class Shown:
     lines: Mapping[str, tuple[float, ...]] = field(default_factory=dict[str, tuple[float, ...]])
     error: str = ""
     quanta: Mapping[str, float] = field(default_factory=dict[str, float])
+    cut: bool = False
 
     @classmethod
-    def read(cls, log: Path, reads: Path, *, error: str = "") -> Shown:
+    def read(cls, log: Path, reads: Path, *, error: str = "", cut: bool = False) -> Shown:
         """What LossLog and ReadValues wrote; a line that was cut short is left out."""
         text = log.read_text(encoding="utf-8") if log.exists() else ""
         rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
@@ -60,6 +63,7 @@ class Shown:
             {key: tuple(map(_number, values)) for key, values in lines.items()},
             error,
             numbers["quanta"],
+            cut,
         )
 
 
@@ -160,32 +164,47 @@ def find_line_gaps(own: Shown, fp32: Shown) -> dict[str, Gap]:
         theirs = fp32.lines.get(line, ())
         if _are_near(numbers, theirs, _FEW_DIGITS * own.quanta.get(line, 0.0)):
             continue
-        if _are_scaled(numbers, theirs):
+        if _are_scaled(numbers, theirs) or _are_roundings(numbers, theirs):
             continue
         if lost := _find_lost(numbers, theirs, skipped=len(own.skipped)):
             found[line] = lost
             continue
-        for gap in measure_line(numbers, theirs, late=_share_left_out(own, fp32)):
+        for gap in measure_line(line, own, fp32, late=_share_left_out(own, fp32)):
             if gap.is_apart(APART_READ, None):
                 found.setdefault(line, gap)
     return found
 
 
-def measure_line(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.0) -> list[Gap]:
-    """The gaps of numbers that a line reads: as a row in time, then, where each has its partner, of all together."""
-    paired = not late and len(own) == len(fp32)
-    gaps = [measure_gap(own, fp32, late=late), measure_difference(own, fp32) if paired else None]
-    return [gap for gap in gaps if gap is not None and (gap.is_few or _is_steady(own, fp32))]
+def measure_line(line: str, own: Shown, fp32: Shown, *, late: float = 0.0) -> list[Gap]:
+    """The gaps of numbers that a line reads: as a row in time, then, where each has its partner, of all together.
 
-
-def _is_steady(own: Sequence[float], fp32: Sequence[float]) -> bool:
-    """Whether the later numbers of a row are off to one side by more than they scatter.
-
-    Where one row is longer, as of a loop that ends early, numbers at the same place belong to different batches: each
-    row then scatters by itself.
+    Where one row is longer though neither run was cut, as of a loop that ends early, numbers at the same place belong
+    to different batches.
     """
+    ours, theirs = own.lines.get(line, ()), fp32.lines.get(line, ())
+    aligned = len(ours) == len(theirs) or own.cut or fp32.cut
+    paired = aligned and not late
+    gaps = [measure_gap(ours, theirs, late=late), measure_difference(ours, theirs) if paired else None]
+    gaps = [gap and _as_loss(gap, fp32.losses) for gap in gaps]
+    return [gap for gap in gaps if gap is not None and (gap.is_few or _is_steady(ours, theirs, aligned=aligned))]
+
+
+def _as_loss(gap: Gap, losses: Sequence[float]) -> Gap:
+    """A few numbers that are near the last losses are losses: what went to nearly 0 is apart by a share of its way."""
+    finite = [loss for loss in losses if math.isfinite(loss)]
+    if not gap.is_few or gap.num >= _FEWEST or len(finite) < _FEWEST:
+        return gap
+    ends = statistics.median(finite[-max(1, len(finite) // _NUM_WINDOWS) :])
+    if not 1 / _NEAR_LOSS < abs(gap.last) / max(abs(ends), 1e-30) < _NEAR_LOSS:
+        return gap
+    way = max(finite) - min(finite)
+    return replace(gap, share=min(gap.share, abs(gap.own_last - gap.last) / max(way, 1e-30)))
+
+
+def _is_steady(own: Sequence[float], fp32: Sequence[float], *, aligned: bool) -> bool:
+    """Whether the later numbers of a row are off to one side by more than they scatter; unaligned rows do so each."""
     ours, theirs = _later(own), _later(fp32)
-    if len(own) != len(fp32) and min(len(ours), len(theirs)) >= _FEWEST:
+    if not aligned and min(len(ours), len(theirs)) >= _FEWEST:
         error = math.sqrt(statistics.variance(ours) / len(ours) + statistics.variance(theirs) / len(theirs))
         return abs(statistics.fmean(ours) - statistics.fmean(theirs)) > _STEADY * error
     pairs = [*zip(own, fp32, strict=False)]
@@ -217,6 +236,11 @@ def _find_lost(own: Sequence[float], fp32: Sequence[float], *, skipped: int) -> 
 
 def _share_left_out(own: Shown, fp32: Shown) -> float:
     return (len(own.skipped) - len(fp32.skipped)) / max(1, len(own.losses))
+
+
+def _are_roundings(own: Sequence[float], fp32: Sequence[float]) -> bool:
+    """Whether a row is 0 in FP32 from beginning to end, and no count: what a 16-bit copy differs by from its master."""
+    return len(fp32) >= _FEWEST and not any(fp32) and not all(x.is_integer() for x in own)
 
 
 def _are_scaled(own: Sequence[float], fp32: Sequence[float]) -> bool:

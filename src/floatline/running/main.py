@@ -69,7 +69,7 @@ class _Run:
         self._seeds = Seeds(given.get("seed"), shift=given.get("shift", 0))
         self._reads = ReadValues()
         self._force: PlanInForce | None = None
-        self._error, self._refused = "", False
+        self._error, self._refused, self._cut = "", False, False
         self.exit_code = 0
 
     def run(self, around: contextlib.AbstractContextManager[Any]) -> None:
@@ -86,7 +86,7 @@ class _Run:
         except SystemExit as end:
             self.exit_code = read_exit_code(end)
         except EnoughSteps:
-            pass
+            self._cut = True
         except KeyboardInterrupt:
             self.exit_code = 130
         except FloatlineError as error:
@@ -154,6 +154,7 @@ class _Run:
         content = {
             "exit_code": self.exit_code,
             "error": self._error,
+            "cut": self._cut,
             "scale": 1.0 if scale is None else scale.scale,
             "first_scale": 1.0 if scale is None else scale.first_scale,
             "seeded": self._seeds.own,

@@ -18,6 +18,8 @@ from floatline.running.quiet_runs import QuietRuns
 MAIN = "floatline.running.main"
 SEED = 0
 STEPS = 100
+# A script of no more steps than these runs to its end, where it says what came of them.
+WHOLE = 250
 LOSSES, READS = "losses.jsonl", "reads.json"  # beside the report of a run
 
 
@@ -92,7 +94,7 @@ class FP32Runs:
             except KeyboardInterrupt:  # what was seen before it is still told
                 return "it was stopped by Ctrl-C"
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-            found = Shown.read(log, reads, error=seen.get("error", ""))
+            found = Shown.read(log, reads, error=seen.get("error", ""), cut=seen.get("cut", False))
         if "missing" in seen or (not seen and not found.losses):
             return problem or "the process ended without a word"
         if seen.get("refused"):

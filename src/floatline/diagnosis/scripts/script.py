@@ -26,7 +26,7 @@ from floatline.diagnosis.blame import ANY, Blame
 from floatline.diagnosis.fix_trials import read_finding, try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.scripts.fp32_runs import LOSSES, MAIN, READS, STEPS, FP32Runs
+from floatline.diagnosis.scripts.fp32_runs import LOSSES, MAIN, READS, STEPS, WHOLE, FP32Runs
 from floatline.errors import TargetError
 from floatline.running.command import Command, parse_command, run_to_end, trial_environment
 from floatline.running.quiet_runs import QuietRuns
@@ -62,7 +62,7 @@ def diagnose_script(
     keep_stdout: bool = False,
     as_device: Literal["cuda"] | None = None,
     tries_fixes: bool = False,
-    fp32_steps: int = STEPS,
+    fp32_steps: int | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command and name what its training suffers from.
@@ -78,7 +78,8 @@ def diagnose_script(
         as_device: 'cuda' runs a script that is written for a GPU on the CPU, as a GPU would, where there is none.
         tries_fixes: Whether changes of its source are tried: the script then runs again for some steps, its output is
             not shown, and what it writes is kept apart.
-        fp32_steps: Steps of the run in FP32; 0 makes none, and then no script in 16 bits is called healthy.
+        fp32_steps: Steps of the run in FP32; 0 makes none, and then no script in 16 bits is called healthy. None: 100,
+            or all of a script of up to 250, which says at its end what came of them.
         on_progress: Told what is tried.
 
     Raises:
@@ -87,21 +88,29 @@ def diagnose_script(
     command = parse_command(list(words))
     began, say, device = time.perf_counter(), on_progress or _say_nothing, as_device or ""
     with QuietRuns(command, (MAIN, _MAIN)) as quiet:
-        if fp32_steps or tries_fixes:
+        if fp32_steps != 0 or tries_fixes:
             quiet.load_ahead()
         trace = str(Path(trace_path).absolute()) if trace_path else ""
-        seen, own, code = _run_as_it_is(command, (trace, device, "", str(fp32_steps)), keep_stdout=keep_stdout)
+        settings = (trace, device, "", str(WHOLE if fp32_steps is None else fp32_steps))
+        seen, own, code = _run_as_it_is(command, settings, keep_stdout=keep_stdout)
         found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
-        runs = FP32Runs(command, quiet, device, fp32_steps or _AT_LEAST, say, search=seen.get("search", ()))
+        runs = FP32Runs(command, quiet, device, _bound(fp32_steps, seen), say, search=seen.get("search", ()))
         was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
         if was_silent:
-            found = _look_beside(found, seen, own, runs if fp32_steps else None)
-        elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps and _is_doubtful(found, seen):
+            found = _look_beside(found, seen, own, None if fp32_steps == 0 else runs)
+        elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps != 0 and _is_doubtful(found, seen):
             found = _check_blame(found, seen, own, runs.nudged)
         if tries_fixes and found.primary is not None:
             tries = _Tries(quiet, device, _count_steps(found.primary.cause.family, seen), runs, was_silent)
             found = tries.try_fixes(found, say)
     return replace(found, seconds=time.perf_counter() - began)
+
+
+def _bound(fp32_steps: int | None, seen: Mapping[str, Any]) -> int:
+    """Steps after which a run in FP32 is ended: where none are asked for, all of a script that has not too many."""
+    if fp32_steps is not None:
+        return fp32_steps or _AT_LEAST
+    return max(STEPS, num if (num := seen.get("num_steps", 0)) <= WHOLE else 0)
 
 
 def _run_as_it_is(command: Command, settings: Sequence[str], *, keep_stdout: bool) -> tuple[dict[str, Any], Shown, int]:
@@ -242,7 +251,7 @@ class _Tries:
                 given = ("", self.device, str(trial), str(self.steps))
                 problem = self.quiet.run(_MAIN, str(report), *given, env=env)
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-            own = Shown.read(report.with_name(LOSSES), report.with_name(READS))
+            own = Shown.read(report.with_name(LOSSES), report.with_name(READS), cut=True)
         if not seen or "missing" in seen:
             return problem or "the process that tried it ended without a word"
         if seen["refused"]:
