@@ -93,3 +93,9 @@ def test_what_goes_to_a_file_is_not_heard(heard, tmp_path):
 def test_the_exponent_of_a_power_goes_by_the_word_of_its_base():
     assert find_numbers("loss=0.25 scale=2^15") == [("loss", 0.25, 0.01)]
     assert [name for name, _, _ in find_numbers("width 2^15")] == ["width", "width 2"]
+
+
+def test_the_exponent_of_a_number_is_no_word():
+    assert [name for name, _, _ in find_numbers("  14  3.052e-06    10.442      4194304  yes")] == [
+        f"number {number}" for number in (1, 2, 3, 4)
+    ]

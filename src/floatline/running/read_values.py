@@ -30,7 +30,7 @@ _NUMBER = re.compile(
     r"(?<![\w.])([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)\b)(\s?[A-Za-z%/]+(?![\w=:]))?", re.I
 )
 _CLOCK = re.compile(r"\d+(?::\d+)+(?:[.,]\d+)?|\d{4}-\d\d-\d\d")
-_JOINED = re.compile(r"[\d.]+(?:\^|\*\*)$")
+_POWER = ("^", "**")
 _WORD = re.compile(r"([A-Za-z_@][\w@./-]*)\W*$")
 # Numbers about the machine, or the loss scale, not about what is learnt.
 _MACHINE = re.compile(
@@ -185,11 +185,14 @@ def find_numbers(text: str) -> list[tuple[str, float, float]]:
     """
     found: list[tuple[str, float, float]] = []
     count: dict[str, int] = {}
+    word, end = "", 0
     text = _CLOCK.sub(lambda match: " " * len(match.group()), text)
     for match in _NUMBER.finditer(text):
-        joined = _JOINED.search(text[: match.start()])  # the exponent of 2^15 goes by the word of 2
-        before = _WORD.search(text[: joined.start() if joined is not None else match.start()])
-        word, unit = before.group(1) if before is not None else "", (match.group(2) or "").strip()
+        between, unit = text[end : match.start()], (match.group(2) or "").strip()
+        if between not in _POWER:  # the exponent of 2^15 goes by the word of 2
+            before = _WORD.search(between)
+            word = before.group(1) if before is not None else ""
+        end = match.end(1)
         if _MACHINE.search(word.lower().replace("_", " ")) or _MACHINE.search(unit.lower()):
             continue
         number = match.group(1)
