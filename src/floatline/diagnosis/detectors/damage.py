@@ -224,6 +224,8 @@ def _name_loosely(op: Op, error: float) -> Birth:
     """The likeliest cause, if this operation turns out to matter."""
     name, read = base_name(op.name), max((own.value.error or 0.0 for own in op.inputs), default=0.0)
     seen = f"{name} is off by {error:.2g} of its size, and what it reads by {read:.2g}"
+    if name.startswith(("_fused_", "_foreach_")) and op.phase == "update":
+        return Birth(op, "update-lost-to-rounding", seen)
     if name in ADDITIONS | {"mul"} and op.name.endswith("_"):
         weight = op.phase == "update" or op.inputs[0].role.startswith("param:")
         return Birth(op, "update-lost-to-rounding" if weight else "accumulator-stagnation", seen)

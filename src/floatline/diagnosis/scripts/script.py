@@ -174,6 +174,8 @@ def _blame_a_line(found: ScriptDiagnosis, seen: Mapping[str, Any], beside: Besid
     candidates = [read_finding(entry) for entry in seen["candidates"]]
     blamed = Blame(beside, fp32, runs.in_part).find(sure, candidates, source=runs.source)
     first = blamed.finding or next(iter(sure), None)
+    if first is not None:  # what was seen as well names the user's own line where a library makes the step
+        first = next((one for one in sure if one.cause.id == first.cause.id), first)
     notes = (*found.notes, blamed.note) if blamed.note else found.notes
     if first is None:
         return replace(found, unexplained=beside.apart, fails_in_fp32=False, notes=notes)
