@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from floatline.running import quiet_runs
+from floatline.running import command, quiet_runs
 from floatline.running.command import Command
 from floatline.running.quiet_runs import QuietRuns
 
@@ -79,6 +79,7 @@ def test_a_run_that_does_not_end_is_ended_and_said(quiet, run, monkeypatch):
     run(quiet)
     with monkeypatch.context() as limited:
         limited.setattr(quiet_runs, "LIMIT", 2.0)
+        limited.setattr(command, "LIMIT", 2.0)
         problem, seen = run(quiet, "never ends")
     assert problem == "it took longer than 2 s"
     assert not is_running(seen.get("process", 0))

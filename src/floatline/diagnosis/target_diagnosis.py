@@ -41,8 +41,8 @@ from floatline.probe.runs.runs import run_target
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import AutocastEvent
 from floatline.probe.watch.patches import Patches
+from floatline.running.command import run_quietly
 from floatline.running.nudge import Nudge
-from floatline.running.quiet_runs import run_quietly
 from floatline.workload import load_target
 
 # Seconds after which no further replay begins; but every finding gets some time. What is tried is bounded by its

@@ -11,9 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import floatline
 from floatline.errors import TargetError
@@ -44,6 +45,7 @@ except ImportError as error:
     sys.exit(2)
 main(report, *rest[: int(num)], rest[int(num) :])
 """
+LIMIT = 300.0  # seconds of a run whose output nobody sees
 _HELP = "Give 'python train.py ...', 'python -m package.module ...' or 'train.py ...'."
 
 
@@ -180,6 +182,31 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Generator[None]:
     finally:
         for number, action in old.items():
             signal.signal(number, action)
+
+
+def run_quietly(words: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
+    """Run a process and whatever it starts, without its output; gives why it came to no end, '' where it did."""
+    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([*words], **quiet, start_new_session=True, env=None if env is None else dict(env))
+    try:
+        process.wait(LIMIT)
+    except subprocess.TimeoutExpired:
+        return say_late()
+    finally:
+        kill_group(process.pid)
+        process.wait()
+    return ""
+
+
+def kill_group(process: int) -> None:
+    """End a process and what it has started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+
+
+def say_late() -> str:
+    """Why a run that took too long has no result."""
+    return f"it took longer than {LIMIT:g} s"
 
 
 @contextlib.contextmanager

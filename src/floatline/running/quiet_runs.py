@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,25 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from floatline.running.command import Command
+from floatline.running.command import LIMIT, Command, kill_group, run_quietly, say_late
 
-LIMIT = 300.0  # seconds of one run
 _READY = b"ready"
 _CORES = 4
-
-
-def run_quietly(words: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
-    """Run a process and whatever it starts, without its output; gives why it came to no end, '' where it did."""
-    quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen([*words], **quiet, start_new_session=True, env=None if env is None else dict(env))
-    try:
-        process.wait(LIMIT)
-    except subprocess.TimeoutExpired:
-        return _say_late()
-    finally:
-        _kill_group(process.pid)
-        process.wait()
-    return ""
 
 
 class QuietRuns:
@@ -84,12 +68,12 @@ class QuietRuns:
             raise
         finally:
             if child is not None:
-                _kill_group(child)
+                kill_group(child)
         if child is None:
             return run_quietly(self._command.inside(module, report, *settings), env=env)
         if ended is None:
             self._read(LIMIT)  # that it has been killed
-            return _say_late()
+            return say_late()
         return ""
 
     def _load(self) -> None:
@@ -175,12 +159,3 @@ def _be_quiet() -> None:
 def _has_gpu() -> bool:
     """Whether the machine has a GPU of NVIDIA's or AMD's, without torch."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
-
-
-def _kill_group(process: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process, signal.SIGKILL)
-
-
-def _say_late() -> str:
-    return f"it took longer than {LIMIT:g} s"
