@@ -1,12 +1,13 @@
 """The line that brings FP32's results back is to blame, also where lines above it would as well."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from floatline.causes import find_cause
 from floatline.diagnosis.beside_fp32 import Beside, keep_steady
-from floatline.diagnosis.blame import ANY, Blame
+from floatline.diagnosis.blame import ANY, Blame, name_own_line
 from floatline.diagnosis.gaps import Gap, Shown, measure_difference, measure_loss_gap
 from floatline.findings import Finding
 
@@ -113,3 +114,13 @@ def test_a_number_that_is_not_finite_is_back_where_it_is():
     spoilt = Shown(APART.losses, lines={"a.py:90": (math.nan,)})
     blame = Blame(lost, FP32, lambda lines: FP32 if ("a.py", 30) in lines else spoilt)
     assert blame.find([], lines_from(10, 30, 40)).finding.line == 30
+
+
+def test_a_librarys_line_is_named_at_the_next_one_of_the_users():
+    rows = lines_from(1, 2, 3, 4)
+    casts = replace(at(22), file="/env/site-packages/lightning/precision/utils.py")
+    named = name_own_line(casts, [rows[0], casts, replace(rows[1], file="/env/site-packages/x.py"), *rows[2:]])
+    assert (named.file, named.line) == ("a.py", 3)
+    assert "in precision/utils.py:22" in named.seen
+    assert name_own_line(rows[1], rows) is rows[1]
+    assert name_own_line(casts, [*rows, casts]) is casts  # none of the user's runs after it

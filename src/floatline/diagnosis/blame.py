@@ -6,7 +6,7 @@ import ast
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from floatline.base.patched_sources import read_source
@@ -120,6 +120,28 @@ class Blame:
         if not math.isfinite(gap.share):
             return 0.0 if line in find_line_gaps(shown, self._fp32) else 1.0
         return _gone(gap, measure_line(line, shown, self._fp32))
+
+
+def name_own_line(found: Finding, candidates: Sequence[Finding]) -> Finding:
+    """What a library's line gives is named at the first line of the user's own that runs after it, if there is one.
+
+    Args:
+        found: About the line that is to blame.
+        candidates: In the order in which they run.
+    """
+    places = [(one.file, one.line) for one in candidates]
+    if not _is_installed(found.file) or (found.file, found.line) not in places:
+        return found
+    after = candidates[places.index((found.file, found.line)) + 1 :]
+    own = next((one for one in after if not _is_installed(one.file)), None)
+    if own is None:
+        return found
+    there = f"{found.seen}, in {'/'.join(Path(found.file).parts[-2:])}:{found.line}; this line is the next of yours"
+    return replace(found, seen=there, file=own.file, line=own.line, module=own.module, op=own.op)
+
+
+def _is_installed(file: str) -> bool:
+    return "site-packages" in file or "dist-packages" in file
 
 
 def _split(rows: Sequence[Finding], first: int, beyond: int) -> int:

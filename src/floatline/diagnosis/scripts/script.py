@@ -22,7 +22,7 @@ from floatline.diagnosis.beside_fp32 import (
     keep_steady,
     stays_sound,
 )
-from floatline.diagnosis.blame import ANY, Blame
+from floatline.diagnosis.blame import ANY, Blame, name_own_line
 from floatline.diagnosis.fix_trials import read_finding, try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
@@ -175,7 +175,7 @@ def _blame_a_line(found: ScriptDiagnosis, seen: Mapping[str, Any], beside: Besid
     blamed = Blame(beside, fp32, runs.in_part).find(sure, candidates, source=runs.source)
     first = blamed.finding or next(iter(sure), None)
     if first is not None:  # what was seen as well names the user's own line where a library makes the step
-        first = next((one for one in sure if one.cause.id == first.cause.id), first)
+        first = next((one for one in sure if one.cause.id == first.cause.id), name_own_line(first, candidates))
     notes = (*found.notes, blamed.note) if blamed.note else found.notes
     if first is None:
         return replace(found, unexplained=beside.apart, fails_in_fp32=False, notes=notes)
