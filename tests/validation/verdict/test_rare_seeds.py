@@ -32,6 +32,12 @@ def test_29_seeds_bound_the_share_by_a_tenth_and_28_do_not():
     assert share_unseen(29) <= 0.1 < share_unseen(28)
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0, 2.0, -0.1, math.nan])
+def test_what_is_no_share_is_refused(share):
+    with pytest.raises(ComparisonError, match="not between 0 and 1"):
+        looks_between(3, 20, share)
+
+
 def test_a_pass_says_what_it_leaves_open():
     flags = verdict_of(arms(QUIET[:3])).flags
     assert flags[0] == (

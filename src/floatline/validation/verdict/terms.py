@@ -67,8 +67,6 @@ class Terms:
             raise ComparisonError(f"alpha {self.alpha:g} is not between 0 and 0.5. Use 0.05.")
         if self.resolution is not None and not 0 < self.resolution < math.inf:
             raise ComparisonError(f"A resolution of {self.resolution:g} is no step. Use such as 0.001.")
-        if self.rare is not None and not 0 < self.rare < 1:
-            raise ComparisonError(f"A share of {self.rare:g} failing seeds is not between 0 and 1. Use such as 0.1.")
         if self.rare is not None and self.looks[-1] < (needed := seeds_to_bound(self.rare)):
             raise ComparisonError(
                 f"{self.looks[-1]} seeds cannot rule out {100 * self.rare:g} % failing ones. Run {needed}."
@@ -124,7 +122,13 @@ def share_unseen(num: int) -> float:
 
 
 def seeds_to_bound(share: float) -> int:
-    """How many good seeds in a row bound the share of failing ones by this."""
+    """How many good seeds in a row bound the share of failing ones by this.
+
+    Raises:
+        ComparisonError: It is no share.
+    """
+    if not 0 < share < 1:
+        raise ComparisonError(f"A share of {share:g} failing seeds is not between 0 and 1. Use such as 0.1.")
     return math.ceil(math.log(_UNLIKELY) / math.log(1.0 - share))
 
 
