@@ -131,6 +131,14 @@ def validate(
     measure: Annotated[
         bool, typer.Option("--measure/--no-measure", help="Also measure speed, memory and layers.")
     ] = True,
+    faster: Annotated[
+        float | None,
+        typer.Option("--faster", metavar="TIMES", help="A PASS must be this many times as fast as FP32, such as 1.1."),
+    ] = None,
+    smaller: Annotated[
+        float | None,
+        typer.Option("--smaller", metavar="SHARE", help="A PASS may need this share of FP32's memory, such as 0.9."),
+    ] = None,
     folder: Annotated[
         str | None,
         typer.Option(
@@ -194,6 +202,10 @@ def validate(
         _check_use(
             target, {name: value for name, value in commands.items() if value}, plan, curve, steps, epochs, batches
         )
+    if (faster is not None or smaller is not None) and (target is None or not measure):
+        raise typer.BadParameter(
+            "--faster and --smaller are about what is measured: give a TARGET, without --no-measure."
+        )
     if engine is Engine.ray:
         asked["runner"] = _ray_runner(jobs, timeout)
     else:
@@ -236,6 +248,8 @@ def validate(
                     curve=cast("Any", curve),
                     broken=broken,
                     measure=measure,
+                    faster=faster,
+                    smaller=smaller,
                     watcher=progress,
                     **asked,
                 )

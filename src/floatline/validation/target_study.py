@@ -12,6 +12,7 @@ from floatline.errors import ComparisonError
 from floatline.plans import Plan
 from floatline.training.settings import name_folder
 from floatline.validation.costs.measure import Bench, Costs
+from floatline.validation.costs.worth import Wanted
 from floatline.validation.result import Validation
 from floatline.validation.running.processes import ProcessRunner, Runner
 from floatline.validation.study.arms import AnyCandidate, Curve, plans_of, reference_plan
@@ -44,6 +45,8 @@ def validate(
     curve: Curve | None = None,
     broken: bool = True,
     measure: bool = True,
+    faster: float | None = None,
+    smaller: float | None = None,
     folder: str | Path | None = None,
     resume: bool = False,
     jobs: int | None = None,
@@ -81,6 +84,8 @@ def validate(
             training, or else the training loss.
         broken: Whether to train the broken arm.
         measure: Whether to measure speed, memory and layers.
+        faster: How many times as fast a PASS must be, at the slow end of what was measured; None asks for nothing.
+        smaller: The share of FP32's peak memory that a PASS may need; None asks for nothing.
         folder: Where the study is kept. None: floatline-runs/validate/NAME.
         resume: Go on with the study in the folder.
         jobs: Processes side by side. None: one for each GPU, or for every two cores.
@@ -91,7 +96,7 @@ def validate(
     Raises:
         FloatlineError: Wrong use: a target, plan, setting or folder that no study can be made with.
     """
-    began, watcher = time.monotonic(), watcher or Silence()
+    began, watcher, wanted = time.monotonic(), watcher or Silence(), Wanted(faster, smaller)
     candidates = plans_of([plans] if isinstance(plans, str | Plan) else plans)
     terms = Terms(
         higher_is_better=bool(higher_is_better),
@@ -127,7 +132,7 @@ def validate(
             costs = Bench(subject, found["steps"], shelf=store, tell=watcher.measuring).measure(plans_worth)
         validation = Validation(
             target=subject.text,
-            comparisons=_ranked(comparisons, costs),
+            comparisons=_ranked(comparisons, costs, wanted),
             runs=study.runs,
             speed=tuple(costs.speed),
             memory=tuple(costs.memory),
@@ -149,9 +154,11 @@ def arm_of(candidate: Plan | tuple[str, Any]) -> str:
     return NUDGED if name == REFERENCE else name
 
 
-def _ranked(comparisons: Sequence[Comparison], costs: Costs) -> tuple[Comparison, ...]:
-    times = {speed.arm: speed.timing.ratio for speed in costs.speed}
+def _ranked(comparisons: Sequence[Comparison], costs: Costs, wanted: Wanted) -> tuple[Comparison, ...]:
+    timings = {speed.arm: speed.timing for speed in costs.speed}
+    times = {name: timing.ratio for name, timing in timings.items()}
     peaks = {memory.arm: memory.peak for memory in costs.memory}
     whole = peaks.get(REFERENCE)
     ratios = {name: peak / whole for name, peak in peaks.items()} if whole else {}
-    return rank(comparisons, time_ratios=times, memory_ratios=ratios)
+    weighed = [wanted.weigh(comparison, timings, ratios) for comparison in comparisons]
+    return rank(weighed, time_ratios=times, memory_ratios=ratios)
