@@ -45,6 +45,10 @@ def wait_for(condition):
         (["--baseline", "x {seed}", "--candidate", "y {seed}", "--metric", "l", "--steps", "3"], "are for a target"),
         (["--baseline", "x {seed}", "--candidate", "y {seed}", "--metric", "l", "--curve", "loss"], "is for a target"),
         ([TARGET, "--curve", "accuracy"], "The curve is 'accuracy'"),
+        ([TARGET, "--rare", "0"], "A share of 0 failing seeds is not between 0 and 1"),
+        ([TARGET, "--resolution", "-1"], "A resolution of -1 is no step"),
+        ([TARGET, "--faster", "0"], "--faster 0 is no ratio"),
+        ([TARGET, "--smaller", "0.9", "--no-measure"], "--faster and --smaller are about what is measured"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(words, line, tmp_path):
