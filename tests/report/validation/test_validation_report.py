@@ -110,7 +110,7 @@ def test_several_candidates_are_ranked_before_anything_else(tmp_path):
         ["bf16-mixed", "FAIL"],
         ["fp16-true", "FAIL"],
     ]
-    assert "at most 15 %" in page.text
+    assert "at most 24 %" in page.text
 
 
 def test_what_was_not_measured_is_said(tmp_path):

@@ -52,7 +52,7 @@ def print_validation(validation: Validation, console: Console, *, report: Path |
     console.print(_line((best.verdict, _STYLES[best.verdict]), head), soft_wrap=True)
     _print(console, "because", sentence(best.reason))
     if best.verdict in ("PASS", "MARGINAL", "INCONCLUSIVE"):
-        _print(console, "means", meaning_of(best), most=3)
+        _print(console, "means", meaning_of(best))
     _print_interval(best, console)
     _print_costs(validation, best, console)
     for gate in best.failed_gates[:_MOST_GATES]:

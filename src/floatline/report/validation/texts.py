@@ -29,8 +29,8 @@ def meaning_of(comparison: Comparison) -> str:
     first, second = (terms.size(margin) for margin in terms.margins)
     words = {
         "PASS": f"No worse than {reference} by more than {first} on average: wrong in at most "
-        f"{100 * terms.error(paired=comparison.paired):.3g} % of studies, with independent seeds that are no more "
-        "skewed than an exponential distribution.",
+        f"{100 * terms.error(paired=comparison.paired):.3g} % of studies, for independent seeds with noise up to "
+        "exponential.",
         "MARGINAL": f"Worse by {first} to {second}, or on its way there, or in some seed: a person has to weigh it.",
         "FAIL": f"Worse than {reference} by {second} or more.",
         "INCONCLUSIVE": "Nothing is shown either way: this is not a pass.",
