@@ -243,9 +243,8 @@ def print_noise(num_studies: int, seed: int) -> None:
     for items in (50, 100, 200, 1000, 10_000):
         plain, seeing = coarse_passes(items, num_studies // 10, seed)
         print(f"| {items:,} items | {100 * plain:.1f} % | {100 * seeing:.1f} % |")
-    print(
-        "\nWhat that costs where a candidate is equal:\n\n| paired sd, normal noise | t interval: passes at truth 0 | seeds | this interval | seeds |"
-    )
+    print("\nWhat that costs where a candidate is equal:\n")
+    print("| paired sd, normal noise | t interval: passes at truth 0 | seeds | this interval | seeds |")
     print("|---:|---:|---:|---:|---:|")
     for sd in (0.001, *USUAL_SPREADS[:3]):
         pairs = sd * np.random.default_rng(seed).standard_normal((num_studies, LOOKS[-1]))
