@@ -25,6 +25,13 @@ def test_skewed_noise_passes_it_in_no_more_than_is_said(name):
     assert BENCHMARK.false_passes(BENCHMARK.SKEWED[name], NUM)[1] <= TERMS.error(paired=True) + ERROR
 
 
+@pytest.mark.parametrize("looks", [(2,), (3,), (4,), (5,), (12,), (3, 5), (3, 5, 8), (6, 8, 10), (8, 12, 20), (29,)])
+def test_other_looks_err_no_more_than_is_said(looks):
+    terms, draw = Terms(looks=looks), BENCHMARK.SKEWED["exponential"]
+    excesses = TERMS.margins[0] + 0.004 * draw(np.random.default_rng(1), (NUM, looks[-1]))
+    assert judge_studies(excesses, terms).passed.mean() <= terms.error(paired=True)
+
+
 def test_the_plain_t_interval_passes_it_far_more_often_and_so_does_noise_beyond_what_is_said():
     assert BENCHMARK.false_passes(BENCHMARK.SKEWED["exponential"], NUM)[0] > 0.18
     assert BENCHMARK.false_passes(BENCHMARK.BEYOND["10 % of seeds bad"], NUM)[1] > 0.2

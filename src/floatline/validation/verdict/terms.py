@@ -16,7 +16,8 @@ Scale = Literal["log", "log-error", "difference"]
 LOOKS = (3, 5, 8, 12, 20)
 MARGINS = (0.01, 0.02)
 LANGUAGE_MODEL_MARGINS = (0.0025, 0.005)
-_UNLIKELY, _SKEWED_ERROR = 0.05, 1.6
+_UNLIKELY = 0.05
+_SKEWED_ERROR, _OTHER_LOOKS = 1.6, 2.0  # in units of alpha
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,11 @@ class Terms:
         """The chance of each one-sided error, over all looks together, under noise up to an exponential's skewness.
 
         Numerics:
-            1.6 alpha where looks are paired, by simulation: see `statistics.reach`. Where they are not, skewness falls
-            out of the difference of two arms, and it is alpha itself.
+            1.6 alpha for the usual paired looks and 2 alpha for others, by simulation: see `statistics.reach`. Where
+            arms are not paired, skewness falls out of their difference, and it is alpha itself.
         """
-        return _SKEWED_ERROR * self.alpha if paired else self.alpha
+        skewed = _SKEWED_ERROR if self.looks == LOOKS else _OTHER_LOOKS
+        return skewed * self.alpha if paired else self.alpha
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, fit for JSON."""
