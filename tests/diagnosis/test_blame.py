@@ -87,6 +87,49 @@ def test_where_nothing_helps_nothing_is_to_blame(beside):
     assert blamed.note.startswith("2 runs")
 
 
+def test_a_line_outside_of_modules_is_tried_alone_where_all_together_make_it_worse(beside):
+    worse = Shown(tuple(5.0 * loss for loss in APART.losses))
+
+    def run(lines):
+        numbers = [line for _, line in lines]
+        return FP32 if numbers == [20] else worse if 30 in numbers else APART
+
+    rows = [replace(at(30), module="net.0"), at(20), replace(at(40), module="net.1")]
+    assert Blame(beside, FP32, run).find([], rows).finding.line == 20
+
+
+def test_a_candidate_with_a_known_cause_is_tried_before_the_others_are_halved(beside):
+    runs = Runs([30])
+    rows = [at(10), at(20), at(30, "accumulator-stagnation"), at(40)]
+    assert Blame(beside, FP32, runs).find([], rows).finding.line == 30
+    assert len(runs.asked) == 1
+
+
+def test_what_a_nudge_does_as_well_is_no_part_of_what_must_be_gone():
+    def near(share):
+        return Shown((), lines={"a.py:90": tuple(x * (1 + share) for x in (4.0, 4.0, 4.0, 4.0, 4.0))})
+
+    fp32 = near(0.0)
+    gap = measure_difference(near(0.5).lines["a.py:90"], fp32.lines["a.py:90"])
+    runs = {True: near(0.2), False: near(0.5)}
+
+    def find(floors):
+        read = Beside(gap=None, lines={"a.py:90": gap}, floors=floors)
+        blame = Blame(read, fp32, lambda lines: fp32 if len(lines) == 4 else runs[("a.py", 30) in lines])
+        return blame.find([], lines_from(10, 20, 30, 40)).finding.line
+
+    assert find({"a.py:90": 0.2}) == 30
+    assert find({}) == 10  # the twin: half of it is left with the line to blame, and nothing with all
+
+
+def test_what_a_line_rounds_is_named_by_the_operation_after_it_that_cannot_bear_it(beside):
+    log = replace(at(30, "rounded-onto-singularity"), seen="3 operands of log are exactly 0")
+    runs = lambda lines: FP32 if ("a.py", 20) in lines and ("a.py", 30) in lines else APART  # noqa: E731
+    found = Blame(beside, FP32, runs).find([], [at(10), at(20), log, at(40)]).finding
+    assert (found.cause.id, found.line) == ("rounded-onto-singularity", 20)
+    assert "line 30 reads what this line rounds" in found.seen
+
+
 def test_a_run_that_fails_does_not_help(beside):
     blame = Blame(beside, FP32, lambda _: "it took too long")
     assert blame.find([at(20, "cancellation")], lines_from(10, 20)).finding is None

@@ -29,7 +29,7 @@ def logged(tmp_path):
             returned = "ended"
         finally:
             patches.undo()
-            log.flush()
+            log.end()
         return [json.loads(line) for line in path.read_text("utf-8").splitlines()], returned
 
     return run
@@ -71,6 +71,36 @@ def test_parts_of_a_step_are_added_up(logged):
     lines, losses = logged(lambda: loop(parts=2))
     assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-6)
     assert [line["loss"] for line in lines] != pytest.approx([loss / 2 for loss in losses], rel=1e-2)
+
+
+def loop_by_hand(num=20, extra=0):
+    """An optimizer is made, and the weights are updated without it; then it makes some steps, if any."""
+    model = small_model()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for x, y in batches(num):
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        losses.append(loss.item())
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight -= 0.1 * weight.grad
+                weight.grad = None
+    for _ in range(extra):
+        opt.step()
+    return losses
+
+
+def test_every_pass_is_a_step_where_an_optimizer_is_made_and_never_steps(logged):
+    lines, losses = logged(loop_by_hand, PLANS["fp32"])
+    assert [line["loss"] for line in lines] == losses
+    lines, _ = logged(lambda: loop_by_hand(extra=1), PLANS["fp32"])  # the twin: all that went backward is one step's
+    assert [line["loss"] for line in lines] == pytest.approx([sum(losses)])
+
+
+def test_a_script_that_steps_by_hand_is_ended_after_enough_passes(logged):
+    lines, returned = logged(loop_by_hand, PLANS["fp32"], most=7)
+    assert (len(lines), returned) == (7, "ended")
 
 
 def test_a_step_that_was_left_out_is_told(logged):

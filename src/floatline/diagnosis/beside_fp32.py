@@ -18,6 +18,7 @@ from floatline.diagnosis.gaps import (
     is_printed,
     measure_line,
     measure_loss_gap,
+    share_like,
 )
 
 # Weights that are moved once by so much, which is what BF16 rounds away, show how far FP32 goes apart by itself.
@@ -25,6 +26,10 @@ NUDGE = 2.0**-8
 _FEWEST = 4
 # A run that makes fewer steps than this share of FP32's is apart from it, whatever its losses are.
 _FEWER = 0.5
+
+# Losses are slightly apart by this share of FP32's way, if it is so many times what a nudge does. Healthy scripts with
+# a small floor have less; it is told of where a line is known that FP32 takes it away in.
+_SLIGHTLY, _MANY_TIMES = 0.02, 20.0
 
 DIVERGENCE = "optimization-divergence"
 # A run in FP32 that does not grow by so much does not diverge.
@@ -76,19 +81,23 @@ class Beside:
         gap: How far the losses are apart; None where there is no comparison.
         floor: The same of FP32 after a nudge of its weights; None where nobody asked.
         lines: Lines at which numbers are read that are apart, by 'FILE:LINE', farther than after a nudge.
+        floors: The same of these after a nudge, where somebody asked.
         num_steps: Steps that were made, and those in FP32, where these are many more; None where they are not.
+        least: The share of FP32's way from which losses are apart.
     """
 
     reason: str = ""
     gap: Gap | None = None
     floor: Gap | None = None
     lines: Mapping[str, Gap] = field(default_factory=dict[str, Gap])
+    floors: Mapping[str, float] = field(default_factory=dict[str, float])
     num_steps: tuple[int, int] | None = None
+    least: float = APART
 
     @property
     def is_apart(self) -> bool:
         """Whether 16 bits change what is learnt."""
-        return self.gap is not None and self.gap.is_apart(APART, self.floor)
+        return self.gap is not None and self.gap.is_apart(self.least, self.floor)
 
     @property
     def is_only_printed(self) -> bool:
@@ -155,7 +164,19 @@ def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = No
     if lines and not is_apart:  # a number of little weight, by which alone the run is judged
         other = run(-NUDGE)
         lines = lines if isinstance(other, str) else _keep_apart(lines, own, fp32, other)
-    return Beside(gap=gap, floor=floor, lines=lines)
+    floors = {line: share_like(found, measure_line(line, nudged, fp32)) or 0.0 for line, found in lines.items()}
+    return Beside(gap=gap, floor=floor, lines=lines, floors=floors)
+
+
+def look_closer(beside: Beside, run: RunInFP32) -> Beside | None:
+    """The same with losses that are slightly apart as such, if a nudge makes next to nothing of that; else None."""
+    if beside.gap is None or beside.gap.share < _SLIGHTLY:
+        return None
+    fp32, nudged = run(0.0), run(NUDGE)
+    floor = None if isinstance(fp32, str) or isinstance(nudged, str) else measure_loss_gap(nudged, fp32)
+    if floor is None or beside.gap.share < _MANY_TIMES * floor.share:
+        return None
+    return replace(beside, floor=floor, least=_SLIGHTLY)
 
 
 def _keep_apart(lines: Mapping[str, Gap], own: Shown, fp32: Shown, nudged: Shown) -> dict[str, Gap]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from floatline.base.patched_sources import read_source
 from floatline.causes import find_cause
 from floatline.diagnosis.beside_fp32 import Beside
-from floatline.diagnosis.gaps import Gap, Shown, find_line_gaps, measure_line, measure_loss_gap
+from floatline.diagnosis.gaps import Gap, Shown, find_line_gaps, measure_line, measure_loss_gap, share_like
 from floatline.findings import Finding
 
 Line = tuple[str, int]
@@ -23,6 +23,8 @@ ANY = "changed-in-16-bits"
 _HELPS = 0.5
 # Of what all lines take away, a row that holds the one to blame takes away this much: less may be chance.
 _NEARLY_ALL = 0.85
+# What goes wrong where numbers are read that were rounded before.
+_BEARS_NO_ROUNDING = frozenset({"rounded-onto-singularity", "cancellation"})
 # What no line computes: gradients that a loss scale is missing for.
 _UNTRIED = frozenset({"gradient-underflow"})
 # So many suspects are tried one by one.
@@ -58,35 +60,50 @@ class Blame:
     def __init__(self, beside: Beside, fp32: Shown, run: Callable[[Sequence[Line]], Shown | str]) -> None:
         self._beside, self._fp32, self._run = beside, fp32, run
         self._began = time.perf_counter()
+        self._known: dict[tuple[Line, ...], float] = {}
         self.num_runs = 0
 
     def find(self, suspects: Sequence[Finding], candidates: Sequence[Finding], *, source: str = "") -> Blamed:
         """What is to blame.
 
-        Suspects are tried one by one. Where none helps, the candidates are halved: a line in FP32 helps those that
-        follow it, since they read FP32 of it. So the shortest row is looked for that ends with the last one and helps,
-        and its first line is to blame.
+        Suspects are tried one by one, then candidates that a cause is known for. Where none helps, the candidates are
+        halved: a line in FP32 helps those that follow it, since they read FP32 of it. So the shortest row is looked for
+        that ends with the last one and helps, and its first line is to blame. Where all of them make it worse, as of a
+        model that is half in FP32 and half not, those outside of modules are tried one by one.
 
         Args:
-            suspects: Of a cause that is known to do harm, the surest first.
+            suspects: What may do harm, the surest first.
             candidates: One for each line that is known to give 16 bits, in the order in which they run.
             source: A file whose lines are halved, in their order, where no candidate helps: not all of what a script
                 does was looked into. '' halves none.
         """
-        for finding in _one_for_each_line(suspects)[:_SINGLY]:
+        first, rows = _one_for_each_line(suspects), _one_for_each_line(candidates)
+        sure = [one for one in first if one.cause.id != ANY][:_SINGLY]
+        likely = [one for one in [*first, *rows] if one not in sure and (one in first or one.cause.id != ANY)]
+        if found := self._try_singly([*sure, *_one_for_each_line(likely)[:_SINGLY]]):
+            return found
+        halved = self._halve(rows)
+        worsens = halved is None and bool(rows) and not self._is_late and self._help(rows) < 0.0
+        if worsens and (found := self._try_singly([one for one in rows if not one.module][:_SINGLY])):
+            return found
+        halved = halved or self._halve(_statements_of(source))
+        if halved is None:
+            late = f" in {_LIMIT:g} s" if self._is_late else ""
+            return Blamed(None, f"{self.num_runs} runs with lines in FP32{late} did not bring FP32's results back")
+        words = f"what is apart is gone with line {halved.line} and all that runs after it in FP32, and not without it"
+        return Blamed(_name_by_next(halved, rows), words)
+
+    def _try_singly(self, findings: Sequence[Finding]) -> Blamed | None:
+        """The first that helps by itself."""
+        for finding in findings:
             if self._is_late:
-                break
+                return None
             if finding.cause.id in _UNTRIED:
                 return Blamed(finding, "")
             helps = self._help([finding])
             if helps > _HELPS:
                 return Blamed(finding, f"with line {finding.line} in FP32, {helps:.0%} of what is apart is gone")
-        found = self._halve(_one_for_each_line(candidates)) or self._halve(_statements_of(source))
-        if found is None:
-            late = f" in {_LIMIT:g} s" if self._is_late else ""
-            return Blamed(None, f"{self.num_runs} runs with lines in FP32{late} did not bring FP32's results back")
-        words = f"what is apart is gone with line {found.line} and all that runs after it in FP32, and not without it"
-        return Blamed(found, words)
+        return None
 
     def _halve(self, rows: Sequence[Finding]) -> Finding | None:
         """The first of the shortest row, up to the last, that helps in FP32; None where not even all do."""
@@ -106,20 +123,28 @@ class Blame:
 
     def _help(self, findings: Sequence[Finding]) -> float:
         """The share of what is apart that is gone with their lines in FP32; below 0 where it is worse."""
+        lines = tuple((finding.file, finding.line) for finding in findings)
+        if lines not in self._known:
+            self._known[lines] = self._measure(lines)
+        return self._known[lines]
+
+    def _measure(self, lines: Sequence[Line]) -> float:
         self.num_runs += 1
-        shown = self._run([(finding.file, finding.line) for finding in findings])
+        shown = self._run(lines)
         if isinstance(shown, str) or shown.error:
             return -math.inf
         if self._beside.num_steps is not None:
             own, fp32 = self._beside.num_steps
             return (len(shown.losses) - own) / (fp32 - own)
         if self._beside.is_apart and self._beside.gap is not None:
-            return _gone(self._beside.gap, [measure_loss_gap(shown, self._fp32)])
+            floor = self._beside.floor.share if self._beside.floor is not None else 0.0
+            left = measure_loss_gap(shown, self._fp32)
+            return _gone(self._beside.gap, floor, [] if left is None else [left])
         kept: Mapping[str, Gap] = self._beside.lines
         line, gap = next(iter(kept.items()))
         if not math.isfinite(gap.share):
             return 0.0 if line in find_line_gaps(shown, self._fp32) else 1.0
-        return _gone(gap, measure_line(line, shown, self._fp32))
+        return _gone(gap, self._beside.floors.get(line, 0.0), measure_line(line, shown, self._fp32))
 
 
 def name_own_line(found: Finding, candidates: Sequence[Finding]) -> Finding:
@@ -151,9 +176,20 @@ def _split(rows: Sequence[Finding], first: int, beyond: int) -> int:
     return first + 1 + halves.index(min(halves))
 
 
-def _gone(gap: Gap, left: Sequence[Gap | None]) -> float:
-    shares = [one.share for one in left if one is not None]
-    return 1.0 - max(shares) / gap.share if shares else -math.inf
+def _gone(gap: Gap, floor: float, left: Sequence[Gap]) -> float:
+    """The share of a gap that is gone: what a nudge of FP32's weights does as well is no part of it."""
+    share = share_like(gap, left)
+    return -math.inf if share is None else 1.0 - max(0.0, share - floor) / max(gap.share - floor, 1e-30)
+
+
+def _name_by_next(found: Finding, rows: Sequence[Finding]) -> Finding:
+    """What a line rounds is named by the operation after it that cannot bear it, if that is known."""
+    after = rows[rows.index(found) + 1 :][:1] if found in rows and found.cause.id == ANY else ()
+    for one in after:
+        if one.cause.id in _BEARS_NO_ROUNDING:
+            seen = f"line {one.line} reads what this line rounds: {one.seen}"
+            return replace(found, cause=one.cause, seen=seen, fix=one.fix, patch="", tried="")
+    return found
 
 
 def _statements_of(source: str) -> list[Finding]:

@@ -98,6 +98,11 @@ class Gap:
         return self.share > max(least, TIMES * (floor.share if floor is not None else 0.0))
 
 
+def share_like(gap: Gap, others: Sequence[Gap]) -> float | None:
+    """The largest share of gaps that are measured as one is, or of all where none is; None where there are none."""
+    return max((one.share for one in [x for x in others if x.is_few == gap.is_few] or others), default=None)
+
+
 def measure_gap(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.0) -> Gap | None:
     """How far numbers are from FP32's; None where too few are finite in both.
 

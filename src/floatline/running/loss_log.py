@@ -40,8 +40,8 @@ class LossLog:
     """Hears backward passes and steps, and writes a line for each step of the optimizer that stepped first.
 
     A loss is the sum of what went backward since the last step of any optimizer: with accumulated batches, of all. In
-    a script that makes no optimizer of torch, every backward pass is a step. `torch.autograd.grad` is such a pass, too,
-    where it is for an update of weights.
+    a script whose optimizers never step, or that makes none, every backward pass is a step. `torch.autograd.grad` is
+    such a pass, too, where it is for an update of weights.
 
     Args:
         path: Of the file.
@@ -53,6 +53,7 @@ class LossLog:
         self._file, self._most, self._ends = path.open("a", encoding="utf-8"), most, ends
         self._by_hand = True
         self._parts: list[Tensor] = []
+        self._passes: list[list[Tensor]] = []  # while no optimizer has stepped: each may be a step by hand
         self._kept: list[tuple[int, Tensor | None, bool]] = []
         self._first: int | None = None
         self._unscaled: tuple[Tensor | None, Tensor] = (None, torch.zeros((), device="cpu"))
@@ -133,13 +134,26 @@ class LossLog:
         return grad
 
     def _end_pass(self) -> None:
-        if self._by_hand and self._parts:
-            parts, self._parts = self._parts, []
+        if self._first is not None or not self._parts:
+            return
+        parts, self._parts = self._parts, []
+        if self._by_hand:
+            self._keep(parts, applied=True)
+            return
+        self._passes.append(parts)
+        if self._most is not None and len(self._passes) > self._most:
+            self._take_passes()
+
+    def _take_passes(self) -> None:
+        """No optimizer steps: the script updates its weights by hand."""
+        passes, self._passes, self._by_hand = self._passes, [], True
+        for parts in passes:
             self._keep(parts, applied=True)
 
     def step(self, optimizer: Optimizer, applied: bool) -> None:
         """An optimizer is about to step, or to leave a step out."""
-        parts, self._parts = self._parts, []
+        parts, self._parts = [*(part for one in self._passes for part in one), *self._parts], []
+        self._passes = []
         self._asked.setdefault(id(optimizer), []).append(applied)
         if self._first is None:
             self._first = id(optimizer)
@@ -165,6 +179,11 @@ class LossLog:
         self.num_steps += 1
         if len(self._kept) >= _TOGETHER:
             self.flush()
+
+    def end(self) -> None:
+        """The script is over."""
+        self._take_passes()
+        self.flush()
 
     def flush(self) -> None:
         """Write what is kept."""

@@ -97,7 +97,7 @@ class _Run:
             hide_own_frames(error)
             sys.excepthook(type(error), error, error.__traceback__)
         if self._log is not None:
-            self._log.flush()
+            self._log.end()
 
     def _refuse(self, error: FloatlineError) -> None:
         self.exit_code, self._error, self._refused = 2, str(error), True

@@ -122,6 +122,12 @@ def test_a_number_that_grew_too_large_is_named_by_its_operation(name, more, caus
     assert causes_of((name, [half(), half()], [blown()], more)) == [cause]
 
 
+@pytest.mark.parametrize(("largest", "cause"), [(1.0, "scalar-out-of-range"), (7.6, "product-overflow")])
+def test_a_large_factor_is_to_blame_where_it_is_too_much_for_a_mask(largest, cause):
+    steps = ("mul", [half(largest=largest)], [blown()], {"scalars": (3e5,)})
+    assert causes_of(steps) == [cause]
+
+
 def test_damage_that_is_handed_on_is_no_birth():
     ops = trace_of(("mm", [half(), half()], [blown()]), ("relu", [0], [blown()])).ops
     assert [is_birth(op) for op in ops] == [True, False]

@@ -90,6 +90,79 @@ def test_the_same_state_in_fp32_is_healthy(tmp_path):
     assert (found["verdict"], found["findings"]) == ("healthy", [])
 
 
+BY_HAND = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+x = torch.randn(512, 16)
+y = x[:, :4].sum(1, keepdim=True)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 1))
+unused = torch.optim.Adam(model.parameters())
+second = [torch.zeros_like(p, dtype=torch.{dtype}) for p in model.parameters()]
+for step in range(40):
+    batch = torch.randint(0, 512, (64,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nn.functional.mse_loss(model(x[batch]).float(), y[batch]) * 1e-3
+    loss.backward()
+    with torch.no_grad():
+        for p, mean in zip(model.parameters(), second):
+            mean.mul_(0.9).add_((p.grad * p.grad).to(mean.dtype), alpha=0.1)
+            p -= 0.01 * p.grad / (mean.float().sqrt() + 1e-7)
+            p.grad = None
+"""
+
+
+def diagnose_by_hand(tmp_path, dtype):
+    script = tmp_path / "train.py"
+    script.write_text(BY_HAND.format(dtype=dtype), encoding="utf-8")
+    words = ["-c", COMMAND, "diagnose", "--format", "json", "--no-try", "--", sys.executable, "train.py"]
+    return json.loads(run_preloaded(words, cwd=tmp_path).stdout), script.read_text(encoding="utf-8").splitlines()
+
+
+def test_a_script_that_updates_by_hand_beside_an_idle_optimizer_is_held_against_fp32(tmp_path):
+    found, lines = diagnose_by_hand(tmp_path, "float16")
+    assert found["verdict"] == "precision", found
+    line = lines[found["findings"][0]["line"] - 1]
+    assert "mean.mul_" in line or "second = " in line
+
+
+@slow
+def test_the_same_updates_with_a_state_in_fp32_are_healthy(tmp_path):
+    found, _ = diagnose_by_hand(tmp_path, "float32")
+    assert (found["verdict"], found["findings"]) == ("healthy", [])
+
+
+FIRST_FAILS = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 8)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(30):
+    x = torch.randn(64, 8) * ({first} if step == 0 else 0.1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = model(x)
+    p = torch.sigmoid(out)
+    loss = -torch.log(1 - p).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_first_step_that_fails_is_explained_though_no_later_one_fails_by_itself(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(FIRST_FAILS.format(first="6.0"), encoding="utf-8")
+    words = ["-c", COMMAND, "diagnose", "--format", "json", "--no-try", "--", sys.executable, "train.py"]
+    found = json.loads(run_preloaded(words, cwd=tmp_path).stdout)
+    assert found["verdict"] == "precision", found
+    first = found["findings"][0]
+    assert first["cause"] == "rounded-onto-singularity"
+    assert "torch.log(1 - p)" in script.read_text(encoding="utf-8").splitlines()[first["line"] - 1]
+
+
 @slow
 def test_a_loss_far_from_fp32s_without_a_known_cause_is_never_healthy(tmp_path):
     # 16 bits are chosen by a switch that no operation shows.

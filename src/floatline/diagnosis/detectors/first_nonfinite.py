@@ -172,7 +172,9 @@ def _classify(op: Op, trace: Trace) -> Birth:
         return _classify_cast(op, trace, out)
     limit = _limit(out.dtype)
     wide = _widest_constant(op)
-    if name in FILLS or (name in ADDITIONS | PRODUCTS and wide > limit):
+    # A factor is held in FP32: where its own size is too much, it is so for a mask of 0 and 1, too.
+    factor = name in PRODUCTS and wide > limit and _largest_read(op) <= 1.0
+    if name in FILLS or factor or (name in ADDITIONS and wide > limit):
         constant = f"the constant {wide:g}" if wide > limit else "a constant"
         return Birth(op, "scalar-out-of-range", f"{constant} is beyond {out.dtype}'s {limit:g}")
     if name in ADDITIONS and _has_saturated(op, limit):
@@ -187,6 +189,10 @@ def _classify(op: Op, trace: Trace) -> Birth:
             return Birth(below[0], "cancellation", below[1], op)
     cause = _cause_of_size(op)
     return Birth(op, cause, _describe_size(op, out, limit))
+
+
+def _largest_read(op: Op) -> float:
+    return max((operand.value.largest for operand in op.inputs if operand.value.numel > 1), default=0.0)
 
 
 def _classify_cast(op: Op, trace: Trace, out: Values) -> Birth:

@@ -123,7 +123,7 @@ class _Shown:
         self._patches.undo()
 
     def keep(self) -> None:
-        self._log.flush()
+        self._log.end()
         self._reads.write(self._path)
 
 

@@ -16,10 +16,10 @@ from floatline.causes import Family
 from floatline.diagnosis.beside_fp32 import (
     DIVERGENCE,
     Beside,
-    RunInFP32,
     StepErrors,
     compare_with_fp32,
     keep_steady,
+    look_closer,
     stays_sound,
 )
 from floatline.diagnosis.blame import ANY, Blame, name_own_line
@@ -99,7 +99,7 @@ def diagnose_script(
         if was_silent:
             found = _look_beside(found, seen, own, None if fp32_steps == 0 else runs)
         elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps != 0 and _is_doubtful(found, seen):
-            found = _check_blame(found, seen, own, runs.nudged)
+            found = _check_blame(found, seen, own, runs)
         if tries_fixes and found.primary is not None:
             tries = _Tries(quiet, device, _count_steps(found.primary.cause.family, seen), runs, was_silent)
             found = tries.try_fixes(found, say)
@@ -155,13 +155,28 @@ def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, ru
         beside = keep_steady(beside, own, runs.in_part([]))
     if beside.apart:
         return _blame_a_line(found, seen, beside, runs)
+    if seen["suspects"] and (closer := look_closer(beside, runs.nudged)) is not None:
+        blamed = _blame_a_line(found, seen, closer, runs, if_it_helps=True)
+        if blamed.findings != found.findings:
+            return blamed
     if beside.reason and not keep:
         return replace(found, no_verdict=f"{looked}; FP32 could not be compared: {beside.reason}")
     return found if keep else replace(found, notes=(*found.notes, beside.together))
 
 
-def _blame_a_line(found: ScriptDiagnosis, seen: Mapping[str, Any], beside: Beside, runs: FP32Runs) -> ScriptDiagnosis:
-    """The diagnosis of a script that is apart from FP32: what is to blame, after lines of it ran in FP32."""
+def _blame_a_line(
+    found: ScriptDiagnosis, seen: Mapping[str, Any], beside: Beside, runs: FP32Runs, *, if_it_helps: bool = False
+) -> ScriptDiagnosis:
+    """The diagnosis of a script that is apart from FP32: what is to blame, after lines of it ran in FP32.
+
+    Args:
+        found: The diagnosis without it.
+        seen: The report of the script.
+        beside: What is apart.
+        runs: Runs it.
+        if_it_helps: Whether nothing is blamed but what takes away in FP32 what is apart.
+    """
+    before = found
     order = ("suspects", "suspects_beside") if beside.is_apart else ("suspects_beside", "suspects")
     suspects = [*found.findings, *(read_finding(entry) for name in order for entry in seen[name])]
     found = replace(found, findings=(), no_verdict="")
@@ -172,7 +187,9 @@ def _blame_a_line(found: ScriptDiagnosis, seen: Mapping[str, Any], beside: Besid
         return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}"),))
     sure = [one for one in suspects if one.cause.id != ANY]
     candidates = [read_finding(entry) for entry in seen["candidates"]]
-    blamed = Blame(beside, fp32, runs.in_part).find(sure, candidates, source=runs.source)
+    blamed = Blame(beside, fp32, runs.in_part).find(suspects, candidates, source=runs.source)
+    if if_it_helps and blamed.finding is None:
+        return before
     first = blamed.finding or next(iter(sure), None)
     if first is not None:  # what was seen as well names the user's own line where a library makes the step
         first = next((one for one in sure if one.cause.id == first.cause.id), name_own_line(first, candidates))
@@ -189,16 +206,28 @@ def _is_doubtful(found: ScriptDiagnosis, seen: Mapping[str, Any]) -> bool:
     return found.primary is not None and (seen["fails"] or found.primary.cause.id == DIVERGENCE)
 
 
-def _check_blame(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run: RunInFP32) -> ScriptDiagnosis:
+def _check_blame(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, runs: FP32Runs) -> ScriptDiagnosis:
     """The diagnosis of a script that is said to fail in FP32, too, after it ran again in FP32."""
-    fp32 = run(0.0)
+    fp32 = runs.nudged(0.0)
+    if found.primary is not None and found.primary.cause.id == DIVERGENCE and (why := _why_unseen(fp32)):
+        unseen = f"the loss grows, and whether it does in FP32 is not known: {why}"
+        return replace(found, findings=(), no_verdict=unseen, fails_in_fp32=False)
     apart = "" if isinstance(fp32, str) else stays_sound(own, fp32, first_bad=seen["first_bad_step"])
     if not apart:
         return found
     suspects = [read_finding(entry) for entry in seen["suspects"]]
     if not suspects:
-        return replace(found, findings=(), unexplained=apart, fails_in_fp32=False)
+        beside, found = compare_with_fp32(own, runs.nudged), replace(found, findings=())
+        blamed = _blame_a_line(found, seen, beside, runs) if beside.apart else found
+        return blamed if blamed.findings else replace(found, unexplained=apart, fails_in_fp32=False)
     return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {apart}"), *suspects[1:]))
+
+
+def _why_unseen(fp32: Shown | str) -> str:
+    """Why nothing is known of FP32; '' where something is: an error is something, too."""
+    if isinstance(fp32, str):
+        return fp32
+    return "" if fp32.losses or fp32.error else "no loss was seen there"
 
 
 _AT_LEAST, _MORE = 40, 20  # steps of a trial

@@ -90,7 +90,8 @@ class StepCapture:
         self._wanted = False
         self._evaluates = False
         self._broken = False  # recording went wrong, and is to be ended
-        self._drops = False  # what is recorded now tells nothing
+        self._drops = False  # what is recorded now tells less than a later step
+        self._spare: Captured | None = None  # it, for where no later one fails
         self._hunts = 0  # steps that are still recorded to see a lost loss come again
         self._rests_until = 0  # the first step that may be recorded next, for that or to see a failure again
 
@@ -361,13 +362,18 @@ class StepCapture:
             self._try(self._recording.end)
         elif self._recording.runs:
             self._try(self._finish)
+        if self._spare is not None and all(one.kind == "healthy" or fails_by_state(one.trace) for one in self.steps):
+            self.steps.insert(0, self._spare)
+        self._spare = None
 
     def _finish(self) -> None:
         if self._seen.hooked:
             return  # the recorder's own hooks cannot be removed now; the next event ends it
         if self._broken or self._drops:
+            trace = self._recording.end()
+            if trace is not None and not self._broken and self._kind == "failed":
+                self._spare = Captured(self._recording.step, "failed", trace, time.perf_counter() - self._clock)
             self._broken, self._drops, self._seen.callbacks.event = False, False, None
-            self._recording.end()
             return
         self._seen.late.read()
         trace, self._seen.callbacks.event = self._recording.end(), None
