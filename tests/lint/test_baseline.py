@@ -8,7 +8,7 @@ from floatline.errors import LintError
 from floatline.lint import RULES, lint_text
 from floatline.lint.baseline import drop_known, read_baseline, write_baseline
 
-BAD = "y = torch.log(torch.softmax(x, dim=-1))\n"
+BAD = "y = torch.log(torch.softmax(x.half(), dim=-1))\n"
 RULE = [RULES["FL101"]]
 
 

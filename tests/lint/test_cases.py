@@ -29,7 +29,7 @@ def expected(file: Path) -> dict[str, str]:
 def is_seen(file: Path) -> bool:
     """Whether a finding names the cause, or the line."""
     truth = expected(file)
-    found = lint_text(file.read_text(), str(file), rules=list(RULES.values()))
+    found = lint_text(file.read_text(), file.name, rules=list(RULES.values()))
     return any(
         (one.rule.cause is not None and one.rule.cause.id == truth["cause"]) or truth["where"].endswith(f":{one.line}")
         for one in found
@@ -42,7 +42,7 @@ VISIBLE = [file for file in FILES if file not in HEALTHY and file.name[:3] not i
 
 @pytest.mark.parametrize("file", HEALTHY, ids=lambda file: file.stem)
 def test_healthy_training_has_no_finding(file):
-    assert lint_text(file.read_text(), str(file), rules=list(RULES.values())) == []
+    assert lint_text(file.read_text(), file.name, rules=list(RULES.values())) == []
 
 
 def test_most_failures_that_are_visible_in_source_are_named():

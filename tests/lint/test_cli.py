@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from floatline.cli.main import app
 from floatline.errors import LintError
 
-BAD = "import torch\n\n\ndef f(x):\n    return torch.log(torch.softmax(x, dim=-1))  # kept\n"
-FIXED = BAD.replace("torch.log(torch.softmax(x, dim=-1))", "torch.nn.functional.log_softmax(x, dim=-1)")
+BAD = "import torch\n\n\ndef f(x):\n    return torch.log(torch.softmax(x.half(), dim=-1))  # kept\n"
+FIXED = BAD.replace("torch.log(torch.softmax(x.half(), dim=-1))", "torch.nn.functional.log_softmax(x.half(), dim=-1)")
 GOOD = "import torch\n\n\ndef f(x):\n    return torch.log_softmax(x, dim=-1)\n"
 
 
@@ -124,7 +124,7 @@ def test_sarif_names_the_rule_and_the_region(project):
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == ["FL101"]
     place = result["locations"][0]["physicalLocation"]
     assert place["artifactLocation"]["uri"] == "src/bad.py"
-    assert place["region"] == {"startLine": 5, "startColumn": 12, "endLine": 5, "endColumn": 47}
+    assert place["region"] == {"startLine": 5, "startColumn": 12, "endLine": 5, "endColumn": 54}
 
 
 def test_github_gets_one_workflow_command_a_finding_and_text_cannot_break_out(project):

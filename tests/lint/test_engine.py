@@ -111,7 +111,7 @@ def flagged(text: str) -> list[str]:
     return [one.rule.code for one in lint_text(text, rules=[RULES["FL101"]])]
 
 
-LOG = "import torch\ny = torch.log(torch.softmax(x, dim=-1))"
+LOG = "import torch\ny = torch.log(torch.softmax(x.half(), dim=-1))"
 
 
 def test_a_file_without_torch_is_not_even_parsed(monkeypatch):
@@ -128,7 +128,7 @@ def test_a_comment_allows_a_line_the_line_below_or_the_file():
     assert flagged(LOG + "  # floatline: allow[other]") == ["FL101"]
     assert flagged(LOG.replace("\n", "\n# floatline: allow[log-of-softmax]\n")) == []
     assert flagged("# floatline: allow[log-of-softmax]\n" + LOG + "\n" + LOG) == []
-    below = "import torch\n# floatline: allow[log-of-softmax]\nz = 1\ny = torch.log(torch.softmax(x, dim=-1))"
+    below = "import torch\n# floatline: allow[log-of-softmax]\nz = 1\ny = torch.log(torch.softmax(x.half(), dim=-1))"
     assert flagged(below) == ["FL101"]
 
 
@@ -138,7 +138,8 @@ def test_what_is_not_python_has_no_finding_and_raises_nothing(text):
 
 
 def test_columns_count_characters_not_bytes():
-    (one,) = lint_text("import torch\nö = 'äöü'; y = torch.log(torch.softmax(x, dim=-1))", rules=[RULES["FL101"]])
+    text = "import torch\nö = 'äöü'; y = torch.log(torch.softmax(x.half(), dim=-1))"
+    (one,) = lint_text(text, rules=[RULES["FL101"]])
     assert (one.line, one.column) == (2, 16)
 
 

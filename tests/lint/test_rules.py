@@ -31,7 +31,8 @@ def flags(rule, example: Bad, source: str | None = None):
     from floatline.hardware import find_hardware
 
     text = example.source if source is None else source
-    return lint_text(text, example.file, rules=[rule], on=find_hardware(example.on) if example.on else None)
+    on = find_hardware(example.on) if example.on else None
+    return lint_text(text, example.file, rules=[rule], on=on, half=True)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
@@ -73,19 +74,19 @@ def test_an_allowing_comment_silences_it(rule, bad):
 
 @pytest.mark.parametrize(("rule", "bad"), FIXED, ids=names(FIXED))
 def test_the_fix_is_the_one_that_is_shown_and_fixing_twice_is_fixing_once(rule, bad):
-    fixed, _ = fix_text(bad.source, bad.file, rules=[rule], unsafe=True)
+    fixed, _ = fix_text(bad.source, bad.file, rules=[rule], unsafe=True, half=True)
     assert fixed == bad.fixed
     ast.parse(fixed)
-    assert fix_text(fixed, bad.file, rules=[rule], unsafe=True)[0] == fixed
+    assert fix_text(fixed, bad.file, rules=[rule], unsafe=True, half=True)[0] == fixed
     assert not flags(rule, bad, fixed)
     if rule.fix_safety == "safe":
-        assert fix_text(bad.source, bad.file, rules=[rule])[0] == bad.fixed
+        assert fix_text(bad.source, bad.file, rules=[rule], half=True)[0] == bad.fixed
 
 
 @pytest.mark.parametrize(("rule", "bad"), EXAMPLES, ids=names(EXAMPLES))
 def test_what_is_not_shown_as_fixed_stays(rule, bad):
     if bad.fixed is None:
-        assert fix_text(bad.source, bad.file, rules=[rule], unsafe=True)[0] == bad.source
+        assert fix_text(bad.source, bad.file, rules=[rule], unsafe=True, half=True)[0] == bad.source
 
 
 @pytest.mark.parametrize(("rule", "bad"), NUMERIC, ids=names(NUMERIC))

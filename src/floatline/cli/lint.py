@@ -44,6 +44,14 @@ def lint(
     ignore: Annotated[
         list[str] | None, typer.Option("--ignore", metavar="RULE", help="Use all rules but these.")
     ] = None,
+    half: Annotated[
+        bool,
+        typer.Option(
+            "--half",
+            help="Also report what breaks in pure half only. It is reported anyway where a file, or the training of "
+            "the project, shows FP16 weights.",
+        ),
+    ] = False,
     on: Annotated[
         str | None,
         typer.Option("--on", metavar="DEVICE", help="The hardware that the code is for, such as sm_75, T4 or v100."),
@@ -72,6 +80,7 @@ def lint(
     A line with "# floatline: allow\\[rule-name]" is left alone. Exit code 1 means findings.
     """
     import time
+    from dataclasses import replace
 
     from floatline.lint import lint_paths
     from floatline.lint.baseline import drop_known, read_baseline
@@ -79,6 +88,7 @@ def lint(
 
     given = paths or [Path()]
     settings = _settings(given[0], select or [], ignore or [], on, baseline)
+    settings = replace(settings, half=settings.half or half)
     started = time.perf_counter()
     result = lint_paths(given, settings=settings, fix=fix or diff, unsafe=unsafe_fixes, jobs=jobs)
     seconds = time.perf_counter() - started

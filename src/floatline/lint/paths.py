@@ -15,6 +15,7 @@ from floatline.errors import LintError
 from floatline.fixes import FixKind, NodePlace, rewrite_places
 from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
+from floatline.lint.reading.under_autocast import shows_pure_half, trains_in_pure_half
 from floatline.lint.rule import LintFinding, Rule
 from floatline.lint.rules import choose_rules
 from floatline.lint.settings import Settings
@@ -32,6 +33,7 @@ def fix_text(
     rules: Sequence[type[Rule]],
     on: Hardware | None = None,
     unsafe: bool = False,
+    half: bool | None = None,
 ) -> tuple[str, list[LintFinding]]:
     """The file with everything fixed that can be, and the findings that were.
 
@@ -41,12 +43,13 @@ def fix_text(
         rules: What is looked for.
         on: The hardware that the code is for.
         unsafe: Whether rewrites that are not the same function in exact arithmetic are made too.
+        half: As in `lint_text`.
     """
     fixed: list[LintFinding] = []
     for _ in range(_MOST_PASSES):
         found = [
             one
-            for one in lint_text(text, file, rules=rules, on=on)
+            for one in lint_text(text, file, rules=rules, on=on, half=half)
             if one.fix and (unsafe or one.rule.fix_safety == "safe")
         ]
         places = {_place(one): one for one in found}
@@ -80,6 +83,8 @@ class LintResult:
         changes: File, text before and text after, of the files that `fix` changes. None of them is written.
         fixed: The findings that those changes take away.
         unread: Files that could not be read, with the reason.
+        only_in_half: Findings that hold in pure half only, and are not told: nothing shows that it is used.
+        trains_in_half: Whether a file shows that the project trains weights in FP16.
     """
 
     findings: tuple[LintFinding, ...]
@@ -88,6 +93,8 @@ class LintResult:
     changes: tuple[tuple[str, str, str], ...] = ()
     fixed: tuple[LintFinding, ...] = ()
     unread: tuple[tuple[str, str], ...] = ()
+    only_in_half: tuple[LintFinding, ...] = ()
+    trains_in_half: bool = False
 
 
 def lint_paths(
@@ -115,7 +122,7 @@ def lint_paths(
     hardware = _find_hardware(settings.on)
     files = find_files(paths, exclude=settings.exclude, root=settings.root)
     jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
-    task = _Task(tuple(rules), hardware, fix, unsafe)
+    task = _Task(tuple(rules), hardware, fix, unsafe, settings.half)
     if jobs <= 1:
         parts = [task(files)]
     else:
@@ -124,13 +131,22 @@ def lint_paths(
         shares = [files[start : start + size] for start in range(0, len(files), size)]
         with ProcessPoolExecutor(jobs) as pool:
             parts = list(pool.map(task, shares))
+    findings = [one for part in parts for one in part.findings]
+    rest = [one for part in parts for one in part.only_in_half]
+    trains = any(part.trains_in_half for part in parts)
+    if trains and rest:
+        places = {file: number for number, file in enumerate(files)}
+        findings = sorted([*findings, *rest], key=lambda one: (places[one.file], one.line, one.column, one.rule.code))
+        rest = []
     return LintResult(
-        findings=tuple(one for part in parts for one in part.findings),
+        findings=tuple(findings),
         num_files=sum(part.num_files for part in parts),
         num_lines=sum(part.num_lines for part in parts),
         changes=tuple(one for part in parts for one in part.changes),
         fixed=tuple(one for part in parts for one in part.fixed),
         unread=tuple(one for part in parts for one in part.unread),
+        only_in_half=tuple(rest),
+        trains_in_half=trains,
     )
 
 
@@ -190,13 +206,15 @@ class _Task:
     hardware: Hardware | None
     fix: bool
     unsafe: bool
+    half: bool
 
     def __call__(self, files: Sequence[str]) -> LintResult:
         findings: list[LintFinding] = []
         changes: list[tuple[str, str, str]] = []
         fixed: list[LintFinding] = []
         unread: list[tuple[str, str]] = []
-        num_lines = 0
+        rest: list[LintFinding] = []
+        num_lines, trains = 0, False
         for file in files:
             try:
                 text = _read(file)
@@ -204,16 +222,27 @@ class _Task:
                 unread.append((file, str(error)))
                 continue
             num_lines += text.count("\n")
-            found = lint_text(text, file, rules=self.rules, on=self.hardware)
-            if self.fix and any(one.fix for one in found):
-                after, done = fix_text(text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe)
+            half = self.half or shows_pure_half(text)
+            trains = trains or trains_in_pure_half(text)
+            found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True)
+            if self.fix and any(one.fix and (half or one.holds != "half") for one in found):
+                given = {"rules": self.rules, "on": self.hardware, "unsafe": self.unsafe, "half": half}
+                after, done = fix_text(text, file, **given)
                 if after != text:
                     changes.append((file, text, after))
                     fixed += done
-                    found = lint_text(after, file, rules=self.rules, on=self.hardware)
-            findings += found
+                    found = lint_text(after, file, rules=self.rules, on=self.hardware, half=True)
+            findings += [one for one in found if half or one.holds != "half"]
+            rest += [one for one in found if not half and one.holds == "half"]
         return LintResult(
-            tuple(findings), len(files) - len(unread), num_lines, tuple(changes), tuple(fixed), tuple(unread)
+            tuple(findings),
+            len(files) - len(unread),
+            num_lines,
+            tuple(changes),
+            tuple(fixed),
+            tuple(unread),
+            tuple(rest),
+            trains,
         )
 
 

@@ -7,11 +7,22 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.under_autocast import is_beside_autocast, is_wide_under_autocast
+
 if TYPE_CHECKING:
     from floatline.causes import Cause
     from floatline.fixes import FixKind
     from floatline.hardware import Hardware
     from floatline.lint.reading.source import Source
+
+
+Holds = Literal["any", "autocast", "half"]
+_WHEN: dict[Holds, str] = {
+    "any": "",
+    "autocast": "under autocast, and in pure half",
+    "half": "in pure half only; autocast computes this in FP32",
+}
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class LintFinding:
         seen: What stands there, and what becomes of it in 16 bits.
         advice: What to change, as one line.
         fix: The kind of rewrite that `--fix` makes; '' where a person has to.
+        holds: Under autocast as well, or in pure half only, where nothing is widened; 'any' is no matter of that.
         text: The source line, without its indentation; a baseline knows old findings by it.
     """
 
@@ -40,6 +52,7 @@ class LintFinding:
     seen: str
     advice: str
     fix: str = ""
+    holds: Holds = "any"
     text: str = ""
 
     @property
@@ -61,14 +74,21 @@ class LintFinding:
             "title": self.title,
             "seen": self.seen,
             "fix": self.advice,
+            "holds": self.holds,
             "fixable": self.rule.fix_safety if self.fix else "no",
         }
 
+    @property
+    def when(self) -> str:
+        """Where it holds, in words; '' where that is no matter of precision."""
+        return _WHEN[self.holds]
+
     def __str__(self) -> str:
-        """Four lines for people."""
+        """Some lines for people."""
+        when = f"  when: {self.when}\n" if self.when else ""
         return (
             f"{self.file}:{self.line}:{self.column}: {self.rule.code} {self.title}\n"
-            f"  seen: {self.seen}\n"
+            f"  seen: {self.seen}\n{when}"
             f"  fix:  {self.advice}\n"
             f"  why:  floatline explain {self.rule.code}"
         )
@@ -115,6 +135,8 @@ class Rule:
         advice: What to write instead, as one line.
         fix_safety: 'safe': the same function in exact arithmetic, never less accurate. 'unsafe': a person should look.
             'no': nothing is rewritten.
+        needs_gradient: Whether it does harm only where a gradient flows: not in metrics, samplers, tests and the like.
+        holds: 'autocast': what is computed under autocast breaks, too. 'half': only what runs in FP16 without it.
         calls: Last names of the calls that `visit_Call` sees.
         words: The rule is asked only about files that hold one of these; empty takes `calls`.
         good: Near misses that stay silent. A string is Python code.
@@ -128,6 +150,8 @@ class Rule:
     message: ClassVar[str]
     advice: ClassVar[str]
     fix_safety: ClassVar[FixSafety] = "no"
+    needs_gradient: ClassVar[bool] = False
+    holds: ClassVar[Holds] = "any"
     calls: ClassVar[frozenset[str]] = frozenset()
     words: ClassVar[tuple[str, ...]] = ()
     good: ClassVar[tuple[str | Bad, ...]] = ()
@@ -138,7 +162,15 @@ class Rule:
         self.on = on
         self.found: list[LintFinding] = []
 
-    def report(self, node: ast.AST, *, seen: str = "", advice: str = "", fix: FixKind | None = None) -> None:
+    def report(
+        self,
+        node: ast.AST,
+        *,
+        seen: str = "",
+        advice: str = "",
+        fix: FixKind | None = None,
+        of: ast.expr | None = None,
+    ) -> None:
         """Flag a node.
 
         Args:
@@ -146,7 +178,13 @@ class Rule:
             seen: What stands there, with its numbers; '' is the rule's message.
             advice: '' is the rule's.
             fix: The rewrite that fixes this place, where there is one.
+            of: The value that is too coarse. Where autocast widens it, the finding holds in pure half only.
         """
+        if self.needs_gradient and isinstance(node, ast.expr) and not has_gradient(self.source, node, surely=False):
+            return
+        holds: Holds = "half" if of is not None and is_wide_under_autocast(self.source, of) else self.holds
+        if holds == "half" and is_beside_autocast(self.source, node):
+            holds = "autocast"
         line = getattr(node, "lineno", 1)
         column = getattr(node, "col_offset", 0)
         self.report_at(
@@ -159,6 +197,7 @@ class Rule:
             seen=seen,
             advice=advice,
             fix=fix,
+            holds=holds,
         )
 
     def report_at(
@@ -171,6 +210,7 @@ class Rule:
         seen: str = "",
         advice: str = "",
         fix: FixKind | None = None,
+        holds: Holds | None = None,
     ) -> None:
         """Flag a place by its numbers, both counted from 1."""
         self.found.append(
@@ -184,6 +224,7 @@ class Rule:
                 seen=seen or self.message,
                 advice=advice or self.advice,
                 fix=fix or "",
+                holds=holds or self.holds,
                 text=self.source.line(line),
             )
         )

@@ -24,7 +24,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     return loads(text)
 
 
-_KEYS = ("select", "ignore", "exclude", "on", "baseline")
+_KEYS = ("select", "ignore", "exclude", "on", "baseline", "half")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Settings:
         exclude: Patterns of paths that are not looked at, as `fnmatch` reads them.
         on: The hardware that the code is for, such as 'sm_75' or 't4'; '' is not known.
         baseline: File of findings that are known and not told again; '' is none.
+        half: Whether what holds in pure half only is told of, wherever it stands.
         root: The folder that the paths in `exclude` and `baseline` begin at.
     """
 
@@ -45,6 +46,7 @@ class Settings:
     exclude: tuple[str, ...] = ()
     on: str = ""
     baseline: str = ""
+    half: bool = False
     root: Path = field(default_factory=Path)
 
 
@@ -75,6 +77,11 @@ def _check(table: dict[str, Any], file: Path) -> Settings:
     for key, value in table.items():
         if key not in _KEYS:
             raise LintError(f"Setting {key!r} in [tool.floatline.lint] of {file} is not known. {suggest(key, _KEYS)}")
+        if key == "half":
+            if not isinstance(value, bool):
+                raise LintError(f"Setting 'half' in [tool.floatline.lint] of {file} is {value!r}. Give true or false.")
+            settings = replace(settings, half=value)
+            continue
         is_list = key in ("select", "ignore", "exclude")
         items: Any = value if is_list else [value]
         if not isinstance(items, list) or not all(isinstance(item, str) for item in items):  # pyright: ignore[reportUnknownVariableType]

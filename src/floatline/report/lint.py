@@ -34,6 +34,8 @@ def print_findings(
         if one.text:
             console.print(Text(f"  {one.line} | {one.text}", style="dim"), soft_wrap=True)
         console.print(Text(f"  seen: {one.seen}"), soft_wrap=True)
+        if one.when:
+            console.print(Text.assemble("  when: ", (one.when, "dim")), soft_wrap=True)
         console.print(Text.assemble("  fix:  ", (one.advice, "green")), soft_wrap=True)
         console.print(Text.assemble("  why:  ", (f"floatline explain {one.rule.code}", "dim")), soft_wrap=True)
     if fixed and result.fixed:
@@ -44,8 +46,10 @@ def print_findings(
 
 def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool) -> str:
     looked = f"{_count(result.num_files, 'file')}, {result.num_lines:,} lines"
+    rest = len(result.only_in_half)
+    more = f" {rest:,} more in pure half only, which nothing here shows: --half tells them." if rest else ""
     if not findings:
-        return f"No finding in {looked}."
+        return f"No finding in {looked}.{more}"
     text = f"{_count(len(findings), 'finding')} in {looked}."
     safe = sum(bool(one.fix) and one.rule.fix_safety == "safe" for one in findings)
     unsafe = sum(bool(one.fix) and one.rule.fix_safety == "unsafe" for one in findings)
@@ -53,7 +57,7 @@ def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool
         text += f" {safe} can be fixed with --fix."
     if unsafe:
         text += f" {unsafe} more can be fixed with --unsafe-fixes; look at them with --diff."
-    return text
+    return text + more
 
 
 def _count(number: int, what: str) -> str:
@@ -68,6 +72,7 @@ def as_json(result: LintResult, findings: Sequence[LintFinding], *, seconds: flo
         "files": result.num_files,
         "lines": result.num_lines,
         "unread": [{"file": file, "why": why} for file, why in result.unread],
+        "only_in_half": len(result.only_in_half),
         "seconds": round(seconds, 3),
     }
 

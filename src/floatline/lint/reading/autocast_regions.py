@@ -66,3 +66,15 @@ def dtype_of(source: Source, call: ast.Call) -> str:
         return "bfloat16" if path.startswith("torch.cpu.") else "float16" if path.startswith(_OLD) else "default"
     path = source.path(source.value(given))
     return {"torch.float16": "float16", "torch.half": "float16", "torch.bfloat16": "bfloat16"}.get(path, "")
+
+
+def is_in_disabled_region(source: Source, node: ast.AST) -> bool:
+    """Whether autocast is off around a node in its function: whoever wrote that has thought of its dtype."""
+    for above in source.ancestors(node):
+        if isinstance(above, (ast.With, ast.AsyncWith)):
+            for item in reversed(above.items):
+                if source.is_call_to(item.context_expr, *AUTOCASTS):
+                    return is_disabled(source, item.context_expr)
+        if isinstance(above, _FUNCTIONS):
+            return any(is_disabled(source, mark) for mark in getattr(above, "decorator_list", ()))
+    return False

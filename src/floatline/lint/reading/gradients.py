@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from pathlib import PurePath
 
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import last_name, read_once
@@ -16,8 +17,24 @@ _ENDS = frozenset(
 )
 _PLAIN_FUNCTIONS = frozenset(("float", "int", "bool", "print", "round", "str", "repr", "range", "len"))
 # What runs before training, or beside it.
-_BESIDE = ("init_", "_init_", "reset_", "_reset_", "__init__", "__repr__", "extra_repr", "post_process", "plot", "log_")
-_BASES_WITHOUT = ("Optimizer", "LRScheduler", "Dataset", "Metric", "BaseTransform")
+_BESIDE = (
+    "init_", "_init_", "reset_", "_reset_", "__init__", "__repr__", "extra_repr", "post_process", "postprocess",
+    "_postprocess", "preprocess", "_preprocess", "plot", "_plot", "log_", "eval", "_eval", "validate", "validation_",
+    "test", "predict", "infer", "inference", "generate", "visual", "draw", "show_", "nms", "beam_search", "assign",
+    "collate", "load_", "save_", "export", "compute_metric", "update_metric", "benchmark",
+)  # fmt: skip
+_BASES_WITHOUT = (
+    "Optimizer", "LRScheduler", "Dataset", "Metric", "BaseTransform", "Evaluator", "Sampler", "SchedulerMixin",
+    "Pipeline", "Tracker", "Assigner", "Matcher", "BeamSearch", "Callback",
+)  # fmt: skip
+# Files that train nothing, by the words of their names and of the two folders around them.
+_PLACES_BESIDE = frozenset(
+    """test tests metric metrics evaluate evaluation evaluator evaluators eval infer inference pipeline pipelines
+    scheduler schedulers sampler samplers preprocess preprocessing postprocess postprocessing visualization visualize
+    plot plotting tracker trackers assigner assigners matcher matchers demo demos export webui gui benchmark
+    benchmarks conftest""".split()  # noqa: SIM905
+)
+_PLACES_TRAINED = ("train", "loss", "model", "finetune", "criterion")
 _PREPROCESSING = (
     "TorchvisionBackend",
     "PilBackend",
@@ -33,14 +50,21 @@ _RANDOM = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "ar
 _BELOW_AUTOGRAD = ("torch._decomp", "torch._prims", "torch._refs", "torch._inductor", "torch.library", "torch._ops")
 
 
-def has_gradient(source: Source, node: ast.expr) -> bool:
+def has_gradient(source: Source, node: ast.expr, *, surely: bool = True) -> bool:
     """Whether nothing around an expression stops its gradient.
 
     Stops are `no_grad` and `inference_mode` around it, `.detach()`, `.item()` or a comparison of its result, and code
-    that only makes weights, steps an optimizer, or loads data.
+    that only makes weights, steps an optimizer, loads data, tests or measures.
+
+    Args:
+        source: The file.
+        node: The expression.
+        surely: Whether the file must show a module or a loss.
     """
-    if source.function(node) is not source.tree and not is_training_code(source):
-        return False
+    if source.function(node) is not source.tree:
+        beside = _lies_beside(source) or _tests_or_prepares(source)
+        if beside or (surely and not is_training_code(source)):
+            return False
     below: ast.AST = node
     is_value = True  # still in the expression, not yet at its statement
     for above in source.ancestors(node):
@@ -58,6 +82,16 @@ def has_gradient(source: Source, node: ast.expr) -> bool:
             return False
         below = above
     return not _is_detached(source, node) and not _is_only_looked_at(source, node)
+
+
+@read_once
+def _lies_beside(source: Source) -> bool:
+    """Whether a file tests, measures, samples or shows, by its name."""
+    path = PurePath(source.file)
+    if any(word in path.stem.lower() for word in _PLACES_TRAINED):
+        return False
+    words = {word for part in (*path.parts[-3:-1], path.stem) for word in part.lower().replace("-", "_").split("_")}
+    return not words.isdisjoint(_PLACES_BESIDE)
 
 
 @read_once
@@ -164,6 +198,7 @@ def _can_train(source: Source, node: ast.ClassDef) -> bool:
         path = _ending(source, base)
         if (
             path.endswith(_BASES_WITHOUT)
+            or node.name.endswith(_BASES_WITHOUT)
             or path == "torch.autograd.Function"
             or path == "torch.autograd.function.Function"
         ):

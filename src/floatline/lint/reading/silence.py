@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from floatline.lint.reading.autocast_regions import is_in_disabled_region
 from floatline.lint.reading.reaching import given_to, mentions_dtype
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import given_dtypes, keyword, last_name, parameters, read_once
@@ -78,6 +79,7 @@ _DEPTH = 6  # from a constant over calls and attributes to its use
 _FARTHEST = 300  # expressions that are looked at on the way to one value
 _WIDE = frozenset(("torch.float32", "torch.float64", "torch.float", "torch.double"))
 _WIDE_MAKERS = frozenset(("linspace", "logspace", "eye", "rand", "randn", "hann_window", "from_numpy"))
+_COMPLEX = frozenset(("stft", "istft", "rfft", "fft", "fft2", "rfft2", "fftn", "view_as_complex", "complex", "polar"))
 # Code that prepares data runs in FP32, before a model sees its numbers.
 _PREPARATION = (
     "FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessingMixin", "ProcessorMixin",
@@ -118,7 +120,7 @@ def stays_silent(source: Source, node: ast.AST, *values: ast.expr) -> bool:
         return True
     if prepares_data(source, node) or is_cast_around(source, node) or _asks_for_dtype(source, node):
         return True
-    if _is_reference(source, node) or is_in_cast_module(source, node):
+    if _is_reference(source, node) or is_in_cast_module(source, node) or is_in_disabled_region(source, node):
         return True
     return any(shows_wide(source, value) for value in values)
 
@@ -152,14 +154,26 @@ def shows_wide(source: Source, node: ast.expr) -> bool:
 def _is_wide(source: Source, node: ast.expr) -> bool:
     if isinstance(node, ast.Name):
         return node.id.lower().endswith(("32", "64"))
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("real", "imag")  # of complex numbers, which autocast leaves alone
     if not isinstance(node, ast.Call):
         return False
+    if source.call_name(node) in _COMPLEX or any(_chooses_wide(source, one) for one in given_dtypes(node)):
+        return True
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("float", "double") and not node.args:
         return True
     if any(source.path(one) in _WIDE for one in given_dtypes(node)):
         return True
     path = source.path(node.func)
     return path.startswith("torch.") and path[6:] in _WIDE_MAKERS and keyword(node, "dtype") is None
+
+
+def _chooses_wide(source: Source, node: ast.expr) -> bool:
+    """`compute_dtype(x.dtype)`, where a function of the file returns FP32 for some."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+        return False
+    made = [one for one in source.tree.body if isinstance(one, ast.FunctionDef) and one.name == node.func.id]
+    return any(source.path(part) in _WIDE for one in made for part in ast.walk(one))
 
 
 def follows_dtype(source: Source, node: ast.expr) -> bool:
@@ -185,6 +199,7 @@ def _casts_back(source: Source, node: ast.Call) -> bool:
     return any(
         "dtype" in last_name(one) or source.path(one) in ("torch.float16", "torch.half", "torch.bfloat16")
         for one in given_dtypes(node)
+        if not _chooses_wide(source, one)
     )
 
 
@@ -242,7 +257,7 @@ def _is_optional(source: Source, statement: ast.stmt, node: ast.AST) -> bool:
         if id(above) in around:
             return False
         if isinstance(above, ast.If) and not above.orelse:
-            return True
+            return not mentions_dtype(above.test)  # `if x.dtype in (half, bfloat16): x = x.float()` casts all of them
     return False
 
 

@@ -6,7 +6,7 @@ import ast
 
 from floatline.lint.reading.source import Operation, Source
 from floatline.lint.reading.source_tree import keyword, make_operation, parameters
-from floatline.lint.reading.values import reaching_values
+from floatline.lint.reading.values import assignments, reaching_values
 
 # The same numbers in another shape.
 SHAPES = frozenset(
@@ -17,6 +17,7 @@ _OPTIONS = frozenset(("dim", "keepdim"))  # numpy says axis and keepdims
 _DEPTH = 8
 _BOUNDS = frozenset(("max", "amax", "logsumexp", "log_softmax", "logsigmoid", "clamp", "clamp_max", "minimum", "min"))
 _EVEN = frozenset(("abs", "square", "cdist", "norm", "relu", "softplus", "exp"))
+_LARGEST_EXPONENT = 11.09  # exp of more is inf in FP16
 ASKS_FOR_FINITE = frozenset(("isfinite", "isnan", "isinf"))
 
 
@@ -147,8 +148,35 @@ def is_bounded(source: Source, node: ast.expr, *, depth: int = 0) -> bool:
         return False
     if isinstance(node, ast.Subscript):
         return is_bounded(source, node.value, depth=depth + 1)
+    if isinstance(node, ast.Name):
+        if _is_shifted_in_place(source, node):
+            return True
+        ways = reaching_values(source, node)  # one for each branch of an `if`
+        return len(ways) > 1 and all(way is not None and is_bounded(source, way, depth=depth + 1) for way in ways)
     found = source.operation(node)
-    return found is not None and found.name in _BOUNDS
+    if found is None or found.name not in _BOUNDS:
+        return False
+    most = found.argument(1, "max") if found.name == "clamp" else found.argument(0, "max")
+    number = source.number(most) if found.name in ("clamp", "clamp_max") and most is not None else None
+    return number is None or number <= _LARGEST_EXPONENT
+
+
+def _is_shifted_in_place(source: Source, node: ast.Name) -> bool:
+    """`x.sub_(x.max(-1)[0].unsqueeze(-1))` or `x -= x.max()` above it."""
+    for one in ast.walk(source.function(node)):
+        if getattr(one, "lineno", node.lineno) >= node.lineno:
+            continue
+        if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Sub) and is_same_name(one.target, node):
+            return _mentions_bound(source, one.value, depth=0)
+        is_sub = isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "sub_"
+        if is_sub and one.args and is_same_name(one.func.value, node):
+            return _mentions_bound(source, one.args[0], depth=0)
+    return False
+
+
+def is_same_name(left: ast.AST, right: ast.Name) -> bool:
+    """Whether a node is the same name."""
+    return isinstance(left, ast.Name) and left.id == right.id
 
 
 def _is_positive(source: Source, node: ast.expr) -> bool:
@@ -174,9 +202,16 @@ def _mentions_bound(source: Source, node: ast.expr, *, depth: int) -> bool:
             made = source.value(one)
             if made is not one and _mentions_bound(source, made, depth=depth + 1):
                 return True
-            if "max" in one.id.lower():  # given from elsewhere, or unpacked: `x_max, _ = x.max(-1)`
+            if "max" in one.id.lower() or _is_part_of_max(source, one):  # given from elsewhere, or unpacked
                 return True
     return False
+
+
+def _is_part_of_max(source: Source, node: ast.Name) -> bool:
+    """m of `m, _ = x.max(-1)`."""
+    statements = assignments(source, source.function(node)).get(node.id, ())
+    made = [at.value for at, value in statements if value is None and isinstance(at, ast.Assign)]
+    return any(isinstance(one, ast.Call) and source.call_name(one) in ("max", "amax") for one in made)
 
 
 def asks_for_finite(source: Source, node: ast.AST, *, depth: int = 0) -> bool:

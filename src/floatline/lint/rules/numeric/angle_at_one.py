@@ -26,6 +26,8 @@ class AngleAtOne(Rule):
 
     code = "FL133"
     name = "angle-at-one"
+    holds = "autocast"
+    needs_gradient = True
     cause = ROUNDED_ONTO_SINGULARITY
     message = f"the angle of a cosine without a bound: {_WHY}"
     advice = "the cosine and its angle in FP32 with clamp(-1 + 1e-6, 1 - 1e-6), or a bound of 1 - 1e-3 in FP16"
@@ -63,9 +65,9 @@ class AngleAtOne(Rule):
             if bound is None or bound <= _LARGEST or wide:
                 return
             told = f"of what is clamped to {bound:g}" if bound == 1 else f"of what is clamped to {bound!r}, 1 in FP16"
-            self.report(node, seen=f"{found.name} {told}: {_WHY}")
+            self.report(node, seen=f"{found.name} {told}: {_WHY}", of=found.operand)
         elif self._is_cosine(made) and not wide:
-            self.report(node, seen=f"{found.name} of a cosine without a bound: {_WHY}")
+            self.report(node, seen=f"{found.name} of a cosine without a bound: {_WHY}", of=found.operand)
 
     def _is_cosine(self, made: Operation) -> bool:
         if made.name == "div":

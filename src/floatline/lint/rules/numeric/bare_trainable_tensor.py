@@ -25,6 +25,7 @@ class BareTrainableTensor(Rule):
 
     code = "FL129"
     name = "bare-trainable-tensor"
+    holds = "autocast"
     cause = PARAMS_NOT_TRAINED
     message = (
         "a tensor with requires_grad=True that is not an nn.Parameter: parameters() leaves it out, nothing trains it"

@@ -28,6 +28,7 @@ class BceOfProbabilities(Rule):
 
     code = "FL111"
     name = "bce-of-probabilities"
+    holds = "autocast"
     cause = ROUNDED_ONTO_SINGULARITY
     title = "Binary cross entropy of probabilities in 16 bits"
     message = (

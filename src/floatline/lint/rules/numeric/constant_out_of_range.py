@@ -42,6 +42,7 @@ class ConstantOutOfRange(Rule):
 
     code = "FL105"
     name = "constant-out-of-range"
+    holds = "autocast"
     cause = SCALAR_OUT_OF_RANGE
     message = "this constant is beyond 65504, the largest number of FP16"
     advice = "torch.finfo(x.dtype).min, which every dtype holds"
@@ -90,7 +91,9 @@ class ConstantOutOfRange(Rule):
             if given is None or reached is None or not self._may_be_half(found, given):
                 continue
             can_fix = found.name in ("masked_fill", "where") and reached.number < 0
-            self.report(node, seen=self._say(found, reached), fix="mask-constant" if can_fix else None)
+            self.report(
+                node, seen=self._say(found, reached), fix="mask-constant" if can_fix else None, of=found.operand
+            )
             return
 
     def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
@@ -110,7 +113,7 @@ class ConstantOutOfRange(Rule):
             # A mask of whole numbers gives an FP32 product, and FP32 scores.
             if not follows_dtype(self.source, mask) or stays_silent(self.source, node, mask):
                 continue
-            self.report(node, seen=f"a mask times {reached.number:g}: in FP16 the product is infinite")
+            self.report(node, seen=f"a mask times {reached.number:g}: in FP16 the product is infinite", of=mask)
             return
 
     def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
@@ -121,9 +124,8 @@ class ConstantOutOfRange(Rule):
         reached = self._beyond(node.value)
         if reached is None or not self.source.is_tensor(target.value) or stays_silent(self.source, node, target.value):
             return
-        self.report(
-            node, seen=f"{reached.number:g} is {self._inf(reached.number)} once it is written to an FP16 tensor"
-        )
+        seen = f"{reached.number:g} is {self._inf(reached.number)} once it is written to an FP16 tensor"
+        self.report(node, seen=seen, of=target.value)
 
     def _beyond(self, node: ast.expr) -> Reached | None:
         if isinstance(node, ast.Constant) and not isinstance(node.value, (int, float)):

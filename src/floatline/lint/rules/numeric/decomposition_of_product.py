@@ -24,6 +24,7 @@ class DecompositionOfProduct(Rule):
 
     code = "FL114"
     name = "decomposition-of-product"
+    holds = "autocast"
     cause = UNSUPPORTED_HALF_OP
     message = "under autocast the product is 16 bits, and this operation has no 16-bit kernel: it raises"
     advice = "with torch.autocast(device, enabled=False): compute product and decomposition of x.float()"

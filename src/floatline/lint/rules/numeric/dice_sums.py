@@ -22,6 +22,7 @@ class DiceSums(Rule):
 
     code = "FL136"
     name = "dice-sums"
+    holds = "half"
     cause = REDUCTION_OVERFLOW
     message = "the sums of a Dice ratio run over all pixels: in FP16 65,520 ones are inf, and inf / inf is NaN"
     advice = "p, t = p.float(), t.float() first, or means instead of sums: the ratio is the same"

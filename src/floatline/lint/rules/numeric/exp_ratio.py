@@ -24,6 +24,8 @@ class ExpRatio(Rule):
 
     code = "FL106"
     name = "exp-ratio"
+    holds = "half"
+    needs_gradient = True
     cause = EXP_OVERFLOW
     message = "exp(x) is inf in FP16 above x = 11.09, and inf / inf is NaN"
     advice = "torch.softmax(x, dim)"

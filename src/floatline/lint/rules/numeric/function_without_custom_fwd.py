@@ -25,6 +25,7 @@ class FunctionWithoutCustomFwd(Rule):
 
     code = "FL131"
     name = "function-without-custom-fwd"
+    holds = "autocast"
     cause = DTYPE_MISMATCH
     message = "a function multiplies matrices and does not know of autocast: in backward a half meets an FP32 tensor"
     advice = (
@@ -84,8 +85,10 @@ class FunctionWithoutCustomFwd(Rule):
             if isinstance(one, (ast.Attribute, ast.Name))
         }
         paths = {self.source.aliases.get(word, word).rpartition(".")[2] for word in words}
-        if paths & _KNOWS or "saved_tensors" not in words:
+        if paths & _KNOWS or any("custom_fwd" in word for word in words) or "saved_tensors" not in words:
             return
+        if any(isinstance(one, ast.Attribute) and one.attr in ("to", "type_as", "float") for one in ast.walk(backward)):
+            return  # it casts what it is given itself
         self.report(node, seen=self.message.replace("a function", node.name))
 
     def _multiplies(self, function: ast.FunctionDef) -> bool:

@@ -28,6 +28,7 @@ class GradientKillingClamp(Rule):
 
     code = "FL128"
     name = "gradient-killing-clamp"
+    holds = "autocast"
     cause = CLAMP_KILLS_GRADIENT
     message = "a loss or its logits are clamped: beyond the bound the gradient is 0, and nothing brings them back"
     advice = "clip gradients (torch.nn.utils.clip_grad_norm_), not the loss; compute softmax and losses from x.float()"

@@ -22,6 +22,7 @@ class GroupNormEps(Rule):
 
     code = "FL109"
     name = "group-norm-eps"
+    holds = "half"
     cause = EPS_UNDERFLOW
     message = "GroupNorm takes its eps in the dtype of the input: FP16 rounds it to 0, and a constant group becomes NaN"
     advice = "the default eps of 1e-5"

@@ -23,6 +23,7 @@ class HalfAccumulator(Rule):
 
     code = "FL126"
     name = "half-accumulator"
+    holds = "autocast"
     cause = ACCUMULATOR_STAGNATION
     message = "a running sum is kept in 16 bits: less than 1/4096 of it (BF16: 1/512) cannot be added"
     advice = "keep it in FP32: dtype=torch.float32, or .float() where it is made"

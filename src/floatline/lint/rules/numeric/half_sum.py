@@ -24,6 +24,7 @@ class HalfSum(Rule):
 
     code = "FL122"
     name = "half-sum"
+    holds = "half"
     cause = REDUCTION_OVERFLOW
     message = "the sum of an FP16 tensor is FP16: above 65504 it is inf, above 2048 not every integer exists"
     advice = "sum(..., dtype=torch.float32)"

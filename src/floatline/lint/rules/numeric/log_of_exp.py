@@ -24,6 +24,8 @@ class LogOfExp(Rule):
 
     code = "FL107"
     name = "log-of-exp"
+    holds = "half"
+    needs_gradient = True
     cause = EXP_OVERFLOW
     message = "log(1 + exp(x)) is inf in FP16 above x = 11.09, where exp(x) is inf"
     advice = "torch.nn.functional.softplus(x)"

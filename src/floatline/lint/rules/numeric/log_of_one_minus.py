@@ -26,6 +26,8 @@ class LogOfOneMinus(Rule):
 
     code = "FL103"
     name = "log-of-one-minus-probability"
+    holds = "autocast"
+    needs_gradient = True
     cause = ROUNDED_ONTO_SINGULARITY
     message = "FP16 rounds a probability above 0.99976 to 1: log(1 - p) is -inf there"
     advice = "work from the logits (torch.nn.functional.logsigmoid(-x)), or compute p and its log in FP32"
@@ -75,14 +77,14 @@ class LogOfOneMinus(Rule):
             return
         if made is None or made.name not in ("clamp", "clamp_max"):
             if not self._is_quantile(node) and not self._may_be_bounded(node, value):
-                self.report(node)
+                self.report(node, of=probability)
             return
         most = made.argument(0, "max") if made.name == "clamp_max" else made.argument(1, "max")
         number = self.source.number(most)
         if most is None or number is None or number <= _LARGEST_BELOW_ONE:
             return
         seen = f"log(1 - p) with p clamped to {self.source.code(most)}, which FP16 rounds to 1: it is -inf there"
-        self.report(node, seen=seen)
+        self.report(node, seen=seen, of=probability)
 
     def _is_quantile(self, node: ast.AST) -> bool:
         """An inverse distribution function is inf at 1 by definition."""

@@ -25,6 +25,8 @@ class LogOfSigmoid(Rule):
 
     code = "FL102"
     name = "log-of-sigmoid"
+    holds = "autocast"
+    needs_gradient = True
     cause = ROUNDED_ONTO_SINGULARITY
     message = "log(sigmoid(x)) is -inf in FP16 below x = -17.33, where the sigmoid rounds to 0"
     advice = "torch.nn.functional.logsigmoid(x)"
@@ -84,9 +86,9 @@ class LogOfSigmoid(Rule):
         fix = None if is_guarded else "log-sigmoid"
         if is_from_one:
             seen = "log(1 - sigmoid(x)) is -inf in FP16 above x = 8.31, where the sigmoid rounds to 1"
-            self.report(node, seen=seen, advice="torch.nn.functional.logsigmoid(-x)", fix=fix)
+            self.report(node, seen=seen, advice="torch.nn.functional.logsigmoid(-x)", fix=fix, of=found.operand)
         else:
-            self.report(node, fix=fix)
+            self.report(node, fix=fix, of=found.operand)
 
     def _without_guard(self, found: Operation) -> ast.expr | None:
         """`p` of `p + eps` where FP16 rounds the eps to 0."""

@@ -31,6 +31,8 @@ class LogOfSmallEps(Rule):
 
     code = "FL104"
     name = "log-of-small-eps"
+    holds = "autocast"
+    needs_gradient = True
     cause = EPS_UNDERFLOW
     message = "the guard inside the log rounds to 0 in FP16: log(0) is -inf"
     advice = "log_softmax / logsigmoid of the logits, or logits.float() before the probability is formed"
@@ -87,6 +89,7 @@ class LogOfSmallEps(Rule):
                 inner if direct else node,
                 seen=f"{outer.name}({spelled}): FP16 rounds {eps:.3g} to 0, and the log of 0 is -inf",
                 fix="small-eps" if direct else None,
+                of=guarded,
             )
         elif (
             found.name == "add"
@@ -98,6 +101,7 @@ class LogOfSmallEps(Rule):
                 node,
                 seen=f"{outer.name}({spelled}): at 0 the derivative is {1 / eps:.3g}, too large for FP16: it is inf",
                 advice="a guard of 1e-4 or more, or log_softmax / logsigmoid of the logits",
+                of=guarded,
             )
 
     def _guard(self, found: Operation) -> tuple[ast.expr | None, float | None]:

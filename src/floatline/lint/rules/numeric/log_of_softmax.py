@@ -21,6 +21,8 @@ class LogOfSoftmax(Rule):
 
     code = "FL101"
     name = "log-of-softmax"
+    holds = "half"
+    needs_gradient = True
     cause = ROUNDED_ONTO_SINGULARITY
     message = (
         "log(softmax(x)) passes through probabilities too small for FP16: below 2.98e-08 they are 0, and log(0) is -inf"

@@ -31,6 +31,8 @@ class LogitScaleUnbounded(Rule):
 
     code = "FL112"
     name = "logit-scale-unbounded"
+    holds = "half"
+    needs_gradient = True
     cause = EXP_OVERFLOW
     title = "A learned logit scale has no bound"
     message = "a learned scale without a bound: FP16 ends at exp(11.09)"

@@ -22,6 +22,8 @@ class MeanSquareInHalf(Rule):
 
     code = "FL135"
     name = "mean-square-in-half"
+    holds = "autocast"
+    needs_gradient = True
     cause = PRODUCT_OVERFLOW
     message = (
         "the mean square is taken in the dtype of x: in FP16 a number from 256 on squares to inf, and the result is 0"
@@ -68,7 +70,7 @@ class MeanSquareInHalf(Rule):
             if squared is None or self.source.dtype(squared) == "integer" or is_wide(self.source, squared):
                 continue
             if not is_beside_training(self.source, node):
-                self.report(mean.node)
+                self.report(mean.node, of=mean.operand)
             return
 
     def _is_root(self, found: Operation) -> bool:

@@ -24,6 +24,7 @@ class NanToNum(Rule):
 
     code = "FL127"
     name = "nan-to-num"
+    holds = "autocast"
     cause = ACTIVATION_OVERFLOW
     message = "nan_to_num puts a constant where FP16 lost a number: its gradient is 0, or NaN behind a division"
     advice = "drop nan_to_num and compute what overflows in FP32 (x.float()); floatline diagnose names the operation"

@@ -24,6 +24,7 @@ class OnePassVariance(Rule):
 
     code = "FL123"
     name = "one-pass-variance"
+    holds = "autocast"
     cause = CANCELLATION
     message = "mean(x²) - mean(x)² subtracts two near-equal numbers: in 16 bits the variance is their rounding error"
     advice = "x.var(dim, unbiased=False)"
@@ -71,7 +72,7 @@ class OnePassVariance(Rule):
             return
         if is_wide(self.source, squared) or self._names_float64(large):
             return
-        self.report(node, fix="two-pass-variance")
+        self.report(node, fix="two-pass-variance", of=large.operand)
 
     def _mean(self, node: ast.expr) -> Operation | None:
         found = read_tensor_operation(self.source, self.source.value(node))

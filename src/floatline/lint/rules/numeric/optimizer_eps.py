@@ -23,6 +23,7 @@ class OptimizerEps(Rule):
 
     code = "FL110"
     name = "optimizer-eps"
+    holds = "autocast"
     cause = OPTIMIZER_STATE_UNDERFLOW
     message = "the parameters are FP16, and so are the optimizer's states: its eps rounds to 0, and steps divide by 0"
     advice = "keep the trained parameters in FP32; or, with FP16 parameters, eps=1e-4 or more"

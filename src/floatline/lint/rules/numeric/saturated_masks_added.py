@@ -18,6 +18,7 @@ class SaturatedMasksAdded(Rule):
 
     code = "FL113"
     name = "saturated-masks-added"
+    holds = "autocast"
     cause = SCALAR_OUT_OF_RANGE
     message = (
         "both masks hold the dtype's smallest number: in FP16 their sum is -inf, and softmax of a row of -inf is NaN"

@@ -19,6 +19,7 @@ class SaturatingClamp(Rule):
 
     code = "FL134"
     name = "saturating-clamp"
+    holds = "autocast"
     cause = ACTIVATION_OVERFLOW
     message = (
         "a clamp to the end of FP16 turns an overflow into a constant with gradient 0, and hides it from the scaler"

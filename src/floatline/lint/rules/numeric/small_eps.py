@@ -36,6 +36,8 @@ class SmallEps(Rule):
 
     code = "FL108"
     name = "small-eps"
+    holds = "autocast"
+    needs_gradient = True
     cause = EPS_UNDERFLOW
     message = "FP16 rounds this guard to 0, and what it guards is divided by 0"
     advice = "an eps of 1e-4 or more, or the sum and the quotient in FP32: y.float() + eps"
@@ -152,11 +154,11 @@ class SmallEps(Rule):
                 return
             what = f"{small:.3g} added to {self._spell(value)} rounds to 0 in FP16"
             if guard is not written:
-                self.report(node, seen=f"{what}: the guard is not there")
+                self.report(node, seen=f"{what}: the guard is not there", of=value)
             elif isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Name, ast.Attribute)):
-                self.report(node, seen=f"{what}: at 0 this divides by 0", fix="small-eps")
+                self.report(node, seen=f"{what}: at 0 this divides by 0", fix="small-eps", of=value)
             else:
-                self.report(guard, seen=f"{what}: the guard is not there", fix="small-eps")
+                self.report(guard, seen=f"{what}: the guard is not there", fix="small-eps", of=value)
             return
 
     def _check_clamp(self, found: Operation) -> None:
@@ -172,9 +174,9 @@ class SmallEps(Rule):
             return  # what it is handed to is not shown to divide by it
         is_divided = isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div) and above.right is found.node
         if is_divided and isinstance(above, ast.BinOp) and isinstance(above.left, (ast.Name, ast.Attribute)):
-            self.report(above, seen=seen, fix="small-eps")
+            self.report(above, seen=seen, fix="small-eps", of=found.operand)
         else:
-            self.report(found.node, seen=seen, fix=None if found.is_in_place else "small-eps")
+            self.report(found.node, seen=seen, fix=None if found.is_in_place else "small-eps", of=found.operand)
 
     def _check_default(self, found: Operation) -> None:
         if found.is_method:
@@ -195,6 +197,7 @@ class SmallEps(Rule):
             found.node,
             seen=f"{told}eps={small:g} of {found.name} is 0 in FP16: a row of zeros becomes NaN",
             fix=None if given is None else "small-eps",
+            of=found.node,
         )
 
     def _is_in_log(self, node: ast.AST) -> bool:

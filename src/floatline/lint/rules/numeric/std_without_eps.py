@@ -21,6 +21,8 @@ class StdWithoutEps(Rule):
 
     code = "FL132"
     name = "std-without-eps"
+    holds = "half"
+    needs_gradient = True
     cause = ROUNDED_ONTO_SINGULARITY
     message = "a division by a standard deviation without an eps: where 16 bits round all numbers to one it is 0 / 0"
     advice = "x / (x.std() + 1e-4), or the statistics in FP32: x.float().std()"

@@ -26,6 +26,7 @@ class WhereGuardsValue(Rule):
 
     code = "FL121"
     name = "where-guards-value"
+    holds = "autocast"
     cause = SINGULAR_GRADIENT
     message = "where picks the value, but a singular branch is differentiated everywhere, and 0 * inf is NaN"
     advice = "safe = torch.where(cond, x, 1.0) first, then torch.where(cond, f(safe), 0.0)"

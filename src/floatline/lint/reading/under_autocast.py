@@ -1,0 +1,162 @@
+"""What is FP32 under CUDA's autocast, though nothing in the file casts it: the operations that autocast widens."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+from floatline.lint.reading.autocast_regions import find_region, is_on
+from floatline.lint.reading.reaching import given_to, owned_values
+from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import parameters, read_once
+from floatline.lint.reading.values import assignments, reaching_values, read_dtype, read_number
+
+# As recorded from torch 2.11 on a GPU: what they give is FP32, whatever they are given.
+_WIDENED = frozenset(
+    """acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
+    cumprod cumsum dist erfinv exp expm1 gaussian_nll_loss group_norm hinge_embedding_loss huber_loss kl_div l1_loss
+    layer_norm log log10 log1p log2 log_softmax margin_ranking_loss matrix_norm mse_loss multilabel_margin_loss
+    nll_loss norm normalize pairwise_distance pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh
+    smooth_l1_loss soft_margin_loss softmax softmin softplus square sum tan triplet_margin_loss
+    vector_norm""".split()  # noqa: SIM905
+)
+_WIDENED_MODULES = frozenset(
+    """Softmax LogSoftmax Softmin Softplus LayerNorm GroupNorm CosineSimilarity PairwiseDistance CrossEntropyLoss
+    MSELoss L1Loss SmoothL1Loss KLDivLoss NLLLoss BCEWithLogitsLoss""".split()  # noqa: SIM905
+)
+# Matrix products are narrowed, whatever they are given.
+_NARROWED = frozenset(
+    """matmul mm bmm addmm baddbmm einsum linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+    conv_transpose3d scaled_dot_product_attention mv dot bilinear prelu chain_matmul""".split()  # noqa: SIM905
+)
+# Of several tensors, the widest decides.
+_LISTS = frozenset(("cat", "stack", "concat", "hstack", "vstack"))
+# Methods that give the dtype of what they are called on, and that arrays have as well.
+_KEEPS = frozenset(
+    """mean max min amax amin std var clamp clip squeeze reshape view transpose flatten repeat round diff abs
+    contiguous detach clone unsqueeze permute expand sqrt masked_fill item cpu cuda""".split()  # noqa: SIM905
+)
+_DEPTH = 10
+_PURE_HALF = re.compile(r"\.half\(\)|\bdtype\s*=\s*torch\.(float16|half)\b|16-true")
+_ON_A_CPU = re.compile(r"""autocast\(\s*(device_type\s*=\s*)?["']cpu|cpu\.amp""")
+_TRAINS = re.compile(r"\.backward\(|\boptim\b")
+
+
+def shows_pure_half(text: str) -> bool:
+    """Whether a file puts something into FP16 without autocast."""
+    return _PURE_HALF.search(text) is not None
+
+
+def trains_in_pure_half(text: str) -> bool:
+    """Whether a file shows that its project trains weights in FP16."""
+    return "16-true" in text or (".half()" in text and _TRAINS.search(text) is not None)
+
+
+def is_beside_autocast(source: Source, node: ast.AST) -> bool:
+    """Whether CUDA's autocast does not widen what stands here: it is a CPU's, or its region lies elsewhere.
+
+    Of a function that has a region, what stands outside of it is given what comes out of it: 16 bits.
+    """
+    if _ON_A_CPU.search(source.text):
+        return True
+    function = source.function(node)
+    if isinstance(function, (ast.Module, ast.Lambda)) or find_region(source, node) is not None:
+        return False
+    return any(
+        isinstance(one, (ast.With, ast.AsyncWith)) and any(is_on(source, item.context_expr) for item in one.items)
+        for one in ast.walk(function)
+    )
+
+
+def is_wide_under_autocast(source: Source, node: ast.expr) -> bool:
+    """Whether a value is FP32 under CUDA's autocast: by a cast, or since autocast widens what makes it."""
+    return _is_wide(source, node, 0)
+
+
+def _is_wide(source: Source, node: ast.expr, depth: int) -> bool:
+    if depth > _DEPTH:
+        return False
+    known = source.answers.setdefault(_is_wide, {})
+    if node not in known:
+        known[node] = False  # what is made from itself shows nothing
+        known[node] = _shows_wide(source, node, depth)
+    return known[node]
+
+
+def _shows_wide(source: Source, node: ast.expr, depth: int) -> bool:
+    dtype = read_dtype(source, node)
+    if dtype:
+        return dtype == "wide"
+    if isinstance(node, ast.Name):
+        return _is_name_wide(source, node, depth)
+    if isinstance(node, (ast.Subscript, ast.Starred)):
+        return _is_wide(source, node.value, depth + 1)
+    if isinstance(node, ast.Attribute):
+        if node.attr in ("T", "mT", "real", "imag", "values"):
+            return _is_wide(source, node.value, depth + 1)
+        return False
+    if isinstance(node, ast.UnaryOp):
+        return _is_wide(source, node.operand, depth + 1)
+    if isinstance(node, ast.IfExp):
+        return all(_is_wide(source, side, depth + 1) for side in (node.body, node.orelse))
+    if isinstance(node, ast.BinOp):
+        return _is_sum_wide(source, node, depth)
+    return isinstance(node, ast.Call) and _is_call_wide(source, node, depth)
+
+
+def _is_sum_wide(source: Source, node: ast.BinOp, depth: int) -> bool:
+    if isinstance(node.op, ast.MatMult):
+        return False
+    if isinstance(node.op, ast.Pow):
+        return True
+    if isinstance(node.op, ast.Div) and read_number(source, node.left) is not None:
+        return True  # a reciprocal
+    return any(_is_wide(source, side, depth + 1) for side in (node.left, node.right))
+
+
+def _is_name_wide(source: Source, node: ast.Name, depth: int) -> bool:
+    values = reaching_values(source, node)
+    if not values:
+        function = source.function(node)
+        if isinstance(function, ast.Module) or node.id not in parameters(function):
+            return False
+        given = [one for one in given_to(source, function, node.id) if not isinstance(one, ast.Constant)]
+        return bool(given) and all(_is_wide(source, one, depth + 1) for one in given)
+    if all(value is not None for value in values):
+        return all(_is_wide(source, value, depth + 1) for value in values if value is not None)
+    # Parts of a tuple: `values, indices = x.softmax(-1).max(-1)`.
+    statements = assignments(source, source.function(node)).get(node.id, ())
+    made = [at.value for at, _ in statements if isinstance(at, ast.Assign) and at.lineno <= node.lineno]
+    return len(made) == len(statements) == 1 and _is_wide(source, made[0], depth + 1)
+
+
+def _is_call_wide(source: Source, node: ast.Call, depth: int) -> bool:
+    name = source.call_name(node).rstrip("_")
+    if name in _NARROWED or name in ("half", "type_as", "to", "type"):
+        return False
+    if name in _WIDENED:
+        return True
+    if isinstance(node.func, ast.Name) and (inner := _returned(source, node.func.id)):
+        return all(_is_wide(source, one, depth + 1) for one in inner)
+    if isinstance(node.func, ast.Attribute):
+        made = [source.call_name(one) for one in owned_values(source, node.func) if isinstance(one, ast.Call)]
+        if made:  # self.softmax(x), with self.softmax = nn.Softmax(-1)
+            return all(one in _WIDENED_MODULES for one in made)
+    found = source.operation(node)
+    if found is None:  # a method that numpy has as well, such as x.mean()
+        owner = node.func.value if isinstance(node.func, ast.Attribute) and not source.path(node.func) else None
+        return owner is not None and name in _KEEPS and _is_wide(source, owner, depth + 1)
+    if found.name in _LISTS and isinstance(found.operand, (ast.List, ast.Tuple)):
+        return any(_is_wide(source, one, depth + 1) for one in found.operand.elts)
+    sides = [found.operand, *found.args] if found.name != "where" or found.is_method else list(found.args)
+    return any(_is_wide(source, side, depth + 1) for side in sides if read_number(source, side) is None)
+
+
+@read_once
+def _returned(source: Source, name: str) -> list[ast.expr]:
+    """What a plain function of the file returns; empty where there is none, or more than one of its name."""
+    made = [one for one in source.tree.body if isinstance(one, ast.FunctionDef) and one.name == name]
+    if len(made) != 1:
+        return []
+    ends = [one for one in ast.walk(made[0]) if isinstance(one, ast.Return) and source.function(one) is made[0]]
+    return [one.value for one in ends if one.value is not None]
