@@ -48,8 +48,8 @@ def lint(
         bool,
         typer.Option(
             "--half",
-            help="Also report what breaks in pure half only. It is reported anyway where a file, or the training of "
-            "the project, shows FP16 weights.",
+            help="Also report what breaks in pure half only, and what breaks in 16 bits in a project that shows none. "
+            "Where a file shows FP16 weights, or the project trains some, it is reported anyway.",
         ),
     ] = False,
     on: Annotated[

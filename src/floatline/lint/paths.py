@@ -15,7 +15,7 @@ from floatline.errors import LintError
 from floatline.fixes import FixKind, NodePlace, rewrite_places
 from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
-from floatline.lint.reading.under_autocast import shows_pure_half, trains_in_pure_half
+from floatline.lint.reading.under_autocast import shows_16_bits, shows_pure_half, trains_in_pure_half
 from floatline.lint.rule import LintFinding, Rule
 from floatline.lint.rules import choose_rules
 from floatline.lint.settings import Settings
@@ -69,6 +69,7 @@ _SKIPPED_FOLDERS = frozenset(
     ".git .hg .venv venv node_modules __pycache__ .tox .mypy_cache .ruff_cache build dist".split()  # noqa: SIM905
 )
 _LARGEST = 2_000_000  # bytes; what is larger was not written by hand
+PROJECT = 20  # files from which on a project that shows no 16 bits is not meant for them
 _FILES_FOR_A_PROCESS = 200  # starting one costs as much as linting about so many
 
 
@@ -83,8 +84,10 @@ class LintResult:
         changes: File, text before and text after, of the files that `fix` changes. None of them is written.
         fixed: The findings that those changes take away.
         unread: Files that could not be read, with the reason.
-        only_in_half: Findings that hold in pure half only, and are not told: nothing shows that it is used.
+        only_in_half: Findings that are not told, since nothing shows that they matter: what holds in pure half only,
+            and of a large project without a word of 16 bits all that is about numbers.
         trains_in_half: Whether a file shows that the project trains weights in FP16.
+        shows_16_bits: Whether a file shows that the project is run in 16 bits.
     """
 
     findings: tuple[LintFinding, ...]
@@ -95,6 +98,7 @@ class LintResult:
     unread: tuple[tuple[str, str], ...] = ()
     only_in_half: tuple[LintFinding, ...] = ()
     trains_in_half: bool = False
+    shows_16_bits: bool = False
 
 
 def lint_paths(
@@ -134,6 +138,9 @@ def lint_paths(
     findings = [one for part in parts for one in part.findings]
     rest = [one for part in parts for one in part.only_in_half]
     trains = any(part.trains_in_half for part in parts)
+    if len(files) >= PROJECT and not settings.half and not any(part.shows_16_bits for part in parts):
+        rest += [one for one in findings if one.holds != "any"]  # a project that nobody runs in 16 bits
+        findings = [one for one in findings if one.holds == "any"]
     if trains and rest:
         places = {file: number for number, file in enumerate(files)}
         findings = sorted([*findings, *rest], key=lambda one: (places[one.file], one.line, one.column, one.rule.code))
@@ -147,6 +154,7 @@ def lint_paths(
         unread=tuple(one for part in parts for one in part.unread),
         only_in_half=tuple(rest),
         trains_in_half=trains,
+        shows_16_bits=any(part.shows_16_bits for part in parts),
     )
 
 
@@ -214,7 +222,7 @@ class _Task:
         fixed: list[LintFinding] = []
         unread: list[tuple[str, str]] = []
         rest: list[LintFinding] = []
-        num_lines, trains = 0, False
+        num_lines, trains, shows = 0, False, False
         for file in files:
             try:
                 text = _read(file)
@@ -223,11 +231,10 @@ class _Task:
                 continue
             num_lines += text.count("\n")
             half = self.half or shows_pure_half(text)
-            trains = trains or trains_in_pure_half(text)
+            trains, shows = trains or trains_in_pure_half(text), shows or shows_16_bits(text)
             found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True)
             if self.fix and any(one.fix and (half or one.holds != "half") for one in found):
-                given = {"rules": self.rules, "on": self.hardware, "unsafe": self.unsafe, "half": half}
-                after, done = fix_text(text, file, **given)
+                after, done = fix_text(text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe, half=half)
                 if after != text:
                     changes.append((file, text, after))
                     fixed += done
@@ -243,6 +250,7 @@ class _Task:
             tuple(unread),
             tuple(rest),
             trains,
+            shows,
         )
 
 

@@ -135,6 +135,8 @@ class Rule:
         advice: What to write instead, as one line.
         fix_safety: 'safe': the same function in exact arithmetic, never less accurate. 'unsafe': a person should look.
             'no': nothing is rewritten.
+        only_if_selected: Whether it is asked only where its code or name is selected: of what it finds, too little
+            does harm.
         needs_gradient: Whether it does harm only where a gradient flows: not in metrics, samplers, tests and the like.
         holds: 'autocast': what is computed under autocast breaks, too. 'half': only what runs in FP16 without it.
         calls: Last names of the calls that `visit_Call` sees.
@@ -150,6 +152,7 @@ class Rule:
     message: ClassVar[str]
     advice: ClassVar[str]
     fix_safety: ClassVar[FixSafety] = "no"
+    only_if_selected: ClassVar[bool] = False
     needs_gradient: ClassVar[bool] = False
     holds: ClassVar[Holds] = "any"
     calls: ClassVar[frozenset[str]] = frozenset()
@@ -170,6 +173,7 @@ class Rule:
         advice: str = "",
         fix: FixKind | None = None,
         of: ast.expr | None = None,
+        holds: Holds | None = None,
     ) -> None:
         """Flag a node.
 
@@ -179,10 +183,11 @@ class Rule:
             advice: '' is the rule's.
             fix: The rewrite that fixes this place, where there is one.
             of: The value that is too coarse. Where autocast widens it, the finding holds in pure half only.
+            holds: None is the rule's.
         """
         if self.needs_gradient and isinstance(node, ast.expr) and not has_gradient(self.source, node, surely=False):
             return
-        holds: Holds = "half" if of is not None and is_wide_under_autocast(self.source, of) else self.holds
+        holds = holds or ("half" if of is not None and is_wide_under_autocast(self.source, of) else self.holds)
         if holds == "half" and is_beside_autocast(self.source, node):
             holds = "autocast"
         line = getattr(node, "lineno", 1)

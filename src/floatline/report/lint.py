@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from floatline import __version__
+from floatline.lint.paths import PROJECT
 from floatline.lint.rule import read_examples
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def print_findings(
 def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool) -> str:
     looked = f"{_count(result.num_files, 'file')}, {result.num_lines:,} lines"
     rest = len(result.only_in_half)
-    more = f" {rest:,} more in pure half only, which nothing here shows: --half tells them." if rest else ""
+    why = "in pure half only" if result.shows_16_bits or result.num_files < PROJECT else "in 16 bits only"
+    more = f" {rest:,} more {why}, which nothing here shows: --half tells them." if rest else ""
     if not findings:
         return f"No finding in {looked}.{more}"
     text = f"{_count(len(findings), 'finding')} in {looked}."

@@ -98,7 +98,7 @@ def _lies_beside(source: Source) -> bool:
 def is_training_code(source: Source) -> bool:
     """Whether the file holds modules or a loss, and neither tests nor what prepares data."""
     return not _tests_or_prepares(source) and (
-        "loss" in source.text
+        "loss" in source.text.lower()
         or ".backward(" in source.text
         or any(source.is_module_class(one) for one in source.classes.values())
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from floatline.lint.reading.source import Source
-from floatline.lint.reading.source_tree import keyword, last_name
+from floatline.lint.reading.source_tree import keyword, last_name, parameters
 
 Kind = Literal[
     "backward", "unscale", "rescale", "clip", "step", "update", "zero", "schedule", "grad", "agree", "norm", "forward"
@@ -109,12 +109,26 @@ class LoopNames:
             if arg.annotation is not None and self.source.path(arg.annotation) in SCALERS:
                 self.scalers.add(arg.arg)
         self.optimizers = zeroed | set(optimizers)
+        self.schedulers |= {
+            owner
+            for call in calls
+            if isinstance(call.func, ast.Attribute) and call.func.attr == "step" and not call.keywords
+            if (owner := dotted(call.func.value)) and "sched" in owner.rpartition(".")[2].lower()
+            if owner not in self.optimizers and self._is_given(owner, function)
+        }
         for call in calls:
             if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("step", "unscale_") or not call.args:
                 continue
             if dotted(call.func.value) in self.scalers and (name := dotted(call.args[0])):
                 self.optimizers.add(name)
         self._read_scaled(function)
+
+    def _is_given(self, owner: str, function: ast.AST) -> bool:
+        """Whether a name comes from outside: a parameter, or an attribute that the file gives nothing."""
+        if "." not in owner:
+            return owner in parameters(function)
+        stores = (one for one in ast.walk(self.source.tree) if isinstance(one, ast.Attribute))
+        return not any(isinstance(one.ctx, ast.Store) and dotted(one) == owner for one in stores)
 
     def _read_scaled(self, function: ast.AST) -> None:
         """`loss = scaler.scale(loss)`: the name of what is scaled."""

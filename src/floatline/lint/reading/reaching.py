@@ -20,6 +20,8 @@ DEFAULT_EPS = {
     **dict.fromkeys(("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop"), 1e-8),
     "Adagrad": 1e-10,
 }
+LARGEST_FP32 = (2.0 - 2.0**-23) * 2.0**127
+_MOST_SUMS = 16
 _DEPTH = 6  # from a constant over calls and attributes to its use
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -54,11 +56,31 @@ def reached_numbers(source: Source, node: ast.expr, *, depth: int = 0) -> list[R
         return [one for side in (node.body, node.orelse) for one in reached_numbers(source, side, depth=depth + 1)]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return [Reached(-one.number, one.node) for one in reached_numbers(source, node.operand, depth=depth + 1)]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
+        return _of_sum(source, node, depth)
     if isinstance(node, ast.Attribute):
-        return _of_attribute(source, node, depth)
+        return _of_finfo(source, node) or _of_attribute(source, node, depth)
     if isinstance(node, ast.Name):
         return _of_name(source, node, depth)
     return []
+
+
+def _of_sum(source: Source, node: ast.BinOp, depth: int) -> list[Reached]:
+    """`1.0 - self.eps`, of every number that reaches its sides; of many numbers none."""
+    lefts, rights = (reached_numbers(source, side, depth=depth + 1) for side in (node.left, node.right))
+    if not lefts or not rights or len(lefts) * len(rights) > _MOST_SUMS:
+        return []
+    sign = 1.0 if isinstance(node.op, ast.Add) else -1.0
+    return [Reached(left.number + sign * right.number, node) for left in lefts for right in rights]
+
+
+def _of_finfo(source: Source, node: ast.Attribute) -> list[Reached]:
+    """`torch.finfo(torch.float32).min`, which is beyond FP16 whatever it is written to."""
+    made = source.value(node.value)
+    if node.attr not in ("min", "max") or not source.is_call_to(made, "torch.finfo"):
+        return []
+    wide = isinstance(made, ast.Call) and made.args and source.path(made.args[0]) in ("torch.float32", "torch.float")
+    return [Reached(LARGEST_FP32 if node.attr == "max" else -LARGEST_FP32, node)] if wide else []
 
 
 def reached_zero(source: Source, node: ast.expr) -> float | None:

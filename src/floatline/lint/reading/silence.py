@@ -9,7 +9,7 @@ from floatline.lint.reading.autocast_regions import is_in_disabled_region
 from floatline.lint.reading.reaching import given_to, mentions_dtype
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import given_dtypes, keyword, last_name, parameters, read_once
-from floatline.lint.reading.values import assignments
+from floatline.lint.reading.values import assignments, name_of_dtype
 
 _CASTS = frozenset(("float", "double"))
 
@@ -79,6 +79,8 @@ _DEPTH = 6  # from a constant over calls and attributes to its use
 _FARTHEST = 300  # expressions that are looked at on the way to one value
 _WIDE = frozenset(("torch.float32", "torch.float64", "torch.float", "torch.double"))
 _WIDE_MAKERS = frozenset(("linspace", "logspace", "eye", "rand", "randn", "hann_window", "from_numpy"))
+# What a distribution draws or weighs is FP32: autocast does not reach into it.
+_DRAWN = frozenset(("rsample", "cdf", "icdf", "log_prob", "entropy"))
 _COMPLEX = frozenset(("stft", "istft", "rfft", "fft", "fft2", "rfft2", "fftn", "view_as_complex", "complex", "polar"))
 # Code that prepares data runs in FP32, before a model sees its numbers.
 _PREPARATION = (
@@ -158,6 +160,10 @@ def _is_wide(source: Source, node: ast.expr) -> bool:
         return node.attr in ("real", "imag")  # of complex numbers, which autocast leaves alone
     if not isinstance(node, ast.Call):
         return False
+    if source.path(node.func) in ("torch.finfo", "torch.iinfo"):
+        return False
+    if isinstance(node.func, ast.Attribute) and node.func.attr in _DRAWN and not source.path(node.func):
+        return True
     if source.call_name(node) in _COMPLEX or any(_chooses_wide(source, one) for one in given_dtypes(node)):
         return True
     if isinstance(node.func, ast.Attribute) and node.func.attr in ("float", "double") and not node.args:
@@ -170,10 +176,7 @@ def _is_wide(source: Source, node: ast.expr) -> bool:
 
 def _chooses_wide(source: Source, node: ast.expr) -> bool:
     """`compute_dtype(x.dtype)`, where a function of the file returns FP32 for some."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        return False
-    made = [one for one in source.tree.body if isinstance(one, ast.FunctionDef) and one.name == node.func.id]
-    return any(source.path(part) in _WIDE for one in made for part in ast.walk(one))
+    return isinstance(node, ast.Call) and name_of_dtype(source, node) == "wide"
 
 
 def follows_dtype(source: Source, node: ast.expr) -> bool:

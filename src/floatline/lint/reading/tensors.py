@@ -168,10 +168,13 @@ def _is_shifted_in_place(source: Source, node: ast.Name) -> bool:
             continue
         if isinstance(one, ast.AugAssign) and isinstance(one.op, ast.Sub) and is_same_name(one.target, node):
             return _mentions_bound(source, one.value, depth=0)
-        is_sub = isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute) and one.func.attr == "sub_"
-        if is_sub and one.args and is_same_name(one.func.value, node):
-            return _mentions_bound(source, one.args[0], depth=0)
+        if isinstance(one, ast.Call) and _is_method_of(one, node, "sub_"):
+            return bool(one.args) and _mentions_bound(source, one.args[0], depth=0)
     return False
+
+
+def _is_method_of(call: ast.Call, node: ast.Name, name: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == name and is_same_name(call.func.value, node)
 
 
 def is_same_name(left: ast.AST, right: ast.Name) -> bool:

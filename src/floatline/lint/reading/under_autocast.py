@@ -39,12 +39,21 @@ _KEEPS = frozenset(
 _DEPTH = 10
 _PURE_HALF = re.compile(r"\.half\(\)|\bdtype\s*=\s*torch\.(float16|half)\b|16-true")
 _ON_A_CPU = re.compile(r"""autocast\(\s*(device_type\s*=\s*)?["']cpu|cpu\.amp""")
+_SIXTEEN_BITS = re.compile(
+    r"autocast|GradScaler|fp16|bf16|mixed_precision|Accelerator|TrainingArguments|LightningModule"
+    r"|\buse_amp\b|\bapex\b|deepspeed|precision\W{1,4}16"
+)
 _TRAINS = re.compile(r"\.backward\(|\boptim\b")
 
 
 def shows_pure_half(text: str) -> bool:
     """Whether a file puts something into FP16 without autocast."""
     return _PURE_HALF.search(text) is not None
+
+
+def shows_16_bits(text: str) -> bool:
+    """Whether a file shows that somebody runs it in 16 bits, or may by an option."""
+    return _SIXTEEN_BITS.search(text) is not None
 
 
 def trains_in_pure_half(text: str) -> bool:

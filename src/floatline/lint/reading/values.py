@@ -304,6 +304,10 @@ def name_of_dtype(source: SourceTree, node: ast.expr, *, depth: int = 0) -> str:
         return _DTYPES.get(path.removeprefix("torch."), "")
     if isinstance(node, ast.Attribute) and node.attr == "dtype":
         return read_dtype(source, node.value, depth=depth + 1)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):  # compute_dtype(x.dtype): FP32 for some, if so
+        made = [one for one in source.tree.body if isinstance(one, ast.FunctionDef) and one.name == node.func.id]
+        inside = (source.path(part).removeprefix("torch.") for one in made for part in ast.walk(one))
+        return "wide" if any(_DTYPES.get(name) == "wide" for name in inside) else ""
     if isinstance(node, ast.Name):
         if node.id in ("float", "int", "bool") and node.id not in source.aliases:
             return {"float": "wide"}.get(node.id, "integer")

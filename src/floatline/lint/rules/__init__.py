@@ -47,10 +47,16 @@ def find_rule(name: str) -> type[Rule]:
 def choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[type[Rule]]:
     """The rules that are selected and not ignored; each by code, beginning of a code, or name.
 
+    Without a selection, all but those that are asked only if they are selected.
+
     Raises:
         LintError: A word fits no rule.
     """
-    chosen = [rule for rule in RULES.values() if not select or any(_fits(rule, word) for word in select)]
+    chosen = [
+        rule
+        for rule in RULES.values()
+        if (any(_fits(rule, word) for word in select) if select else not rule.only_if_selected)
+    ]
     for word in (*select, *ignore):
         if not any(_fits(rule, word) for rule in RULES.values()):
             find_rule(word)

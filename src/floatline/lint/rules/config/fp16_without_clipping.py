@@ -25,6 +25,7 @@ class Fp16WithoutClipping(ConfigRule):
 
     code = "FL304"
     name = "fp16-without-clipping"
+    only_if_selected = True
     title = "FP16 training without gradient clipping"
     cause = OPTIMIZATION_DIVERGENCE
     message = "FP16 training without gradient clipping: the scaler skips inf, a finite spike is applied whole"

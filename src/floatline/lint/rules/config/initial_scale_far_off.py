@@ -25,6 +25,7 @@ class InitialScaleFarOff(ConfigRule):
 
     code = "FL308"
     name = "initial-scale-far-off"
+    only_if_selected = True
     title = "The loss scale starts far from where it belongs"
     cause = GRADIENT_UNDERFLOW
     message = "the loss scale starts far from where FP16 gradients fit"

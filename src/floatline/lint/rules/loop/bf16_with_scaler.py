@@ -101,15 +101,13 @@ for x, y in batches:
         scalers = read_training(self.source).scalers if used - {""} else {}
         if not scalers:
             return
-        dtypes = {
-            dtype_of(self.source, call)
-            for call in ast.walk(node)
-            if isinstance(call, ast.Call) and is_on(self.source, call)
-        }
-        if dtypes != {"bfloat16"}:
+        regions = [call for call in ast.walk(node) if isinstance(call, ast.Call) and is_on(self.source, call)]
+        if {dtype_of(self.source, call) for call in regions} != {"bfloat16"}:
             return
+        flags = {ast.dump(flag) for call in regions if (flag := keyword(call, "enabled")) is not None}
         for name, made in scalers.items():
             enabled = keyword(made.call, "enabled")
             is_on_always = enabled is None or (isinstance(enabled, ast.Constant) and enabled.value is True)
-            if name in used and is_on_always and not made.known.keys() - {"True"}:
+            has_same_flag = enabled is not None and ast.dump(enabled) in flags
+            if name in used and (has_same_flag or (is_on_always and not made.known.keys() - {"True"})):
                 self.report(made.call)

@@ -123,6 +123,12 @@ for x, y in batches:
         for event in unit.events:
             if event.kind == "step" and event.owner and not self._is_updated(event.owner):
                 self.report(event.node, fix="update-after-step")
+        for event in _early_updates(unit):
+            self.report(
+                event.node,
+                seen='scaler.update() without a step or unscale_ before it raises "No inf checks were recorded"',
+                advice="leave the check to scaler.step(optimizer), which skips the step by itself",
+            )
         if unit.is_loop and unit.has("update"):
             for jump, begun in _jumps_over(unit):
                 then = "the next unscale_ or step raises" if begun else "the scale cannot fall after an overflow"
@@ -144,6 +150,21 @@ for x, y in batches:
             if any(dotted(arg).rpartition(".")[2] == last for arg in given):
                 return True
         return False
+
+
+def _early_updates(unit: Unit) -> list[LoopCall]:
+    """Updates on a way that has not asked the scaler for a step, behind a test of the loss."""
+    found: dict[int, LoopCall] = {}
+    for way in unit.ways:
+        if not any(asks_for_finite(unit.source, test) for test in way.tests):
+            continue
+        for event in way.events:
+            if event.kind in ("step", "unscale") and event.owner:
+                break
+            if event.kind == "update":
+                found[id(event.node)] = event
+                break
+    return [*found.values()]
 
 
 def _jumps_over(unit: Unit) -> Iterator[tuple[ast.stmt, bool]]:

@@ -131,14 +131,21 @@ def train(model, opt, scaler):
 
     def _is_saved(self, holder: ast.expr) -> bool:
         above = self.source.parents.get(holder)
-        if self.source.is_call_to(above, "torch.save"):
+        if self._saves(above):
             return True
         names = {dotted(target) for target in above.targets} if isinstance(above, ast.Assign) else set[str]()
         return any(
-            self.source.is_call_to(call, "torch.save") and call.args and dotted(call.args[0]) in names
+            self._saves(call) and any(dotted(arg) in names for arg in call.args)
             for call in ast.walk(self.source.function(holder))
             if isinstance(call, ast.Call)
         )
+
+    def _saves(self, node: ast.AST | None) -> bool:
+        """`torch.save(…)`, and a helper whose name says that it saves a checkpoint."""
+        if not isinstance(node, ast.Call):
+            return False
+        name = self.source.call_name(node).lower()
+        return self.source.is_call_to(node, "torch.save") or ("save" in name and ("ckpt" in name or "check" in name))
 
 
 def _owner_of_state(node: ast.AST) -> str:

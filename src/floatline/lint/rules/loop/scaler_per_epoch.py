@@ -7,6 +7,7 @@ import ast
 from floatline.causes.scaler import SCALER_STATE_LOST
 from floatline.lint.reading.loop import read_training
 from floatline.lint.reading.loop_events import LOOPS, dotted
+from floatline.lint.reading.source_tree import parameters
 from floatline.lint.rule import Rule
 
 
@@ -99,7 +100,9 @@ while not done:
         for name, made in read_training(self.source).scalers.items():
             loop = next((above for above in self.source.ancestors(made.call) if isinstance(above, LOOPS)), None)
             if loop is None or self.source.function(loop) is not made.function:
-                continue
+                if not _runs_each_epoch(made.function):
+                    continue
+                loop = made.function
             stepped = [
                 dotted(call.args[0])
                 for call in ast.walk(loop)
@@ -116,3 +119,11 @@ while not done:
             }
             if stepped and not made_inside & set(stepped):
                 self.report(made.call)
+
+
+def _runs_each_epoch(function: ast.AST) -> bool:
+    """`def train_one_epoch(model, loader, epoch)`: it is given the number of its epoch, or named for one."""
+    if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    words = function.name.lower().split("_")
+    return "epoch" in words or bool({"epoch", "epoch_idx", "cur_epoch"} & set(parameters(function)))

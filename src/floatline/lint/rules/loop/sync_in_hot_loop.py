@@ -23,6 +23,7 @@ class SyncInHotLoop(LoopRule):
 
     code = "FL213"
     name = "sync-in-hot-loop"
+    only_if_selected = True
     title = "Every step waits for the GPU"
     message = "the host waits here for the GPU in every step, and the GPU then waits for the host"
     advice = (

@@ -6,6 +6,7 @@ import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
 from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.reaching import reached_numbers
 from floatline.lint.reading.source import Operation
 from floatline.lint.reading.tensors import pass_shapes
 from floatline.lint.rule import Rule
@@ -61,8 +62,10 @@ class AngleAtOne(Rule):
         if made is None:
             return
         if made.name == "clamp":
-            bound = self.source.number(made.argument(1, "max"))
-            if bound is None or bound <= _LARGEST or wide:
+            most = made.argument(1, "max")
+            bounds = [one.number for one in reached_numbers(self.source, most)] if most is not None else []
+            bound = max(bounds, default=0.0)
+            if bound <= _LARGEST or wide:
                 return
             told = f"of what is clamped to {bound:g}" if bound == 1 else f"of what is clamped to {bound!r}, 1 in FP16"
             self.report(node, seen=f"{found.name} {told}: {_WHY}", of=found.operand)

@@ -9,7 +9,8 @@ from floatline.causes.overflow import SCALAR_OUT_OF_RANGE
 from floatline.lint.reading.reaching import Reached, may_be_tensor, reached_numbers
 from floatline.lint.reading.silence import follows_dtype, stays_silent
 from floatline.lint.reading.source import Operation
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.reading.source_tree import last_name
+from floatline.lint.rule import Bad, Holds, Rule
 
 _LARGEST = 65504.0
 # Where a call takes its constants: the place behind the operand, and the name.
@@ -50,7 +51,7 @@ class ConstantOutOfRange(Rule):
     calls = frozenset(
         (*_PLACES, "masked_fill_", "fill_", "index_fill_", "clamp_", "clamp_min_", "clamp_max_", "clip", "clip_")
     )
-    words = (*_PLACES, "clip", "e9", "e10", "e5", "e6", "e7", "e8", "e12", "e20", "e30")
+    words = ("finfo", *_PLACES, "clip", "e9", "e10", "e5", "e6", "e7", "e8", "e12", "e20", "e30")
     good = (
         "import torch\ny = torch.softmax(x.masked_fill(mask, -1e4), -1)",
         "import torch\ny = x.masked_fill(mask, float('-inf'))",
@@ -110,10 +111,14 @@ class ConstantOutOfRange(Rule):
             reached = self._beyond(constant)
             if reached is None or not self._is_added_mask(node, mask, reached.number):
                 continue
-            # A mask of whole numbers gives an FP32 product, and FP32 scores.
-            if not follows_dtype(self.source, mask) or stays_silent(self.source, node, mask):
+            if stays_silent(self.source, node, mask):
                 continue
-            self.report(node, seen=f"a mask times {reached.number:g}: in FP16 the product is infinite", of=mask)
+            # A mask of whole numbers gives an FP32 product, and FP32 scores; one that is given may be anything.
+            given: Holds | None = None if follows_dtype(self.source, mask) else "half"
+            if given and not isinstance(mask, ast.Name):
+                continue
+            seen = f"a mask times {reached.number:g}: in FP16 the product is infinite"
+            self.report(node, seen=seen, of=mask, holds=given)
             return
 
     def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
@@ -158,7 +163,7 @@ class ConstantOutOfRange(Rule):
     def _is_added_mask(self, node: ast.BinOp, mask: ast.expr, number: float) -> bool:
         if self._is_flipped(mask):
             return True
-        if not may_be_tensor(self.source, mask):
+        if not may_be_tensor(self.source, mask) and "mask" not in last_name(mask).lower():
             return False
         above = self.source.parents.get(node)
         if not isinstance(above, ast.BinOp) or not isinstance(above.op, (ast.Add, ast.Sub)):
@@ -177,7 +182,9 @@ class ConstantOutOfRange(Rule):
 
     def _say(self, found: Operation, reached: Reached) -> str:
         if found.name.startswith("clamp"):
-            return f"a bound of {reached.number:g} is beyond 65504, where FP16 ends: it bounds nothing"
+            return (
+                f"a bound of {reached.number:g} is beyond 65504, where FP16 ends: {found.name} raises on an FP16 tensor"
+            )
         if found.name == "where":
             return f"{reached.number:g} is beyond 65504, where FP16 ends: it becomes {self._inf(reached.number)}"
         return f"{reached.number:g} is beyond 65504, where FP16 ends: {found.name} raises on an FP16 tensor"

@@ -7,6 +7,7 @@ import math
 
 from floatline.causes.elsewhere import CLAMP_KILLS_GRADIENT
 from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.reaching import owned_values
 from floatline.lint.rule import Rule
 from floatline.lint.rules.numeric.nan_to_num import is_differentiated
 
@@ -14,6 +15,7 @@ _LOSSES = frozenset(
     """cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div ctc_loss
     binary_cross_entropy_with_logits gaussian_nll_loss poisson_nll_loss""".split()  # noqa: SIM905
 )
+_CRITERIA = ("torch.nn.CrossEntropyLoss", "torch.nn.BCEWithLogitsLoss")
 _OF_LOGITS = frozenset(("softmax", "log_softmax", "cross_entropy", "binary_cross_entropy_with_logits", "logsumexp"))
 
 
@@ -74,6 +76,11 @@ class GradientKillingClamp(Rule):
                 advice="compute it from x.float(); to bound logits smoothly: bound * torch.tanh(x / bound)",
             )
 
+    def _is_criterion(self, call: ast.Call) -> bool:
+        """`criterion(x, y)`, with `criterion = nn.CrossEntropyLoss()`."""
+        made = [self.source.value(call.func), *owned_values(self.source, call.func)]
+        return any(self.source.is_call_to(one, *_CRITERIA) for one in made)
+
     def _is_loss(self, node: ast.expr) -> bool:
         made = self.source.value(node)
         found = self.source.operation(made)
@@ -110,6 +117,10 @@ class GradientKillingClamp(Rule):
         name = statement.targets[0].id
         for part in ast.walk(self.source.function(node)):
             if isinstance(part, ast.Call) and part.lineno > statement.lineno:
+                if self._is_criterion(part) and part.args and isinstance(part.args[0], ast.Name):
+                    if part.args[0].id == name:
+                        return self.source.value(part.args[0]) is node
+                    continue
                 found = self.source.operation(part)
                 if (
                     found is not None
@@ -121,5 +132,7 @@ class GradientKillingClamp(Rule):
         return False
 
     def _first_of_softmax(self, call: ast.Call, node: ast.AST) -> bool:
+        if self._is_criterion(call) and call.args and call.args[0] is node:
+            return True
         found = self.source.operation(call)
         return found is not None and found.name in _OF_LOGITS and found.operand is node

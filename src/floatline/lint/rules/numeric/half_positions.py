@@ -7,7 +7,7 @@ import ast
 from floatline.causes.rounding import INTEGER_NOT_EXACT
 from floatline.lint.reading.gradients import is_beside_training, is_training_code
 from floatline.lint.reading.source_tree import keyword, last_name
-from floatline.lint.reading.tensors import SHAPES, is_bfloat16, pass_shapes
+from floatline.lint.reading.tensors import SHAPES, is_bfloat16, is_same_name, pass_shapes
 from floatline.lint.reading.values import name_of_dtype, reaching_values
 from floatline.lint.rule import Rule
 
@@ -90,7 +90,7 @@ class HalfPositions(Rule):
             self._tell(node, made, what)
 
     def _tell(self, node: ast.Call, made: ast.Call, what: str) -> None:
-        if what == "a model's dtype" and not self._makes_angles(node):
+        if what == "a model's dtype" and not self._makes_angles(node) and not self._are_positions(node):
             return
         name = self.source.call_name(made)
         told = f"{name} in {what}" if what == "a model's dtype" else f"{name} in 16 bits"
@@ -154,6 +154,23 @@ class HalfPositions(Rule):
             if any(one is node for one in bases) or (isinstance(statement, ast.Assign) and statement in made):
                 return True
         return False
+
+    def _are_positions(self, node: ast.expr) -> bool:
+        """Whether they are named so, or subtracted from each other: `i = arange(T, dtype=x.dtype); i[:, None] - i`."""
+        statement = self.source.statement(node)
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+            return False
+        if not is_training_code(self.source) or is_beside_training(self.source, node) or self._is_in_exponent(node):
+            return False
+        name = statement.targets[0]
+        if {"pos", "position", "positions"} & set(name.id.lower().split("_")):
+            return True
+        return any(
+            isinstance(part, ast.BinOp)
+            and isinstance(part.op, ast.Sub)
+            and all(is_same_name(_base(side), name) for side in (part.left, part.right))
+            for part in ast.walk(self.source.function(node))
+        )
 
     def _is_angle_in_half(self, node: ast.Call) -> bool:
         """`angle = t.to(weight.dtype)[:, None] * freq`, and then the sin or cos of it."""

@@ -6,7 +6,7 @@ import ast
 
 from floatline.causes.overflow import EXP_OVERFLOW
 from floatline.lint.reading.silence import stays_silent
-from floatline.lint.reading.tensors import is_bounded, is_wide, read_exp
+from floatline.lint.reading.tensors import is_bounded, is_wide, read_exp, read_tensor_operation
 from floatline.lint.rule import Bad, Rule
 
 
@@ -73,7 +73,11 @@ class LogOfExp(Rule):
             return
         if is_sum:
             seen = "log(sum(exp(x))) is inf in FP16 above x = 11.09, and -inf where every x is below -17.33"
-            self.report(node, seen=seen, advice="torch.logsumexp(x, dim)", fix="log-sum-exp")
+            whole = source.operation(source.value(outer.operand))
+            if whole is not None and whole.name == "sum":
+                self.report(node, seen=seen, advice="torch.logsumexp(x, dim)", fix="log-sum-exp")
+            else:
+                self.report(node, seen=seen, advice="torch.logsumexp(torch.cat([x, zeros], dim), dim)")
         else:
             self.report(node, fix="softplus")
 
@@ -88,6 +92,10 @@ class LogOfExp(Rule):
             return read_exp(source, found.operand), True
         if found.name == "add" and found.args:
             for side, number in ((found.operand, found.args[0]), (found.args[0], found.operand)):
-                if source.number(number) == 1:
-                    return read_exp(source, side), False
+                if source.number(number) != 1:
+                    continue
+                total = read_tensor_operation(source, source.value(side))
+                if total is not None and total.name == "sum":
+                    return read_exp(source, total.operand), True
+                return read_exp(source, side), False
         return None, False

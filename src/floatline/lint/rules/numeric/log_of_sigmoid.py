@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
-from floatline.lint.reading.reaching import ZERO_IN_FP16, reached_numbers
+from floatline.lint.reading.reaching import ZERO_IN_FP16, reached_numbers, reached_zero
 from floatline.lint.reading.silence import stays_silent
 from floatline.lint.reading.source import Operation
 from floatline.lint.rule import Bad, Rule
@@ -68,7 +68,7 @@ class LogOfSigmoid(Rule):
             return
         inner, is_guarded = self.source.value(outer.operand), False
         found = self.source.operation(inner)
-        if outer.name == "log" and found is not None and found.name == "add":
+        if outer.name == "log" and found is not None and found.name in ("add", "clamp", "clamp_min"):
             inner = self._without_guard(found)
             if inner is None:
                 return
@@ -91,7 +91,10 @@ class LogOfSigmoid(Rule):
             self.report(node, fix=fix, of=found.operand)
 
     def _without_guard(self, found: Operation) -> ast.expr | None:
-        """`p` of `p + eps` where FP16 rounds the eps to 0."""
+        """`p` of `p + eps` and of `p.clamp(min=eps)`, where FP16 rounds the eps to 0."""
+        if found.name != "add":
+            least = found.argument(0, "min")
+            return found.operand if least is not None and reached_zero(self.source, least) is not None else None
         sides = (found.operand, found.args[0]) if found.args else ()
         for side, eps in (sides, sides[::-1]) if sides else ():
             number = self.source.number(eps)

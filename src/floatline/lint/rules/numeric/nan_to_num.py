@@ -69,8 +69,10 @@ class NanToNum(Rule):
             return
         if self.source.dtype(operand) in ("wide", "integer"):
             return
-        if self._is_in_forward(node) or self._is_loss(node):
+        if self._is_loss(node):
             self.report(node)
+        elif self._is_in_forward(node):  # it may as well clean data that has gaps
+            self.report(node, holds="half")
 
     def _is_attention(self, node: ast.expr) -> bool:
         """What an attention returned: its rows are NaN where a mask leaves nothing."""

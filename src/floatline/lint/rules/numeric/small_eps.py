@@ -8,7 +8,8 @@ from floatline.causes.underflow import EPS_UNDERFLOW
 from floatline.lint.reading.reaching import may_be_tensor, owned_values, reached_zero
 from floatline.lint.reading.silence import depends_on_test, made_of, stays_silent
 from floatline.lint.reading.source import Operation, Source
-from floatline.lint.reading.tensors import SHAPES
+from floatline.lint.reading.source_tree import parameters
+from floatline.lint.reading.tensors import SHAPES, is_same_name
 from floatline.lint.rule import Bad, Rule
 
 _ROOTS = frozenset(("rsqrt", "sqrt", "reciprocal"))
@@ -16,6 +17,7 @@ _CLAMPS = frozenset(("clamp", "clamp_min"))
 _DEFAULTS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
 _PLACES = {"normalize": 2, "cosine_similarity": 2}
 _DEPTH = 8
+_OF_TENSORS = frozenset(("shape", "size", "dim", "device", "dtype", "numel", "view", "unsqueeze", "float", "detach"))
 _DRAWS = frozenset(("normal", "normal_", "randn", "randn_like"))
 _PARAMETERS = ("torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.ParameterDict", "torch.nn.ParameterList")
 _START_AT_ZERO = frozenset(("zeros", "zeros_like", "empty", "empty_like", "new_zeros", "new_empty", "Tensor"))
@@ -146,7 +148,9 @@ class SmallEps(Rule):
                 or (small := reached_zero(self.source, eps)) is None
             ):
                 continue
-            if not may_be_tensor(self.source, value) or stays_silent(self.source, node, value):
+            if not (may_be_tensor(self.source, value) or _is_used_as_tensor(self.source, value)):
+                return
+            if stays_silent(self.source, node, value):
                 return
             if depends_on_test(self.source, node, value) or _is_learned_scale(self.source, value):
                 return
@@ -209,6 +213,21 @@ class SmallEps(Rule):
     def _spell(self, node: ast.expr) -> str:
         text = self.source.code(node)
         return text if len(text) <= 40 else "this"
+
+
+def _is_used_as_tensor(source: Source, node: ast.expr) -> bool:
+    """Whether a bare parameter is used as only tensors are: `y.shape`, `y.size(0)`, `torch.relu(y)`."""
+    function = source.function(node)
+    if not isinstance(node, ast.Name) or node.id not in parameters(function) or source.value(node) is not node:
+        return False
+    for one in ast.walk(function):
+        if isinstance(one, ast.Attribute) and is_same_name(one.value, node) and one.attr in _OF_TENSORS:
+            return True
+        if not isinstance(one, ast.Call) or not source.path(one.func).startswith("torch."):
+            continue
+        if any(is_same_name(arg, node) for arg in one.args):
+            return True
+    return False
 
 
 def _is_drawn(source: Source, node: ast.expr) -> bool:

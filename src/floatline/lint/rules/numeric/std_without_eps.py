@@ -21,6 +21,7 @@ class StdWithoutEps(Rule):
 
     code = "FL132"
     name = "std-without-eps"
+    only_if_selected = True
     holds = "half"
     needs_gradient = True
     cause = ROUNDED_ONTO_SINGULARITY

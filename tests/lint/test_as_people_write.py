@@ -1,0 +1,322 @@
+"""Hazards as people write them, each with a twin that is sound; and what looks like one and is none."""
+
+import pytest
+
+from floatline.lint.engine import lint_text
+from floatline.lint.rules import RULES
+
+HAZARDS = {
+    "FL206 param": (
+        """import torch
+def train_one_epoch(model, optimizer, loader, lr_scheduler, scaler):
+    for x, y in loader:
+        with torch.cuda.amp.autocast():
+            loss = model(x, y)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        lr_scheduler.step()
+""",
+        ("lr_scheduler.step()\n", "if scaler.get_scale() >= before:\n            lr_scheduler.step()\n"),
+    ),
+    "FL206 self": (
+        """import torch
+from base import Base
+class T(Base):
+    def train_one_epoch(self, loader):
+        for x, y in loader:
+            self.optimizer.zero_grad()
+            with torch.cuda.amp.autocast(enabled=self.fp16):
+                loss = self.step(x, y)
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.lr_scheduler.step()
+""",
+        ("self.lr_scheduler.step()\n", "print(self.lr_scheduler)\n"),
+    ),
+    "FL208": (
+        """import torch
+class Trainer:
+    def train(self):
+        for x in self.loader:
+            loss = self.model(x)
+            self.optimizer.zero_grad()
+            self.scaler.scale(loss).backward()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+    def save_ckpt(self, name):
+        ckpt_state = {"epoch": 1, "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        save_checkpoint(ckpt_state, True, self.name, name)
+""",
+        (
+            '"optimizer": self.optimizer.state_dict()}',
+            '"optimizer": self.optimizer.state_dict(), "scaler": self.scaler.state_dict()}',
+        ),
+    ),
+    "FL218": (
+        """import torch
+from torch.cuda.amp import GradScaler, autocast
+def run(hps, model, opt, loader):
+    scaler = GradScaler(enabled=hps.train.bf16_run)
+    for x in loader:
+        with autocast(enabled=hps.train.bf16_run, dtype=torch.bfloat16):
+            loss = model(x)
+        opt.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+""",
+        ("GradScaler(enabled=hps.train.bf16_run)", "GradScaler(enabled=hps.train.fp16_run)"),
+    ),
+    "FL207": (
+        """import torch
+from torch import amp
+class Trainer:
+    def _train_epoch(self, train_data, epoch_idx):
+        scaler = torch.amp.GradScaler(enabled=self.enable_scaler)
+        for batch in train_data:
+            self.optimizer.zero_grad()
+            loss = self.model(batch)
+            scaler.scale(loss).backward()
+            scaler.step(self.optimizer)
+            scaler.update()
+""",
+        ("scaler = torch.amp.GradScaler(enabled=self.enable_scaler)", "scaler = self.scaler"),
+    ),
+    "FL133": (
+        """import torch
+from torch import nn
+class ArcFace(nn.Module):
+    def __init__(self, eps=1e-6):
+        super().__init__()
+        self.eps = eps
+    def forward(self, x, w):
+        cos_theta = torch.nn.functional.linear(x, w)
+        theta = torch.acos(torch.clamp(cos_theta, -1.0 + self.eps, 1.0 - self.eps))
+        return theta
+""",
+        ("eps=1e-6", "eps=1e-3"),
+    ),
+    "FL125 diff": (
+        """import torch
+from torch import nn
+class LocalState(nn.Module):
+    def forward(self, x):
+        B, C, T = x.shape
+        indexes = torch.arange(T, device=x.device, dtype=x.dtype)
+        delta = indexes[:, None] - indexes[None, :]
+        return delta
+""",
+        ("dtype=x.dtype", "dtype=torch.float32"),
+    ),
+    "FL125 to": (
+        """import torch
+from torch import nn
+class P(nn.Module):
+    def forward(self, inp):
+        pos_seq = torch.arange(inp.size(1), device=inp.device).to(inp.dtype)
+        return self.pos(pos_seq)
+""",
+        (".to(inp.dtype)", ".float()"),
+    ),
+    "FL106": (
+        """import torch
+def pnp(exponent):
+    exponent = torch.clamp(exponent, min=-50, max=50)
+    y = 1.0 / (1.0 + torch.exp(exponent))
+    return y
+""",
+        ("min=-50, max=50", "min=-10, max=10"),
+    ),
+    "FL107": (
+        """import torch
+def loss(scale, neg, off):
+    return torch.log(1 + torch.sum(torch.exp(scale * (neg - off))))
+""",
+        ("scale * (neg - off)", "neg - neg.max()"),
+    ),
+    "FL105 finfo": (
+        """import torch
+def attend(scores, m):
+    scores = scores.masked_fill(m, torch.finfo(torch.float32).min)
+    return scores.softmax(-1)
+""",
+        ("torch.finfo(torch.float32)", "torch.finfo(scores.dtype)"),
+    ),
+    "FL105 mul": (
+        """import torch
+def attend(s, mask):
+    s = s + mask * -1e9
+    return s.softmax(-1)
+""",
+        ("-1e9", "-1e4"),
+    ),
+    "FL203": (
+        """import torch
+def train(model, opt, scaler, loader):
+    for x in loader:
+        with torch.cuda.amp.autocast():
+            loss = model(x)
+        if torch.isnan(loss):
+            scaler.update()
+            continue
+        opt.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(opt)
+        scaler.update()
+""",
+        ("            scaler.update()\n            continue", "            continue"),
+    ),
+    "FL128": (
+        """import torch
+from torch import nn
+criterion = nn.CrossEntropyLoss()
+def step(model, x, y):
+    logits = model(x)
+    logits = torch.clamp(logits, -5, 5)
+    return criterion(logits, y)
+""",
+        ("logits = torch.clamp(logits, -5, 5)", "logits = logits.float()"),
+    ),
+    "FL108": (
+        """import torch
+def norm(x, y):
+    assert y.shape == x.shape
+    return x / (y + 1e-8)
+""",
+        ("1e-8", "1e-4"),
+    ),
+}
+
+
+def codes_of(text, *, file="train.py", half=True):
+    return {one.rule.code for one in lint_text(text, file, rules=list(RULES.values()), half=half)}
+
+
+@pytest.mark.parametrize("name", HAZARDS)
+def test_a_hazard_is_found_and_its_sound_twin_is_not(name):
+    text, (before, after) = HAZARDS[name]
+    code = name.split()[0]
+    assert code in codes_of(text)
+    assert code not in codes_of(text.replace(before, after))
+
+
+INNOCENT = {
+    "a maximum out of a tuple": (
+        "FL107",
+        "def lse(t):\n    m, _ = t.max(-1)\n    s = t - m.unsqueeze(-1)\n    return m + torch.log(s.exp().sum(-1))\n",
+        ("s = t - m.unsqueeze(-1)", "s = t"),
+    ),
+    "a maximum that is subtracted in place": (
+        "FL107",
+        "def lse(x):\n    x.sub_(x.max(-1)[0].unsqueeze(-1))\n    return torch.log(torch.exp(x).sum(-1))\n",
+        ("x.sub_(x.max(-1)[0].unsqueeze(-1))", "pass"),
+    ),
+    "a maximum on both ways": (
+        "FL107",
+        "def lse(x, keep):\n    top = x.amax(-1, keepdim=True)\n    if keep:\n        s = x - top\n    else:\n"
+        "        s = x - top.detach()\n    return torch.log(torch.exp(s).sum(-1))\n",
+        ("s = x - top.detach()", "s = x"),
+    ),
+    "a cast behind a test of the dtype": (
+        "FL108",
+        "def sdr(t):\n    if t.dtype in (torch.float16, torch.bfloat16):\n        t = t.float()\n"
+        "    return t / (torch.std(t, dim=-1, keepdim=True) + 1e-8)\n",
+        ("t = t.float()", "pass"),
+    ),
+    "a cast by a helper": (
+        "FL135",
+        "from torch import nn\n\n\ndef compute_dtype(dtype):\n"
+        "    return torch.float32 if dtype == torch.half else dtype\n\n\n"
+        "class Norm(nn.Module):\n    def forward(self, x):\n        h = x.to(compute_dtype(x.dtype))\n"
+        "        return h * torch.rsqrt((h * h).mean(-1, keepdim=True) + 1e-6)\n",
+        ("x.to(compute_dtype(x.dtype))", "x.to(x.dtype)"),
+    ),
+    "a region without autocast": (
+        "FL108",
+        "def unit(x):\n    with torch.autocast('cuda', enabled=False):\n"
+        "        return x / (torch.std(x, dim=-1, keepdim=True) + 1e-8)\n",
+        ("enabled=False", "enabled=True"),
+    ),
+    "the real part of complex numbers": (
+        "FL108",
+        "def scale(w, x):\n    power = torch.einsum('ij,ij->i', w, x).real\n    return x / (power + 1e-8)\n",
+        (".real", ".abs()"),
+    ),
+    "a metric": (
+        "FL104",
+        "class Entropy(Metric):\n    def update(self, p):\n        q = torch.relu(p)\n"
+        "        self.total += -(q * torch.log(q + 1e-8)).sum()\n",
+        ("class Entropy(Metric)", "class Entropy(Loss)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INNOCENT)
+def test_what_only_looks_like_a_hazard_is_left_alone(name):
+    code, text, (before, after) = INNOCENT[name]
+    text = "import torch\n" + text
+    assert code not in codes_of(text)
+    assert code in codes_of(text.replace(before, after))
+
+
+WIDENED = {
+    "a sum": "x / (x.sum(dim=-1, keepdim=True) + 1e-8)",
+    "a norm": "x / (x.norm(dim=-1, keepdim=True) + 1e-8)",
+    "a softmax": "torch.log(torch.softmax(x, -1) + 1e-8)",
+    "a reciprocal": "x / (1.0 / x + 1e-8)",
+    "a power": "torch.rsqrt((x**2).mean(-1, keepdim=True) + 1e-8)",
+    "a module of its own": "torch.log(self.soft(x) + 1e-8)",
+    "a function of its own": "torch.log(shares(x) + 1e-8)",
+}
+NARROW = {
+    "a sigmoid": "torch.log(torch.sigmoid(x).clamp(min=1e-8))",
+    "a mean": "x / (torch.mean(x, dim=-1, keepdim=True) + 1e-8)",
+    "a matrix product": "x / (torch.matmul(x, self.w) + 1e-9)",
+    "a clamp": "torch.log(torch.clamp(x, 0, 1) + 1e-8)",
+    "a product of itself": "torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-8)",
+    "a matrix product of a softmax": "x / (torch.matmul(torch.softmax(x, -1), self.w) + 1e-9)",
+}
+MODULE = """import torch
+from torch import nn
+
+
+def shares(x):
+    return torch.softmax(x, -1)
+
+
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.soft, self.w = nn.Softmax(-1), nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: torch.Tensor):
+        return {expression}
+"""
+
+
+@pytest.mark.parametrize("name", [*WIDENED, *NARROW])
+def test_what_autocast_widens_holds_in_pure_half_only(name):
+    text = MODULE.format(expression=(WIDENED | NARROW)[name])
+    (one,) = {found.holds for found in lint_text(text, "part.py", rules=list(RULES.values()), half=True)}
+    assert one == ("half" if name in WIDENED else "autocast")
+    assert bool(codes_of(text, file="part.py", half=None)) is (name in NARROW)
+    assert codes_of(text + "\n\nmodel = Part().half()\n", file="part.py", half=None)
+
+
+def test_behind_a_region_of_autocast_nothing_is_widened():
+    text = (
+        "import torch\n\n\ndef step(model, x):\n    with torch.autocast('cuda'):\n        out = model(x)\n"
+        "    return torch.log(torch.softmax(out, -1) + 1e-8)\n"
+    )
+    inside = text.replace("    return", "        return")
+    assert "FL104" in codes_of(text, half=None)
+    assert "FL104" not in codes_of(inside, half=None)
+
+
+def test_a_cpus_autocast_widens_less():
+    text = "import torch\nwith torch.autocast('{device}'):\n    y = torch.log(torch.softmax(x, -1) + 1e-8)\n"
+    assert "FL104" in codes_of(text.format(device="cpu"), half=None)
+    assert "FL104" not in codes_of(text.format(device="cuda"), half=None)
