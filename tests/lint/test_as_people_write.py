@@ -1,8 +1,12 @@
 """Hazards as people write them, each with a twin that is sound; and what looks like one and is none."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from floatline.lint.engine import lint_text
+from floatline.lint.paths import PROJECT, lint_paths
 from floatline.lint.rules import RULES
 
 HAZARDS = {
@@ -317,6 +321,51 @@ def test_behind_a_region_of_autocast_nothing_is_widened():
 
 
 def test_a_cpus_autocast_widens_less():
-    text = "import torch\nwith torch.autocast('{device}'):\n    y = torch.log(torch.softmax(x, -1) + 1e-8)\n"
+    text = "import torch\nwith torch.autocast('{device}'):\n    y = torch.log(torch.softmax(model(x), -1) + 1e-8)\n"
     assert "FL104" in codes_of(text.format(device="cpu"), half=None)
     assert "FL104" not in codes_of(text.format(device="cuda"), half=None)
+
+
+def test_what_nothing_shows_to_be_16_bits_is_told_on_demand_only():
+    text = "import torch\n\n\ndef log(t, eps=1e-20):\n    return torch.log(t.clamp(min=eps))\n"
+    (one,) = lint_text(text, "helpers.py", rules=list(RULES.values()), half=True)
+    assert (one.rule.code, one.holds) == ("FL104", "input")
+    assert codes_of(text, half=None) == set()
+    called = text + "\n\ndef step(model, x):\n    return log(torch.sigmoid(model(x))).mean()\n"
+    assert codes_of(called, half=None) == {"FL104"}  # the twin: what it is given is shown
+
+
+def test_a_large_project_without_a_word_of_16_bits_is_left_alone(tmp_path):
+    text = "import torch\n\n\ndef step(model, x):\n    return torch.log(torch.sigmoid(model(x))).mean()\n"
+    for number in range(PROJECT):
+        (tmp_path / f"part{number}.py").write_text(text)
+    result = lint_paths([tmp_path], jobs=1)
+    assert (len(result.findings), len(result.only_in_half)) == (0, PROJECT)
+    (tmp_path / "train.py").write_text("import torch\nscaler = torch.amp.GradScaler('cuda')\n")
+    assert len(lint_paths([tmp_path], jobs=1).findings) == PROJECT
+
+
+def test_a_file_that_python_cannot_read_is_a_finding_and_told_as_unread(tmp_path):
+    (tmp_path / "train.py").write_text("import torch\ndef broken(:\n    pass\n")
+    result = lint_paths([tmp_path], jobs=1)
+    assert [one.rule.code for one in result.findings] == ["FL001"]
+    assert [Path(file).name for file, _ in result.unread] == ["train.py"]
+
+
+def test_a_code_behind_noqa_is_left_alone():
+    text = "import torch\ny = torch.log(torch.sigmoid(model(x)))  # noqa: E501, FL102\n"
+    assert "FL102" not in codes_of(text)
+    assert "FL102" in codes_of(text.replace("FL102", "FL103"))
+
+
+def test_the_cells_of_a_notebook_are_read(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# text"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "import torch\n", "!pip list"]},
+        {"cell_type": "code", "source": "x = model(x)\ny = torch.log(torch.sigmoid(x))"},
+    ]
+    (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
+    (one,) = lint_paths([tmp_path], jobs=1, fix=True).findings
+    assert (one.rule.code, one.line, one.file.endswith("a.ipynb:cell 3")) == ("FL102", 2, True)
+    (tmp_path / "a.ipynb").write_text("{")
+    assert len(lint_paths([tmp_path], jobs=1).unread) == 1

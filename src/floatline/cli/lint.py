@@ -87,6 +87,8 @@ def lint(
     from floatline.lint.baseline import write_baseline as save_baseline
 
     given = paths or [Path()]
+    if unsafe_fixes and not (fix or diff):
+        typer.echo("floatline: --unsafe-fixes does nothing without --fix or --diff.", err=True)
     settings = _settings(given[0], select or [], ignore or [], on, baseline)
     settings = replace(settings, half=settings.half or half)
     started = time.perf_counter()

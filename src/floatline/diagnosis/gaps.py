@@ -24,6 +24,8 @@ _STEADY = 4.0
 # Printed numbers are apart if their last digits are, by more than this.
 _FEW_DIGITS = 3.0
 _NEAR_LOSS = 2.0
+# A loss that has gone down to less than this share of its way is judged by its way: what is left of it is chance.
+_NEAR_NOTHING = 0.05
 # Scaled losses and gradients that a script reads are powers of two larger than FP32's, at least by the first.
 _SCALED, _NEAR_POWER, _AT_POWER, _MOST = 4.0, 0.2, 0.03, 0.8
 
@@ -203,6 +205,8 @@ def _as_loss(gap: Gap, losses: Sequence[float]) -> Gap:
     if not 1 / _NEAR_LOSS < abs(gap.last) / max(abs(ends), 1e-30) < _NEAR_LOSS:
         return gap
     way = max(finite) - min(finite)
+    if abs(gap.last) > _NEAR_NOTHING * way:
+        return gap
     return replace(gap, share=min(gap.share, abs(gap.own_last - gap.last) / max(way, 1e-30)))
 
 

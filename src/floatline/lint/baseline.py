@@ -13,6 +13,7 @@ from floatline.base.files import read_bounded, write_whole
 from floatline.errors import LintError
 from floatline.lint.rule import LintFinding
 
+_NOQA = re.compile(r"#\s*noqa:\s*([A-Z]+[0-9]+(?:[,\s]+[A-Z]+[0-9]+)*)", re.IGNORECASE)
 _COMMENT = re.compile(r"#\s*floatline:\s*allow\[([^\]]*)\]")
 
 
@@ -21,6 +22,7 @@ def read_allowed(lines: list[str], first_statement: int) -> tuple[frozenset[str]
 
     A comment on a line of its own allows its rules in the line below it; before the first statement (a docstring is
     one), in the whole file. Behind code it allows them in that line. Names and codes both count; `allow[*]` is all.
+    `# noqa: FL101` allows a code in its line.
 
     Args:
         lines: The file.
@@ -29,6 +31,8 @@ def read_allowed(lines: list[str], first_statement: int) -> tuple[frozenset[str]
     whole: set[str] = set()
     single: dict[int, frozenset[str]] = {}
     for number, line in enumerate(lines, 1):
+        if "noqa" in line and (match := _NOQA.search(line)) is not None:
+            single[number] = single.get(number, frozenset()) | frozenset(re.split(r"[,\s]+", match[1].strip()))
         if "floatline:" not in line or (match := _COMMENT.search(line)) is None:
             continue
         names = frozenset(name.strip() for name in match[1].split(",") if name.strip())

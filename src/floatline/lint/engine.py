@@ -13,7 +13,7 @@ from floatline.lint.baseline import drop_allowed, read_allowed
 from floatline.lint.configs import CONFIG_ENDINGS, lint_config
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.under_autocast import shows_pure_half
-from floatline.lint.rule import LintFinding, Rule
+from floatline.lint.rule import HIDDEN, LintFinding, Rule
 
 # A file that names none of these trains nothing.
 _SIGNS_OF_TRAINING = ("torch", "Trainer", "TrainingArguments", "Accelerator", "deepspeed", "lightning")
@@ -29,7 +29,7 @@ def lint_text(
 ) -> list[LintFinding]:
     """The findings of one file, in the order of its lines.
 
-    A Python file that does not parse has none: it is the business of Python to say so.
+    A Python file that does not parse has one.
 
     Args:
         text: The file.
@@ -47,19 +47,31 @@ def lint_text(
         return []
     try:
         source = Source(text, file)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except SyntaxError as error:
+        told = [_tell_unparsed(one, text, file, error) for one in rules if one.code == "FL001"]
+        return drop_allowed(told, *read_allowed(text.split("\n"), error.lineno or 1))
+    except (ValueError, RecursionError, MemoryError):
         return []
     made = [rule(source, on=on) for rule in wanted]
     with contextlib.suppress(RecursionError):  # an expression of a thousand dots; what was found before it counts
         _walk(source, made)
     findings = [finding for rule in made for finding in rule.found]
     if not (shows_pure_half(text) if half is None else half):
-        findings = [finding for finding in findings if finding.holds != "half"]
+        findings = [finding for finding in findings if finding.holds not in HIDDEN]
     if not findings:
         return findings
     first = source.tree.body[0].lineno if source.tree.body else 1
     findings = drop_allowed(list(dict.fromkeys(findings)), *read_allowed(source.lines, first))
     return sorted(findings, key=lambda one: (one.line, one.column, one.rule.code))
+
+
+def _tell_unparsed(rule: type[Rule], text: str, file: str, error: SyntaxError) -> LintFinding:
+    line = error.lineno or 1
+    lines = text.split("\n")
+    shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    seen = f"{error.msg}: Python cannot read this file, and nothing in it was looked at"
+    column = max(1, error.offset or 1)
+    return LintFinding(rule, file, line, column, line, column, seen, rule.advice, text=shown)
 
 
 def _walk(source: Source, rules: Sequence[Rule]) -> None:

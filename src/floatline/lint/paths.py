@@ -15,8 +15,9 @@ from floatline.errors import LintError
 from floatline.fixes import FixKind, NodePlace, rewrite_places
 from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
+from floatline.lint.notebooks import NOTEBOOK, place_in_cells, read_notebook
 from floatline.lint.reading.under_autocast import shows_16_bits, shows_pure_half, trains_in_pure_half
-from floatline.lint.rule import LintFinding, Rule
+from floatline.lint.rule import HIDDEN, LintFinding, Rule
 from floatline.lint.rules import choose_rules
 from floatline.lint.settings import Settings
 
@@ -84,8 +85,8 @@ class LintResult:
         changes: File, text before and text after, of the files that `fix` changes. None of them is written.
         fixed: The findings that those changes take away.
         unread: Files that could not be read, with the reason.
-        only_in_half: Findings that are not told, since nothing shows that they matter: what holds in pure half only,
-            and of a large project without a word of 16 bits all that is about numbers.
+        only_in_half: Findings that are not told, since nothing shows that they matter: what holds in pure half only, or
+            for an input of 16 bits, and of a large project without a word of 16 bits all that is about numbers.
         trains_in_half: Whether a file shows that the project trains weights in FP16.
         shows_16_bits: Whether a file shows that the project is run in 16 bits.
     """
@@ -112,7 +113,7 @@ def lint_paths(
     """Look at files and folders. Nothing is written.
 
     Args:
-        paths: Python files, configurations (.yaml, .yml, .json, .toml), or folders of them.
+        paths: Python files, notebooks, configurations (.yaml, .yml, .json, .toml), or folders of them.
         settings: What is looked for; None is everything.
         fix: Whether safe rewrites are worked out too; they are in `changes`.
         unsafe: Whether others are as well.
@@ -142,8 +143,8 @@ def lint_paths(
         rest += [one for one in findings if one.holds != "any"]  # a project that nobody runs in 16 bits
         findings = [one for one in findings if one.holds == "any"]
     if trains and rest:
-        places = {file: number for number, file in enumerate(files)}
-        findings = sorted([*findings, *rest], key=lambda one: (places[one.file], one.line, one.column, one.rule.code))
+        order = {file: number for number, file in enumerate(files)}
+        findings = sorted([*findings, *rest], key=lambda one: (order[_file_of(one)], one.line, one.column))
         rest = []
     return LintResult(
         findings=tuple(findings),
@@ -158,6 +159,11 @@ def lint_paths(
     )
 
 
+def _file_of(finding: LintFinding) -> str:
+    name, is_cell, _ = finding.file.rpartition(":cell ")
+    return name if is_cell else finding.file
+
+
 def find_files(paths: Iterable[str | Path], *, exclude: Sequence[str] = (), root: Path | None = None) -> list[str]:
     """The files to look at, sorted within each path that was given.
 
@@ -165,7 +171,7 @@ def find_files(paths: Iterable[str | Path], *, exclude: Sequence[str] = (), root
         LintError: A path is not there.
     """
     found: dict[str, None] = {}
-    endings = (".py", *CONFIG_ENDINGS)
+    endings = (".py", NOTEBOOK, *CONFIG_ENDINGS)
     for given in paths:
         path = Path(given)
         if path.is_file():
@@ -224,23 +230,29 @@ class _Task:
         rest: list[LintFinding] = []
         num_lines, trains, shows = 0, False, False
         for file in files:
+            places: list[tuple[int, int]] = []
             try:
                 text = _read(file)
-            except (OSError, UnicodeDecodeError) as error:
+                if file.endswith(NOTEBOOK):
+                    text, places = read_notebook(text)
+            except (OSError, ValueError, RecursionError) as error:
                 unread.append((file, str(error)))
                 continue
             num_lines += text.count("\n")
             half = self.half or shows_pure_half(text)
-            trains, shows = trains or trains_in_pure_half(text), shows or shows_16_bits(text)
+            trains, shows = trains or trains_in_pure_half(text), shows or half or shows_16_bits(text)
             found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True)
-            if self.fix and any(one.fix and (half or one.holds != "half") for one in found):
+            unread += [(file, one.seen) for one in found if one.rule.code == "FL001"]
+            if places:
+                found = place_in_cells(found, file, places)
+            if self.fix and not places and any(one.fix and (half or one.holds not in HIDDEN) for one in found):
                 after, done = fix_text(text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe, half=half)
                 if after != text:
                     changes.append((file, text, after))
                     fixed += done
                     found = lint_text(after, file, rules=self.rules, on=self.hardware, half=True)
-            findings += [one for one in found if half or one.holds != "half"]
-            rest += [one for one in found if not half and one.holds == "half"]
+            findings += [one for one in found if half or one.holds not in HIDDEN]
+            rest += [one for one in found if not half and one.holds in HIDDEN]
         return LintResult(
             tuple(findings),
             len(files) - len(unread),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from floatline.lint.reading.gradients import has_gradient
-from floatline.lint.reading.under_autocast import is_beside_autocast, is_wide_under_autocast
+from floatline.lint.reading.under_autocast import is_beside_autocast, is_wide_under_autocast, shows_narrow
 
 if TYPE_CHECKING:
     from floatline.causes import Cause
@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from floatline.lint.reading.source import Source
 
 
-Holds = Literal["any", "autocast", "half"]
+Holds = Literal["any", "autocast", "half", "input"]
+# What is not told by itself.
+HIDDEN = ("half", "input")
 _WHEN: dict[Holds, str] = {
     "any": "",
     "autocast": "under autocast, and in pure half",
     "half": "in pure half only; autocast computes this in FP32",
+    "input": "where what it is given is 16 bits, which nothing here shows",
 }
 
 
@@ -39,7 +42,8 @@ class LintFinding:
         seen: What stands there, and what becomes of it in 16 bits.
         advice: What to change, as one line.
         fix: The kind of rewrite that `--fix` makes; '' where a person has to.
-        holds: Under autocast as well, or in pure half only, where nothing is widened; 'any' is no matter of that.
+        holds: Under autocast as well; in pure half only, where nothing is widened; where its input is 16 bits, which
+            nothing shows. 'any' is no matter of that.
         text: The source line, without its indentation; a baseline knows old findings by it.
     """
 
@@ -182,14 +186,13 @@ class Rule:
             seen: What stands there, with its numbers; '' is the rule's message.
             advice: '' is the rule's.
             fix: The rewrite that fixes this place, where there is one.
-            of: The value that is too coarse. Where autocast widens it, the finding holds in pure half only.
+            of: The value that is too coarse. Where autocast widens it, the finding holds in pure half only; and where
+                nothing shows that it is 16 bits, it holds if its input is.
             holds: None is the rule's.
         """
         if self.needs_gradient and isinstance(node, ast.expr) and not has_gradient(self.source, node, surely=False):
             return
-        holds = holds or ("half" if of is not None and is_wide_under_autocast(self.source, of) else self.holds)
-        if holds == "half" and is_beside_autocast(self.source, node):
-            holds = "autocast"
+        holds = holds or self._where_it_holds(node, of)
         line = getattr(node, "lineno", 1)
         column = getattr(node, "col_offset", 0)
         self.report_at(
@@ -204,6 +207,14 @@ class Rule:
             fix=fix,
             holds=holds,
         )
+
+    def _where_it_holds(self, node: ast.AST, of: ast.expr | None) -> Holds:
+        holds: Holds = "half" if of is not None and is_wide_under_autocast(self.source, of) else self.holds
+        if holds == "half" and is_beside_autocast(self.source, node):
+            holds = "autocast"
+        if holds == "autocast" and of is not None and not shows_narrow(self.source, of):
+            holds = "input"
+        return holds
 
     def report_at(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import textwrap
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from floatline.lint.rule import Rule
 
 
+_PAGES = "https://github.com/floatline/floatline/blob/main/docs/lint"
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -108,6 +110,7 @@ def as_sarif(findings: Sequence[LintFinding]) -> dict[str, Any]:
                 "shortDescription": {"text": rule.title or (rule.cause.title if rule.cause else rule.name)},
                 "fullDescription": {"text": rule.message},
                 "help": {"text": f"{rule.advice}\n\nfloatline explain {rule.code}"},
+                "helpUri": f"{_PAGES}/{rule.code}.md",
             }
             for rule in rules
         ],
@@ -130,7 +133,14 @@ def _result(one: LintFinding) -> dict[str, Any]:
         "level": "warning",
         "message": {"text": f"{one.seen}. Fix: {one.advice}"},
         "locations": [{"physicalLocation": where}],
+        "partialFingerprints": {"floatline/v1": _fingerprint(one)},
+        "properties": {"holds": one.holds},
     }
+
+
+def _fingerprint(one: LintFinding) -> str:
+    """The same for a line that moved: by its file, its rule and what it says."""
+    return hashlib.sha256("\0".join((_relative(one.file), one.rule.code, one.text)).encode()).hexdigest()[:32]
 
 
 def _relative(file: str) -> str:

@@ -61,10 +61,12 @@ def has_gradient(source: Source, node: ast.expr, *, surely: bool = True) -> bool
         node: The expression.
         surely: Whether the file must show a module or a loss.
     """
-    if source.function(node) is not source.tree:
-        beside = _lies_beside(source) or _tests_or_prepares(source)
-        if beside or (surely and not is_training_code(source)):
-            return False
+    if _lies_beside(source):
+        return False
+    if source.function(node) is not source.tree and (
+        _tests_or_prepares(source) or (surely and not is_training_code(source))
+    ):
+        return False
     below: ast.AST = node
     is_value = True  # still in the expression, not yet at its statement
     for above in source.ancestors(node):
@@ -88,9 +90,11 @@ def has_gradient(source: Source, node: ast.expr, *, surely: bool = True) -> bool
 def _lies_beside(source: Source) -> bool:
     """Whether a file tests, measures, samples or shows, by its name."""
     path = PurePath(source.file)
+    if {"test", "tests"} & {part.lower() for part in path.parts[:-1]}:
+        return True
     if any(word in path.stem.lower() for word in _PLACES_TRAINED):
         return False
-    words = {word for part in (*path.parts[-3:-1], path.stem) for word in part.lower().replace("-", "_").split("_")}
+    words = {*(part.lower() for part in path.parts[-3:-1]), *path.stem.lower().replace("-", "_").split("_")}
     return not words.isdisjoint(_PLACES_BESIDE)
 
 

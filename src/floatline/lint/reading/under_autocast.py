@@ -7,6 +7,7 @@ import re
 
 from floatline.lint.reading.autocast_regions import find_region, is_on
 from floatline.lint.reading.reaching import given_to, owned_values
+from floatline.lint.reading.silence import made_of
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import parameters, read_once
 from floatline.lint.reading.values import assignments, reaching_values, read_dtype, read_number
@@ -169,3 +170,63 @@ def _returned(source: Source, name: str) -> list[ast.expr]:
         return []
     ends = [one for one in ast.walk(made[0]) if isinstance(one, ast.Return) and source.function(one) is made[0]]
     return [one.value for one in ends if one.value is not None]
+
+
+# What a function is given under these names comes out of a model; under those it is data, or whole numbers.
+_OF_MODELS = frozenset(
+    """pred preds prediction predictions output outputs out logit logits score scores prob probs probability heatmap
+    hidden feat feats feature features attn attention activation activations embed embedding embeddings fake
+    recon reconstruction energy similarity sim""".split()  # noqa: SIM905
+)
+_OF_DATA = frozenset(
+    """target targets label labels gt mask masks box boxes bbox bboxes length lengths id ids idx index indices t
+    timestep timesteps time times pos position positions coord coords point points xyz edge src dst batch seed weight
+    eps beta alpha gamma sigma temperature scale""".split()  # noqa: SIM905
+)
+_MODELS = frozenset("model net network encoder decoder generator discriminator backbone head unet policy".split())  # noqa: SIM905
+
+
+def shows_narrow(source: Source, node: ast.expr) -> bool:
+    """Whether a file shows that autocast gives a value 16 bits: a matrix product or a layer stands on the way to it."""
+    return any(_is_narrow(source, one) for one in made_of(source, node, always=False))
+
+
+def _is_narrow(source: Source, node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.MatMult)
+    if isinstance(node, ast.Name):
+        return read_dtype(source, node) == "half" or _is_of_model(source, node)
+    if not isinstance(node, ast.Call):
+        return False
+    if source.call_name(node).rstrip("_") in _NARROWED or source.dtype(node) == "half":
+        return True
+    if isinstance(node.func, ast.Name):
+        made = source.value(node.func)
+        is_object = isinstance(made, ast.Call) and source.call_name(made)[:1].isupper()
+        return is_object or node.func.id in _MODELS
+    return isinstance(node.func, ast.Attribute) and _is_layer(source, node.func)
+
+
+def _is_layer(source: Source, node: ast.Attribute) -> bool:
+    """`self.name` of a module that is no method of it: a layer, if nothing says that autocast widens it."""
+    owner = source.class_of(node)
+    is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
+    if not is_own or owner is None or not source.is_module_class(owner):
+        return False
+    if any(isinstance(one, ast.FunctionDef) and one.name == node.attr for one in owner.body):
+        return False
+    made = [source.call_name(one) for one in owned_values(source, node) if isinstance(one, ast.Call)]
+    return not made or any(one not in _WIDENED_MODULES and one[:1].isupper() for one in made)
+
+
+def _is_of_model(source: Source, node: ast.Name) -> bool:
+    """A parameter that is named for what models give, or one of a module's `forward` that is not named for data."""
+    function = source.function(node)
+    if not isinstance(function, ast.FunctionDef) or node.id not in parameters(function):
+        return False
+    words = set(node.id.lower().split("_"))
+    if words & _OF_DATA:
+        return False
+    if words & _OF_MODELS:
+        return True
+    return function.name == "forward" and source.is_module_class(source.class_of(function)) and node.id != "self"

@@ -72,6 +72,9 @@ class DecompositionOfProduct(Rule):
             return False
         if found.name in _PRODUCTS:
             return True
+        sides = [found.operand, *found.args[:1]]
+        if any(self.source.is_call_to(self.source.value(side), "torch.eye") for side in sides):
+            return False  # of FP32, which makes the sum FP32
         return found.name in ("add", "sub", "mul", "div") and self._is_product(found.operand, depth - 1)
 
     def _is_outside_autocast(self, node: ast.AST) -> bool:

@@ -24,6 +24,7 @@ class HalfParameter(Rule):
     code = "FL130"
     name = "half-parameter"
     holds = "autocast"
+    needs_gradient = True
     cause = UPDATE_LOST_TO_ROUNDING
     message = (
         "a trained parameter in 16 bits: updates below 1/4096 of it (BF16: 1/512) are lost, and GradScaler refuses FP16"

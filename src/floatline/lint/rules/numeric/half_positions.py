@@ -6,6 +6,7 @@ import ast
 
 from floatline.causes.rounding import INTEGER_NOT_EXACT
 from floatline.lint.reading.gradients import is_beside_training, is_training_code
+from floatline.lint.reading.reaching import is_parameter
 from floatline.lint.reading.source_tree import keyword, last_name
 from floatline.lint.reading.tensors import SHAPES, is_bfloat16, is_same_name, pass_shapes
 from floatline.lint.reading.values import name_of_dtype, reaching_values
@@ -94,7 +95,11 @@ class HalfPositions(Rule):
             return
         name = self.source.call_name(made)
         told = f"{name} in {what}" if what == "a model's dtype" else f"{name} in 16 bits"
-        self.report(node, seen=f"{told}: {_WHY}")
+        follows = [one for one in (*self._dtypes(node), *self._dtypes(made)) if last_name(one) == "dtype"]
+        owners = [one.value for one in follows if isinstance(one, ast.Attribute)]
+        # A table or a weight is FP32 under autocast.
+        is_kept = bool(owners) and all("freq" in last_name(one) or is_parameter(self.source, one) for one in owners)
+        self.report(node, seen=f"{told}: {_WHY}", holds="half" if is_kept else None)
 
     def _dtypes(self, node: ast.Call) -> list[ast.expr]:
         given = [*node.args, *(word.value for word in node.keywords if word.arg in ("dtype", "other"))]

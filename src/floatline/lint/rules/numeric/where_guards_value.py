@@ -67,10 +67,28 @@ class WhereGuardsValue(Rule):
             name, operand = inner
             if not any(is_same(operand, one) for one in looked_at):
                 continue
+            if name == "the quotient" and self._holds_at_zero(condition) is (branch is branches[0]):
+                continue  # at the pole this branch is the one that is taken
             if self.source.number(operand) is not None or self._is_data(operand) or not has_gradient(self.source, node):
                 return
             self.report(node, seen=self.message.replace("a singular branch", name))
             return
+
+    def _holds_at_zero(self, condition: ast.expr) -> bool | None:
+        """Whether `x < 1` holds at x = 0; None where it is not such a test."""
+        test = self.source.value(condition)
+        if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+            return None
+        bound = self.source.number(test.comparators[0])
+        if not bound:
+            return None
+        kinds: dict[type[ast.cmpop], bool] = {
+            ast.Lt: bound > 0,
+            ast.LtE: bound >= 0,
+            ast.Gt: bound < 0,
+            ast.GtE: bound <= 0,
+        }
+        return kinds.get(type(test.ops[0]))
 
     def _looked_at(self, condition: ast.expr) -> list[ast.expr]:
         """What the condition compares: the operand of x > 0, of x.abs() < 5, and of both sides of `a & b`."""
