@@ -306,8 +306,8 @@ def test_what_autocast_widens_holds_in_pure_half_only(name):
     text = MODULE.format(expression=(WIDENED | NARROW)[name])
     (one,) = {found.holds for found in lint_text(text, "part.py", rules=list(RULES.values()), half=True)}
     assert one == ("half" if name in WIDENED else "autocast")
-    assert bool(codes_of(text, file="part.py", half=None)) is (name in NARROW)
-    assert codes_of(text + "\n\nmodel = Part().half()\n", file="part.py", half=None)
+    assert bool(codes_of(text, file="part.py", half=False)) is (name in NARROW)
+    assert codes_of(text + "\n\nmodel = Part().half()\n", file="part.py", half=False)
 
 
 def test_behind_a_region_of_autocast_nothing_is_widened():
@@ -316,23 +316,23 @@ def test_behind_a_region_of_autocast_nothing_is_widened():
         "    return torch.log(torch.softmax(out, -1) + 1e-8)\n"
     )
     inside = text.replace("    return", "        return")
-    assert "FL104" in codes_of(text, half=None)
-    assert "FL104" not in codes_of(inside, half=None)
+    assert "FL104" in codes_of(text, half=False)
+    assert "FL104" not in codes_of(inside, half=False)
 
 
 def test_a_cpus_autocast_widens_less():
     text = "import torch\nwith torch.autocast('{device}'):\n    y = torch.log(torch.softmax(model(x), -1) + 1e-8)\n"
-    assert "FL104" in codes_of(text.format(device="cpu"), half=None)
-    assert "FL104" not in codes_of(text.format(device="cuda"), half=None)
+    assert "FL104" in codes_of(text.format(device="cpu"), half=False)
+    assert "FL104" not in codes_of(text.format(device="cuda"), half=False)
 
 
 def test_what_nothing_shows_to_be_16_bits_is_told_on_demand_only():
     text = "import torch\n\n\ndef log(t, eps=1e-20):\n    return torch.log(t.clamp(min=eps))\n"
     (one,) = lint_text(text, "helpers.py", rules=list(RULES.values()), half=True)
     assert (one.rule.code, one.holds) == ("FL104", "input")
-    assert codes_of(text, half=None) == set()
+    assert codes_of(text, half=False) == set()
     called = text + "\n\ndef step(model, x):\n    return log(torch.sigmoid(model(x))).mean()\n"
-    assert codes_of(called, half=None) == {"FL104"}  # the twin: what it is given is shown
+    assert codes_of(called, half=False) == {"FL104"}  # the twin: what it is given is shown
 
 
 def test_a_large_project_without_a_word_of_16_bits_is_left_alone(tmp_path):

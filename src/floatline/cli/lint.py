@@ -48,8 +48,8 @@ def lint(
         bool,
         typer.Option(
             "--half",
-            help="Also report what breaks in pure half only, and what breaks in 16 bits in a project that shows none. "
-            "Where a file shows FP16 weights, or the project trains some, it is reported anyway.",
+            help="Also report what breaks in pure half, for an input of 16 bits, or in a project of 16 bits, where "
+            "nothing shows them. Without it, only what the files show is reported.",
         ),
     ] = False,
     on: Annotated[

@@ -13,7 +13,7 @@ from floatline.lint.baseline import drop_allowed, read_allowed
 from floatline.lint.configs import CONFIG_ENDINGS, lint_config
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.under_autocast import shows_pure_half
-from floatline.lint.rule import HIDDEN, LintFinding, Rule
+from floatline.lint.rule import LintFinding, Rule
 
 # A file that names none of these trains nothing.
 _SIGNS_OF_TRAINING = ("torch", "Trainer", "TrainingArguments", "Accelerator", "deepspeed", "lightning")
@@ -25,7 +25,7 @@ def lint_text(
     *,
     rules: Sequence[type[Rule]],
     on: Hardware | None = None,
-    half: bool | None = None,
+    half: bool = False,
 ) -> list[LintFinding]:
     """The findings of one file, in the order of its lines.
 
@@ -36,7 +36,7 @@ def lint_text(
         file: Its name; its ending says what it is.
         rules: What is looked for.
         on: The hardware that the code is for, where it is known.
-        half: Whether what holds in pure half only is told of, too; None: where the file puts something into FP16.
+        half: Whether all is told: also what holds in pure half, in a file that shows none, and for some input only.
     """
     if PurePath(file).suffix in CONFIG_ENDINGS:
         return lint_config(text, file, rules=rules, on=on)
@@ -56,8 +56,9 @@ def lint_text(
     with contextlib.suppress(RecursionError):  # an expression of a thousand dots; what was found before it counts
         _walk(source, made)
     findings = [finding for rule in made for finding in rule.found]
-    if not (shows_pure_half(text) if half is None else half):
-        findings = [finding for finding in findings if finding.holds not in HIDDEN]
+    if not half:
+        shows_half = shows_pure_half(text)
+        findings = [finding for finding in findings if finding.is_told(shows_half=shows_half)]
     if not findings:
         return findings
     first = source.tree.body[0].lineno if source.tree.body else 1

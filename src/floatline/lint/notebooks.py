@@ -21,7 +21,7 @@ def read_notebook(text: str) -> tuple[str, list[tuple[int, int]]]:
         ValueError: It is not a notebook.
     """
     data: Any = json.loads(text)
-    cells: Any = data.get("cells") if isinstance(data, dict) else None  # pyright: ignore[reportUnknownMemberType]
+    cells: Any = data.get("cells") if isinstance(data, dict) else None  # pyright: ignore
     if not isinstance(cells, list):
         raise ValueError("it holds no cells")
     lines: list[str] = []

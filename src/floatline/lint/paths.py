@@ -17,7 +17,7 @@ from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
 from floatline.lint.notebooks import NOTEBOOK, place_in_cells, read_notebook
 from floatline.lint.reading.under_autocast import shows_16_bits, shows_pure_half, trains_in_pure_half
-from floatline.lint.rule import HIDDEN, LintFinding, Rule
+from floatline.lint.rule import LintFinding, Rule
 from floatline.lint.rules import choose_rules
 from floatline.lint.settings import Settings
 
@@ -34,7 +34,7 @@ def fix_text(
     rules: Sequence[type[Rule]],
     on: Hardware | None = None,
     unsafe: bool = False,
-    half: bool | None = None,
+    half: bool = False,
 ) -> tuple[str, list[LintFinding]]:
     """The file with everything fixed that can be, and the findings that were.
 
@@ -142,10 +142,11 @@ def lint_paths(
     if len(files) >= PROJECT and not settings.half and not any(part.shows_16_bits for part in parts):
         rest += [one for one in findings if one.holds != "any"]  # a project that nobody runs in 16 bits
         findings = [one for one in findings if one.holds == "any"]
-    if trains and rest:
+    if trains and any(one.holds == "half" for one in rest):
         order = {file: number for number, file in enumerate(files)}
-        findings = sorted([*findings, *rest], key=lambda one: (order[_file_of(one)], one.line, one.column))
-        rest = []
+        findings = [*findings, *(one for one in rest if one.holds == "half")]
+        findings = sorted(findings, key=lambda one: (order[_file_of(one)], one.line, one.column))
+        rest = [one for one in rest if one.holds != "half"]
     return LintResult(
         findings=tuple(findings),
         num_files=sum(part.num_files for part in parts),
@@ -239,20 +240,23 @@ class _Task:
                 unread.append((file, str(error)))
                 continue
             num_lines += text.count("\n")
-            half = self.half or shows_pure_half(text)
-            trains, shows = trains or trains_in_pure_half(text), shows or half or shows_16_bits(text)
+            has_half = shows_pure_half(text)
+            trains, shows = trains or trains_in_pure_half(text), shows or has_half or shows_16_bits(text)
             found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True)
             unread += [(file, one.seen) for one in found if one.rule.code == "FL001"]
             if places:
                 found = place_in_cells(found, file, places)
-            if self.fix and not places and any(one.fix and (half or one.holds not in HIDDEN) for one in found):
-                after, done = fix_text(text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe, half=half)
+            if self.fix and not places and any(one.fix for one in found):
+                after, done = fix_text(
+                    text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe, half=self.half
+                )
                 if after != text:
                     changes.append((file, text, after))
                     fixed += done
                     found = lint_text(after, file, rules=self.rules, on=self.hardware, half=True)
-            findings += [one for one in found if half or one.holds not in HIDDEN]
-            rest += [one for one in found if not half and one.holds in HIDDEN]
+            told = [one for one in found if self.half or one.is_told(shows_half=has_half)]
+            findings += told
+            rest += [one for one in found if one not in told]
         return LintResult(
             tuple(findings),
             len(files) - len(unread),

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 
 Holds = Literal["any", "autocast", "half", "input"]
-# What is not told by itself.
-HIDDEN = ("half", "input")
 _WHEN: dict[Holds, str] = {
     "any": "",
     "autocast": "under autocast, and in pure half",
@@ -81,6 +79,10 @@ class LintFinding:
             "holds": self.holds,
             "fixable": self.rule.fix_safety if self.fix else "no",
         }
+
+    def is_told(self, *, shows_half: bool) -> bool:
+        """Whether it is told by itself: what is for pure half where that is shown, what is for some input never."""
+        return self.holds in ("any", "autocast") or (self.holds == "half" and shows_half)
 
     @property
     def when(self) -> str:
@@ -211,7 +213,7 @@ class Rule:
     def _where_it_holds(self, node: ast.AST, of: ast.expr | None) -> Holds:
         holds: Holds = "half" if of is not None and is_wide_under_autocast(self.source, of) else self.holds
         if holds == "half" and is_beside_autocast(self.source, node):
-            holds = "autocast"
+            return "autocast"
         if holds == "autocast" and of is not None and not shows_narrow(self.source, of):
             holds = "input"
         return holds

@@ -50,8 +50,8 @@ def print_findings(
 def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool) -> str:
     looked = f"{_count(result.num_files, 'file')}, {result.num_lines:,} lines"
     rest = len(result.only_in_half)
-    why = "in pure half only" if result.shows_16_bits or result.num_files < PROJECT else "in 16 bits only"
-    more = f" {rest:,} more {why}, which nothing here shows: --half tells them." if rest else ""
+    why = "in pure half, or for some input" if result.shows_16_bits or result.num_files < PROJECT else "in 16 bits"
+    more = f" {rest:,} more hold {why}, which nothing here shows: --half tells them." if rest else ""
     if not findings:
         return f"No finding in {looked}.{more}"
     text = f"{_count(len(findings), 'finding')} in {looked}."

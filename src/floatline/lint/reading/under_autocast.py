@@ -7,7 +7,6 @@ import re
 
 from floatline.lint.reading.autocast_regions import find_region, is_on
 from floatline.lint.reading.reaching import given_to, owned_values
-from floatline.lint.reading.silence import made_of
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import parameters, read_once
 from floatline.lint.reading.values import assignments, reaching_values, read_dtype, read_number
@@ -44,7 +43,6 @@ _SIXTEEN_BITS = re.compile(
     r"autocast|GradScaler|fp16|bf16|mixed_precision|Accelerator|TrainingArguments|LightningModule"
     r"|\buse_amp\b|\bapex\b|deepspeed|precision\W{1,4}16"
 )
-_TRAINS = re.compile(r"\.backward\(|\boptim\b")
 
 
 def shows_pure_half(text: str) -> bool:
@@ -59,7 +57,7 @@ def shows_16_bits(text: str) -> bool:
 
 def trains_in_pure_half(text: str) -> bool:
     """Whether a file shows that its project trains weights in FP16."""
-    return "16-true" in text or (".half()" in text and _TRAINS.search(text) is not None)
+    return "16-true" in text or (".half()" in text and ".backward(" in text and "optim" in text)
 
 
 def is_beside_autocast(source: Source, node: ast.AST) -> bool:
@@ -187,24 +185,70 @@ _MODELS = frozenset("model net network encoder decoder generator discriminator b
 
 
 def shows_narrow(source: Source, node: ast.expr) -> bool:
-    """Whether a file shows that autocast gives a value 16 bits: a matrix product or a layer stands on the way to it."""
-    return any(_is_narrow(source, one) for one in made_of(source, node, always=False))
+    """Whether a file shows that autocast gives a value 16 bits: a matrix product or a layer made it, and nothing since
+    has widened it."""
+    return _is_narrow(source, node, 0)
 
 
-def _is_narrow(source: Source, node: ast.expr) -> bool:
-    if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.MatMult)
-    if isinstance(node, ast.Name):
-        return read_dtype(source, node) == "half" or _is_of_model(source, node)
-    if not isinstance(node, ast.Call):
+def _is_narrow(source: Source, node: ast.expr, depth: int) -> bool:
+    if depth > _DEPTH:
         return False
-    if source.call_name(node).rstrip("_") in _NARROWED or source.dtype(node) == "half":
+    known = source.answers.setdefault(_is_narrow, {})
+    if node not in known:
+        known[node] = False  # what is made from itself shows nothing
+        known[node] = not _is_wide(source, node, 0) and _shows_narrow(source, node, depth + 1)
+    return known[node]
+
+
+def _shows_narrow(source: Source, node: ast.expr, depth: int) -> bool:
+    if read_dtype(source, node) == "half":
         return True
-    if isinstance(node.func, ast.Name):
+    if isinstance(node, ast.Name):
+        return _is_of_model(source, node) or any(_is_narrow(source, one, depth) for one in _made_from(source, node))
+    if isinstance(node, (ast.Subscript, ast.Starred)):
+        return _is_narrow(source, node.value, depth)
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("T", "mT", "data", "values") and _is_narrow(source, node.value, depth)
+    if isinstance(node, ast.UnaryOp):
+        return _is_narrow(source, node.operand, depth)
+    if isinstance(node, ast.IfExp):
+        return any(_is_narrow(source, side, depth) for side in (node.body, node.orelse))
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.MatMult) or any(_is_narrow(source, x, depth) for x in (node.left, node.right))
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return any(_is_narrow(source, one, depth) for one in node.elts)
+    return isinstance(node, ast.Call) and _is_call_narrow(source, node, depth)
+
+
+def _made_from(source: Source, node: ast.Name) -> list[ast.expr]:
+    """What a name may hold: what is assigned to it, also as a part of a tuple, and what it is given as a parameter."""
+    function = source.function(node)
+    values = [one for one in reaching_values(source, node) if one is not None]
+    if not values:
+        statements = assignments(source, function).get(node.id, ())
+        values = [at.value for at, _ in statements if isinstance(at, ast.Assign) and at.lineno <= node.lineno]
+    if not values and not isinstance(function, ast.Module) and node.id in parameters(function):
+        values = given_to(source, function, node.id)
+    return values
+
+
+def _is_call_narrow(source: Source, node: ast.Call, depth: int) -> bool:
+    name = source.call_name(node).rstrip("_")
+    if name in _NARROWED:
+        return True
+    if name in _WIDENED:
+        return False
+    if isinstance(node.func, ast.Name) and not source.path(node.func):
+        if inner := _returned(source, node.func.id):
+            return any(_is_narrow(source, one, depth) for one in inner)
         made = source.value(node.func)
         is_object = isinstance(made, ast.Call) and source.call_name(made)[:1].isupper()
         return is_object or node.func.id in _MODELS
-    return isinstance(node.func, ast.Attribute) and _is_layer(source, node.func)
+    if isinstance(node.func, ast.Attribute) and not source.path(node.func):
+        if _is_layer(source, node.func):
+            return True
+        return any(_is_narrow(source, one, depth) for one in (node.func.value, *node.args))
+    return any(_is_narrow(source, one, depth) for one in node.args)
 
 
 def _is_layer(source: Source, node: ast.Attribute) -> bool:
