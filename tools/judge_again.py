@@ -61,8 +61,8 @@ def main(arguments: list[str]) -> None:
         before = Validation.from_json(json.loads(path.read_text(encoding="utf-8"))["validation"])
         after = judge_again(measure(before, folder / path.stem) if folder else before)
         print(f"{path.name}: {before.verdict} -> {after.verdict}, {after.best.reason}")
-        with tempfile.TemporaryDirectory() as folder:
-            page = write_report(after, Path(folder))
+        with tempfile.TemporaryDirectory() as made:
+            page = write_report(after, Path(made))
             for ending in (".json", ".md", ".html"):
                 text = page.with_suffix(ending).read_text(encoding="utf-8")
                 # The command is for a GPU or takes long: the tests of pages are not to run it.

@@ -361,11 +361,12 @@ def test_a_code_behind_noqa_is_left_alone():
 def test_the_cells_of_a_notebook_are_read(tmp_path):
     cells = [
         {"cell_type": "markdown", "source": ["# text"]},
-        {"cell_type": "code", "source": ["%matplotlib inline\n", "import torch\n", "!pip list"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "import torch\n", "!pip list \\\n", "  --user"]},
+        {"cell_type": "code", "source": "cd folder"},
         {"cell_type": "code", "source": "x = model(x)\ny = torch.log(torch.sigmoid(x))"},
     ]
     (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
     (one,) = lint_paths([tmp_path], jobs=1, fix=True).findings
-    assert (one.rule.code, one.line, one.file.endswith("a.ipynb:cell 3")) == ("FL102", 2, True)
+    assert (one.rule.code, one.line, one.file.endswith("a.ipynb:cell 4")) == ("FL102", 2, True)
     (tmp_path / "a.ipynb").write_text("{")
     assert len(lint_paths([tmp_path], jobs=1).unread) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -48,6 +50,8 @@ def lint_text(
     try:
         source = Source(text, file)
     except SyntaxError as error:
+        if _may_be_newer(text):
+            return []
         told = [_tell_unparsed(one, text, file, error) for one in rules if one.code == "FL001"]
         return drop_allowed(told, *read_allowed(text.split("\n"), error.lineno or 1))
     except (ValueError, RecursionError, MemoryError):
@@ -64,6 +68,14 @@ def lint_text(
     first = source.tree.body[0].lineno if source.tree.body else 1
     findings = drop_allowed(list(dict.fromkeys(findings)), *read_allowed(source.lines, first))
     return sorted(findings, key=lambda one: (one.line, one.column, one.rule.code))
+
+
+_NEWER = re.compile(r"^\s*(class|def|type)\s+\w+\[|^\s*except\*", re.MULTILINE)
+
+
+def _may_be_newer(text: str) -> bool:
+    """Whether it may be Python that is newer than this one: it has syntax of 3.11, 3.12 or later."""
+    return sys.version_info < (3, 14) and _NEWER.search(text) is not None
 
 
 def _tell_unparsed(rule: type[Rule], text: str, file: str, error: SyntaxError) -> LintFinding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -15,7 +16,7 @@ NOTEBOOK = ".ipynb"
 def read_notebook(text: str) -> tuple[str, list[tuple[int, int]]]:
     """The code cells of a notebook, and for each line its cell and its line in it, all counted from 1.
 
-    Lines for the shell and magics are left blank; a cell in another language is left out.
+    Lines for the shell and magics do nothing; a cell that is no Python, or in another language, is left out.
 
     Raises:
         ValueError: It is not a notebook.
@@ -31,15 +32,29 @@ def read_notebook(text: str) -> tuple[str, list[tuple[int, int]]]:
         code: Any = "".join(map(str, source)) if isinstance(source, list) else source  # pyright: ignore
         if not isinstance(code, str) or code.startswith("%%"):
             continue
-        for line, words in enumerate(code.split("\n"), 1):
-            lines.append("pass" if words[:1] in ("%", "!") else _without_magic(words))
-            places.append((number, line))
+        parsed = _without_magics(code.split("\n"))
+        lines += parsed
+        places += [(number, line) for line in range(1, len(parsed) + 1)]
     return "\n".join(lines) + "\n", places
 
 
-def _without_magic(line: str) -> str:
-    bare = line.lstrip()
-    return line[: len(line) - len(bare)] + "pass" if bare[:1] in ("%", "!", "?") else line
+def _without_magics(lines: list[str]) -> list[str]:
+    """A cell whose lines for the shell and magics do nothing; one that is no Python even so is left blank."""
+    found: list[str] = []
+    goes_on = False
+    for line in lines:
+        bare = line.lstrip()
+        if goes_on:
+            found.append("")
+        else:
+            is_magic = bare[:1] in ("%", "!", "?")
+            found.append(line[: len(line) - len(bare)] + "pass" if is_magic else line)
+        goes_on = (goes_on or bare[:1] in ("%", "!")) and line.rstrip().endswith("\\")
+    try:
+        ast.parse("\n".join(found))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return [""] * len(lines)
+    return found
 
 
 def place_in_cells(findings: Iterable[LintFinding], file: str, places: list[tuple[int, int]]) -> list[LintFinding]:

@@ -143,6 +143,8 @@ class Rule:
             'no': nothing is rewritten.
         only_if_selected: Whether it is asked only where its code or name is selected: of what it finds, too little
             does harm.
+        is_of_models: Whether what it is about is nearly always what a model gives, shown or not.
+        needs_proof: Whether it is told by itself only where the file shows the product or layer that a value comes from.
         needs_gradient: Whether it does harm only where a gradient flows: not in metrics, samplers, tests and the like.
         holds: 'autocast': what is computed under autocast breaks, too. 'half': only what runs in FP16 without it.
         calls: Last names of the calls that `visit_Call` sees.
@@ -159,6 +161,8 @@ class Rule:
     advice: ClassVar[str]
     fix_safety: ClassVar[FixSafety] = "no"
     only_if_selected: ClassVar[bool] = False
+    is_of_models: ClassVar[bool] = False
+    needs_proof: ClassVar[bool] = False
     needs_gradient: ClassVar[bool] = False
     holds: ClassVar[Holds] = "any"
     calls: ClassVar[frozenset[str]] = frozenset()
@@ -214,9 +218,9 @@ class Rule:
         holds: Holds = "half" if of is not None and is_wide_under_autocast(self.source, of) else self.holds
         if holds == "half" and is_beside_autocast(self.source, node):
             return "autocast"
-        if holds == "autocast" and of is not None and not shows_narrow(self.source, of):
-            holds = "input"
-        return holds
+        if holds != "autocast" or of is None or self.is_of_models:
+            return holds
+        return "autocast" if shows_narrow(self.source, of, surely=self.needs_proof) else "input"
 
     def report_at(
         self,

@@ -184,40 +184,49 @@ _OF_DATA = frozenset(
 _MODELS = frozenset("model net network encoder decoder generator discriminator backbone head unet policy".split())  # noqa: SIM905
 
 
-def shows_narrow(source: Source, node: ast.expr) -> bool:
-    """Whether a file shows that autocast gives a value 16 bits: a matrix product or a layer made it, and nothing since
-    has widened it."""
-    return _is_narrow(source, node, 0)
+def shows_narrow(source: Source, node: ast.expr, *, surely: bool = False) -> bool:
+    """Whether a file shows that autocast gives a value 16 bits: a product or a layer made it, and nothing widened it.
+
+    Args:
+        source: The file.
+        node: The value.
+        surely: Whether that must stand in the file; else parameters that are named for what models give count, too.
+    """
+    return _is_narrow(source, node, 0, surely)
 
 
-def _is_narrow(source: Source, node: ast.expr, depth: int) -> bool:
+def _is_narrow(source: Source, node: ast.expr, depth: int, surely: bool) -> bool:
     if depth > _DEPTH:
         return False
     known = source.answers.setdefault(_is_narrow, {})
-    if node not in known:
-        known[node] = False  # what is made from itself shows nothing
-        known[node] = not _is_wide(source, node, 0) and _shows_narrow(source, node, depth + 1)
-    return known[node]
+    if (node, surely) not in known:
+        known[node, surely] = False  # what is made from itself shows nothing
+        known[node, surely] = not _is_wide(source, node, 0) and _shows_narrow(source, node, depth + 1, surely)
+    return known[node, surely]
 
 
-def _shows_narrow(source: Source, node: ast.expr, depth: int) -> bool:
+def _shows_narrow(source: Source, node: ast.expr, depth: int, surely: bool) -> bool:
     if read_dtype(source, node) == "half":
         return True
     if isinstance(node, ast.Name):
-        return _is_of_model(source, node) or any(_is_narrow(source, one, depth) for one in _made_from(source, node))
+        return (not surely and _is_of_model(source, node)) or any(
+            _is_narrow(source, one, depth, surely) for one in _made_from(source, node)
+        )
     if isinstance(node, (ast.Subscript, ast.Starred)):
-        return _is_narrow(source, node.value, depth)
+        return _is_narrow(source, node.value, depth, surely)
     if isinstance(node, ast.Attribute):
-        return node.attr in ("T", "mT", "data", "values") and _is_narrow(source, node.value, depth)
+        return node.attr in ("T", "mT", "data", "values") and _is_narrow(source, node.value, depth, surely)
     if isinstance(node, ast.UnaryOp):
-        return _is_narrow(source, node.operand, depth)
+        return _is_narrow(source, node.operand, depth, surely)
     if isinstance(node, ast.IfExp):
-        return any(_is_narrow(source, side, depth) for side in (node.body, node.orelse))
+        return any(_is_narrow(source, side, depth, surely) for side in (node.body, node.orelse))
     if isinstance(node, ast.BinOp):
-        return isinstance(node.op, ast.MatMult) or any(_is_narrow(source, x, depth) for x in (node.left, node.right))
+        return isinstance(node.op, ast.MatMult) or any(
+            _is_narrow(source, x, depth, surely) for x in (node.left, node.right)
+        )
     if isinstance(node, (ast.List, ast.Tuple)):
-        return any(_is_narrow(source, one, depth) for one in node.elts)
-    return isinstance(node, ast.Call) and _is_call_narrow(source, node, depth)
+        return any(_is_narrow(source, one, depth, surely) for one in node.elts)
+    return isinstance(node, ast.Call) and _is_call_narrow(source, node, depth, surely)
 
 
 def _made_from(source: Source, node: ast.Name) -> list[ast.expr]:
@@ -232,7 +241,7 @@ def _made_from(source: Source, node: ast.Name) -> list[ast.expr]:
     return values
 
 
-def _is_call_narrow(source: Source, node: ast.Call, depth: int) -> bool:
+def _is_call_narrow(source: Source, node: ast.Call, depth: int, surely: bool) -> bool:
     name = source.call_name(node).rstrip("_")
     if name in _NARROWED:
         return True
@@ -240,15 +249,15 @@ def _is_call_narrow(source: Source, node: ast.Call, depth: int) -> bool:
         return False
     if isinstance(node.func, ast.Name) and not source.path(node.func):
         if inner := _returned(source, node.func.id):
-            return any(_is_narrow(source, one, depth) for one in inner)
+            return any(_is_narrow(source, one, depth, surely) for one in inner)
         made = source.value(node.func)
         is_object = isinstance(made, ast.Call) and source.call_name(made)[:1].isupper()
         return is_object or node.func.id in _MODELS
     if isinstance(node.func, ast.Attribute) and not source.path(node.func):
         if _is_layer(source, node.func):
             return True
-        return any(_is_narrow(source, one, depth) for one in (node.func.value, *node.args))
-    return any(_is_narrow(source, one, depth) for one in node.args)
+        return any(_is_narrow(source, one, depth, surely) for one in (node.func.value, *node.args))
+    return any(_is_narrow(source, one, depth, surely) for one in node.args)
 
 
 def _is_layer(source: Source, node: ast.Attribute) -> bool:
@@ -264,7 +273,7 @@ def _is_layer(source: Source, node: ast.Attribute) -> bool:
 
 
 def _is_of_model(source: Source, node: ast.Name) -> bool:
-    """A parameter that is named for what models give, or one of a module's `forward` that is not named for data."""
+    """A parameter that is named for what models give, or one of a loss or a module's `forward` not named for data."""
     function = source.function(node)
     if not isinstance(function, ast.FunctionDef) or node.id not in parameters(function):
         return False
@@ -273,4 +282,8 @@ def _is_of_model(source: Source, node: ast.Name) -> bool:
         return False
     if words & _OF_MODELS:
         return True
-    return function.name == "forward" and source.is_module_class(source.class_of(function)) and node.id != "self"
+    if node.id == "self":
+        return False
+    owner = source.class_of(function)
+    is_loss = "loss" in function.name.lower() or (owner is not None and owner.name.lower().endswith("loss"))
+    return is_loss or (function.name == "forward" and source.is_module_class(owner))

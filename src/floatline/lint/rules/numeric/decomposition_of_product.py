@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.dtypes import UNSUPPORTED_HALF_OP
+from floatline.lint.reading.tensors import pass_shapes
 from floatline.lint.rule import Rule
 
 _NAMES = frozenset(
@@ -73,7 +74,7 @@ class DecompositionOfProduct(Rule):
         if found.name in _PRODUCTS:
             return True
         sides = [found.operand, *found.args[:1]]
-        if any(self.source.is_call_to(self.source.value(side), "torch.eye") for side in sides):
+        if any(self.source.is_call_to(pass_shapes(self.source, side), "torch.eye") for side in sides):
             return False  # of FP32, which makes the sum FP32
         return found.name in ("add", "sub", "mul", "div") and self._is_product(found.operand, depth - 1)
 

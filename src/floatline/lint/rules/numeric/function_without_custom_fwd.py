@@ -25,6 +25,7 @@ class FunctionWithoutCustomFwd(Rule):
 
     code = "FL131"
     name = "function-without-custom-fwd"
+    only_if_selected = True
     holds = "autocast"
     cause = DTYPE_MISMATCH
     message = "a function multiplies matrices and does not know of autocast: in backward a half meets an FP32 tensor"

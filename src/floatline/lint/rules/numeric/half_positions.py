@@ -10,7 +10,7 @@ from floatline.lint.reading.reaching import is_parameter
 from floatline.lint.reading.source_tree import keyword, last_name
 from floatline.lint.reading.tensors import SHAPES, is_bfloat16, is_same_name, pass_shapes
 from floatline.lint.reading.values import name_of_dtype, reaching_values
-from floatline.lint.rule import Rule
+from floatline.lint.rule import Holds, Rule
 
 _COUNTERS = ("torch.arange", "torch.randint", "torch.randperm")
 _WHY = "FP16 holds every integer only up to 2048, BF16 up to 256; beyond, neighbours are equal"
@@ -99,7 +99,8 @@ class HalfPositions(Rule):
         owners = [one.value for one in follows if isinstance(one, ast.Attribute)]
         # A table or a weight is FP32 under autocast.
         is_kept = bool(owners) and all("freq" in last_name(one) or is_parameter(self.source, one) for one in owners)
-        self.report(node, seen=f"{told}: {_WHY}", holds="half" if is_kept else None)
+        holds: Holds = "half" if is_kept else "input" if what == "a model's dtype" else "autocast"
+        self.report(node, seen=f"{told}: {_WHY}", holds=holds)
 
     def _dtypes(self, node: ast.Call) -> list[ast.expr]:
         given = [*node.args, *(word.value for word in node.keywords if word.arg in ("dtype", "other"))]

@@ -26,6 +26,7 @@ class LogOfSigmoid(Rule):
     code = "FL102"
     name = "log-of-sigmoid"
     holds = "autocast"
+    is_of_models = True
     needs_gradient = True
     cause = ROUNDED_ONTO_SINGULARITY
     message = "log(sigmoid(x)) is -inf in FP16 below x = -17.33, where the sigmoid rounds to 0"

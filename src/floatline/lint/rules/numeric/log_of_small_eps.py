@@ -32,6 +32,7 @@ class LogOfSmallEps(Rule):
     code = "FL104"
     name = "log-of-small-eps"
     holds = "autocast"
+    needs_proof = True
     needs_gradient = True
     cause = EPS_UNDERFLOW
     message = "the guard inside the log rounds to 0 in FP16: log(0) is -inf"

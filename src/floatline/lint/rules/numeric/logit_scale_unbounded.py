@@ -31,6 +31,7 @@ class LogitScaleUnbounded(Rule):
 
     code = "FL112"
     name = "logit-scale-unbounded"
+    only_if_selected = True
     holds = "half"
     needs_gradient = True
     cause = EXP_OVERFLOW

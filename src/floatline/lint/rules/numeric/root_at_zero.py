@@ -27,6 +27,7 @@ class RootAtZero(Rule):
 
     code = "FL120"
     name = "root-at-zero"
+    only_if_selected = True
     holds = "autocast"
     cause = SINGULAR_GRADIENT
     message = f"the root of a sum of squares has {_WHY}"

@@ -39,6 +39,7 @@ class SmallEps(Rule):
     code = "FL108"
     name = "small-eps"
     holds = "autocast"
+    needs_proof = True
     needs_gradient = True
     cause = EPS_UNDERFLOW
     message = "FP16 rounds this guard to 0, and what it guards is divided by 0"

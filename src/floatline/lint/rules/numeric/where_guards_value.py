@@ -26,6 +26,7 @@ class WhereGuardsValue(Rule):
 
     code = "FL121"
     name = "where-guards-value"
+    only_if_selected = True
     holds = "autocast"
     cause = SINGULAR_GRADIENT
     message = "where picks the value, but a singular branch is differentiated everywhere, and 0 * inf is NaN"
