@@ -9,7 +9,7 @@ from floatline.report.lint import rule_page
 
 FOLDER = Path(__file__).parent.parent / "docs" / "lint"
 _NOTE = "<!-- Made by tools/lint_pages.py from src/floatline/lint/rules/. Do not edit by hand. -->\n\n"
-_GROUPS = {"FL1": "Numbers", "FL2": "The training loop", "FL3": "Configurations"}
+_GROUPS = {"FL0": "Files", "FL1": "Numbers", "FL2": "The training loop", "FL3": "Configurations"}
 _SAFETY = {"safe": "`--fix`", "unsafe": "`--unsafe-fixes`", "no": ""}
 
 
@@ -26,7 +26,8 @@ def _table() -> str:
         for rule in RULES.values():
             if rule.code.startswith(start):
                 flags = (rule.__doc__ or "").strip().splitlines()[0].removeprefix("Flags ").replace("|", "\\|")
-                link = f"[{rule.code}]({rule.code}.md) {rule.name}"
+                asked = " (only if selected)" if rule.only_if_selected else ""
+                link = f"[{rule.code}]({rule.code}.md) {rule.name}{asked}"
                 parts.append(f"| {link} | {flags} | {_SAFETY[rule.fix_safety]} |")
         parts.append("")
     return "\n".join(parts)

@@ -277,10 +277,10 @@ WIDENED = {
 }
 NARROW = {
     "a sigmoid": "torch.log(torch.sigmoid(x).clamp(min=1e-8))",
-    "a mean": "x / (torch.mean(x, dim=-1, keepdim=True) + 1e-8)",
+    "a mean": "x / (torch.mean(self.layer(x), dim=-1, keepdim=True) + 1e-8)",
     "a matrix product": "x / (torch.matmul(x, self.w) + 1e-9)",
-    "a clamp": "torch.log(torch.clamp(x, 0, 1) + 1e-8)",
-    "a product of itself": "torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-8)",
+    "a clamp": "torch.log(torch.clamp(self.layer(x), 0, 1) + 1e-8)",
+    "a product of itself": "torch.rsqrt((self.layer(x) * self.layer(x)).mean(-1, keepdim=True) + 1e-8)",
     "a matrix product of a softmax": "x / (torch.matmul(torch.softmax(x, -1), self.w) + 1e-9)",
 }
 MODULE = """import torch
@@ -295,6 +295,7 @@ class Part(nn.Module):
     def __init__(self):
         super().__init__()
         self.soft, self.w = nn.Softmax(-1), nn.Parameter(torch.ones(4, 4))
+        self.layer = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor):
         return {expression}

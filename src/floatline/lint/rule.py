@@ -144,7 +144,7 @@ class Rule:
         only_if_selected: Whether it is asked only where its code or name is selected: of what it finds, too little
             does harm.
         is_of_models: Whether what it is about is nearly always what a model gives, shown or not.
-        needs_proof: Whether it is told by itself only where the file shows the product or layer that a value comes from.
+        needs_proof: Whether it is told by itself only where the file shows the product or layer that made a value.
         needs_gradient: Whether it does harm only where a gradient flows: not in metrics, samplers, tests and the like.
         holds: 'autocast': what is computed under autocast breaks, too. 'half': only what runs in FP16 without it.
         calls: Last names of the calls that `visit_Call` sees.
