@@ -73,7 +73,7 @@ def test_parts_of_a_step_are_added_up(logged):
     assert [line["loss"] for line in lines] != pytest.approx([loss / 2 for loss in losses], rel=1e-2)
 
 
-def loop_by_hand(num=20, extra=0):
+def loop_by_hand(num=20, extra=0, rate=0.1):
     """An optimizer is made, and the weights are updated without it; then it makes some steps, if any."""
     model = small_model()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -84,7 +84,7 @@ def loop_by_hand(num=20, extra=0):
         losses.append(loss.item())
         with torch.no_grad():
             for weight in model.parameters():
-                weight -= 0.1 * weight.grad
+                weight -= rate * weight.grad
                 weight.grad = None
     for _ in range(extra):
         opt.step()
@@ -96,6 +96,10 @@ def test_every_pass_is_a_step_where_an_optimizer_is_made_and_never_steps(logged)
     assert [line["loss"] for line in lines] == losses
     lines, _ = logged(lambda: loop_by_hand(extra=1), PLANS["fp32"])  # the twin: all that went backward is one step's
     assert [line["loss"] for line in lines] == pytest.approx([sum(losses)])
+
+
+def test_passes_that_move_no_weight_are_no_steps(logged):
+    assert logged(lambda: loop_by_hand(rate=0.0), PLANS["fp32"])[0] == []
 
 
 def test_a_script_that_steps_by_hand_is_ended_after_enough_passes(logged):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from floatline.probe.watch.patches import Patches
@@ -17,6 +17,10 @@ from floatline.probe.watch.patches import Patches
 _TOGETHER = 16
 # Weights that an update is taken of at once.
 _FEWEST_TRAINED = 2
+
+
+# Of so many weights of an optimizer so many numbers are looked at, to see whether they move.
+_WATCHED, _NUMBERS = 8, 64
 
 
 class EnoughSteps(BaseException):
@@ -36,12 +40,16 @@ def find_trained_roots(outputs: Any, inputs: Any, options: Mapping[str, Any]) ->
     return [root for root in out if isinstance(root, Tensor)]
 
 
+def _copy_some(weight: Tensor) -> Tensor:
+    return weight.detach().reshape(-1)[:_NUMBERS].clone()
+
+
 class LossLog:
     """Hears backward passes and steps, and writes a line for each step of the optimizer that stepped first.
 
     A loss is the sum of what went backward since the last step of any optimizer: with accumulated batches, of all. In
-    a script whose optimizers never step, or that makes none, every backward pass is a step. `torch.autograd.grad` is
-    such a pass, too, where it is for an update of weights.
+    a script whose optimizers never step while its weights move, or that makes none, every backward pass is a step.
+    `torch.autograd.grad` is such a pass, too, where it is for an update of weights.
 
     Args:
         path: Of the file.
@@ -54,6 +62,7 @@ class LossLog:
         self._by_hand = True
         self._parts: list[Tensor] = []
         self._passes: list[list[Tensor]] = []  # while no optimizer has stepped: each may be a step by hand
+        self._weights: list[tuple[Tensor, Tensor]] = []  # of optimizers, and what some of each was when they were made
         self._kept: list[tuple[int, Tensor | None, bool]] = []
         self._first: int | None = None
         self._unscaled: tuple[Tensor | None, Tensor] = (None, torch.zeros((), device="cpu"))
@@ -71,6 +80,9 @@ class LossLog:
         def make(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             self._by_hand = self._by_hand and type(optimizer).__module__.startswith("floatline.probe")
             original(optimizer, *args, **kwargs)
+            given = (weight for group in optimizer.param_groups for weight in group["params"])
+            weights = [weight for weight in given if type(weight) in (Tensor, nn.Parameter) and not weight.is_meta]
+            self._weights += [(weight, _copy_some(weight)) for weight in weights[:_WATCHED]]
 
         return make
 
@@ -145,8 +157,11 @@ class LossLog:
             self._take_passes()
 
     def _take_passes(self) -> None:
-        """No optimizer steps: the script updates its weights by hand."""
-        passes, self._passes, self._by_hand = self._passes, [], True
+        """No optimizer steps: the script updates its weights by hand, if they have moved at all."""
+        passes, self._passes = self._passes, []
+        if all(torch.equal(_copy_some(weight), before) for weight, before in self._weights):
+            return
+        self._by_hand = True
         for parts in passes:
             self._keep(parts, applied=True)
 
