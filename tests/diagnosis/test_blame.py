@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from floatline.causes import find_cause
-from floatline.diagnosis.beside_fp32 import Beside, keep_steady
+from floatline.diagnosis.beside_fp32 import NUDGE, Beside, keep_steady, look_closer
 from floatline.diagnosis.blame import ANY, Blame, name_own_line
 from floatline.diagnosis.gaps import Gap, Shown, measure_difference, measure_loss_gap
 from floatline.findings import Finding
@@ -65,6 +65,12 @@ def test_gradients_that_a_scale_is_missing_for_are_blamed_without_a_run(beside):
     runs = Runs([30])
     blamed = Blame(beside, FP32, runs).find([at(50, "gradient-underflow")], lines_from(10, 20, 30))
     assert (blamed.finding.line, runs.asked) == (50, [])
+
+
+def test_gradients_that_a_scale_is_missing_for_are_not_blamed_where_losses_are_those_of_fp32():
+    read = Beside(gap=measure_loss_gap(FP32, FP32), lines={"a.py:90": measure_difference((3.0,), (4.0,))})
+    blamed = Blame(read, FP32, Runs([30])).find([at(50, "gradient-underflow")], lines_from(10, 20, 30))
+    assert blamed.finding.line == 30
 
 
 def test_a_line_that_helps_by_chance_is_passed_over_for_one_that_helps_more(beside):
@@ -140,6 +146,30 @@ def test_a_run_that_fails_does_not_help(beside):
 def test_a_number_that_is_read_is_asked_where_losses_are_together():
     read = Beside(gap=measure_loss_gap(FP32, FP32), lines={"a.py:90": measure_difference((3.0,), (4.0,))})
     assert Blame(read, FP32, Runs([30])).find([], lines_from(10, 20, 30, 40)).finding.line == 30
+
+
+@pytest.mark.parametrize(
+    ("own", "nudged", "other", "is_apart"),
+    [
+        (3.8, 4.001, 4.0, True),
+        (3.8, 4.001, 4.05, False),  # a nudge the other way does as much
+        (3.95, 4.0, 4.0, False),  # one percent
+    ],
+)
+def test_a_number_slightly_apart_is_so_if_no_nudge_does_a_twentieth_of_it(own, nudged, other, is_apart):
+    shown = {value: Shown(FP32.losses, lines={"a.py:90": (value,)}) for value in (own, nudged, other, 4.0)}
+    runs = {0.0: shown[4.0], NUDGE: shown[nudged], -NUDGE: shown[other]}
+    closer = look_closer(Beside(gap=measure_loss_gap(FP32, FP32)), shown[own], runs.__getitem__)
+    assert (closer is not None) == is_apart
+    if closer is not None:
+        blame = Blame(closer, runs[0.0], lambda lines: runs[0.0] if lines[0][1] == 30 else shown[own])
+        assert blame.find([], [at(20, "cancellation"), at(30, "cancellation")]).finding.line == 30
+
+
+def test_a_closer_look_needs_no_run_where_nothing_is_slightly_apart():
+    runs = {0.0: FP32}
+    assert look_closer(Beside(gap=measure_loss_gap(FP32, FP32)), FP32, runs.__getitem__) is None
+    assert look_closer(Beside(gap=None), FP32, runs.__getitem__) is None
 
 
 def test_numbers_that_are_others_when_the_run_is_made_again_are_not_apart():

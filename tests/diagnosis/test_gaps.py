@@ -4,7 +4,14 @@ import math
 
 import pytest
 
-from floatline.diagnosis.gaps import APART, Shown, find_line_gaps, measure_gap, measure_loss_gap
+from floatline.diagnosis.gaps import (
+    APART,
+    Shown,
+    find_line_gaps,
+    find_slight_gaps,
+    measure_gap,
+    measure_loss_gap,
+)
 
 
 def falling(num=50, start=3.0, end=1.0, noise=0.0):
@@ -133,6 +140,18 @@ def test_printed_numbers_are_apart_by_more_than_their_last_digits():
     own = {"a.py:3 (loss)": (0.03,)}
     assert set(find_line_gaps(Shown((), lines=own, quanta={"a.py:3 (loss)": 0.001}), fp32)) == {"a.py:3 (loss)"}
     assert not find_line_gaps(Shown((), lines=own, quanta={"a.py:3 (loss)": 0.01}), fp32)
+
+
+def test_a_few_numbers_are_slightly_apart_by_a_share_of_their_size_and_a_row_is_not():
+    fp32 = Shown((), lines={"a:1": (4.0,), "a:2": (4.0,) * 8, "a:3 (n)": (4.0,)})
+    own = Shown((), lines={"a:1": (3.8,), "a:2": (3.8,) * 8, "a:3 (n)": (3.8,)}, quanta={"a:3 (n)": 0.1})
+    assert set(find_slight_gaps(own, fp32, 0.03)) == {"a:1"}
+    assert not find_slight_gaps(own, fp32, 0.06)
+
+
+def test_a_run_until_its_failure_ends_with_its_last_finite_loss():
+    assert Shown((2.0, 1.0, math.nan, 1.0)).until_failure().losses == (2.0, 1.0)
+    assert Shown((2.0, 1.0)).until_failure().losses == (2.0, 1.0)
 
 
 def test_a_log_that_was_cut_short_is_read_up_to_there(tmp_path):

@@ -327,6 +327,28 @@ def test_a_cpus_autocast_widens_less():
     assert "FL104" not in codes_of(text.format(device="cuda"), half=False)
 
 
+def test_what_a_product_gives_is_16_bits_whatever_goes_into_it():
+    text = """import torch
+def policy(p, c):
+    return c, c @ p
+with torch.autocast('cuda', dtype=torch.float16):
+    c = torch.randn(64, 8)
+    pi, q = policy(p, c)
+    loss = -torch.log(q + 1e-12).mean()
+    loss.backward()
+"""
+    assert "FL104" in codes_of(text, half=True)
+    assert "FL104" not in codes_of(text.replace("log(q +", "log(c +"), half=True)
+
+
+def test_the_dtype_of_autocast_is_no_pure_half():
+    text = (
+        "import torch\nwith torch.autocast('cuda', dtype=torch.float16):\n    y = x / (model(x).norm(dim=-1) + 1e-8)\n"
+    )
+    assert "FL108" not in codes_of(text, half=False)
+    assert "FL108" in codes_of(text + "model = Net.from_pretrained('a', dtype=torch.float16)\n", half=False)
+
+
 def test_what_nothing_shows_to_be_16_bits_is_told_on_demand_only():
     text = "import torch\n\n\ndef log(t, eps=1e-20):\n    return torch.log(t.clamp(min=eps))\n"
     (one,) = lint_text(text, "helpers.py", rules=list(RULES.values()), half=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from floatline.lint import RULES, lint_text
-from floatline.lint.paths import fix_text
+from floatline.lint.fixing import fix_text
 from floatline.lint.reading.branches import judge, learn
 
 CASES = Path(__file__).parents[1] / "cases"

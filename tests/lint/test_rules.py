@@ -7,7 +7,7 @@ import pytest
 from tests.lint.properties import run_example
 
 from floatline.lint import RULES, lint_text
-from floatline.lint.paths import fix_text
+from floatline.lint.fixing import fix_text
 from floatline.lint.rule import Bad, read_examples
 
 ALIASED = re.compile(r"import [\w.]+ as |from [\w.]+ import .*\w as |from torch[\w.]* import (?!nn\b)")
@@ -74,19 +74,19 @@ def test_an_allowing_comment_silences_it(rule, bad):
 
 @pytest.mark.parametrize(("rule", "bad"), FIXED, ids=names(FIXED))
 def test_the_fix_is_the_one_that_is_shown_and_fixing_twice_is_fixing_once(rule, bad):
-    fixed, _ = fix_text(bad.source, bad.file, rules=[rule], unsafe=True, half=True)
+    fixed, _ = fix_text(bad.source, bad.file, rules=[rule], unsafe=True)
     assert fixed == bad.fixed
     ast.parse(fixed)
-    assert fix_text(fixed, bad.file, rules=[rule], unsafe=True, half=True)[0] == fixed
+    assert fix_text(fixed, bad.file, rules=[rule], unsafe=True)[0] == fixed
     assert not flags(rule, bad, fixed)
     if rule.fix_safety == "safe":
-        assert fix_text(bad.source, bad.file, rules=[rule], half=True)[0] == bad.fixed
+        assert fix_text(bad.source, bad.file, rules=[rule])[0] == bad.fixed
 
 
 @pytest.mark.parametrize(("rule", "bad"), EXAMPLES, ids=names(EXAMPLES))
 def test_what_is_not_shown_as_fixed_stays(rule, bad):
     if bad.fixed is None:
-        assert fix_text(bad.source, bad.file, rules=[rule], unsafe=True, half=True)[0] == bad.source
+        assert fix_text(bad.source, bad.file, rules=[rule], unsafe=True)[0] == bad.source
 
 
 @pytest.mark.parametrize(("rule", "bad"), NUMERIC, ids=names(NUMERIC))

@@ -54,6 +54,26 @@ def test_runs_are_forks_of_one_process_that_is_gone_at_the_end(quiet, run):
     assert not is_running(one["parent"])
 
 
+@linux
+def test_a_first_run_forks_off_the_process_that_later_runs_are_forks_of(quiet, run, tmp_path, capfd):
+    report = tmp_path / "first.json"
+    assert quiet.run_aloud(MODULE, str(report), "ends", keep_stdout=False) == 0
+    assert capfd.readouterr().out == "nobody sees this"
+    first = json.loads(report.read_text())
+    assert (first["parent"], first["has_child"], first["pipes"]) == (os.getpid(), False, None)
+    (_, one), (_, other) = run(quiet), run(quiet)
+    assert one["parent"] == other["parent"] not in (os.getpid(), first["process"])
+    quiet.__exit__(None, None, None)
+    while is_running(one["parent"]):  # it is not told to end: nobody is left to ask for anything
+        time.sleep(0.01)
+
+
+@linux
+def test_a_first_run_that_raises_gives_its_exit_code(quiet, run, tmp_path):
+    assert quiet.run_aloud(MODULE, str(tmp_path / "first.json"), "raises", keep_stdout=False) == 1
+    assert run(quiet)[0] == ""
+
+
 def test_a_run_has_its_own_environment_words_and_no_input(quiet, run, tmp_path):
     _, seen = run(quiet, MARK="one", TMPDIR=str(tmp_path))
     assert (seen["mark"], seen["temporary"]) == ("one", str(tmp_path))

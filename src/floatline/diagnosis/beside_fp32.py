@@ -14,6 +14,7 @@ from floatline.diagnosis.gaps import (
     Gap,
     Shown,
     find_line_gaps,
+    find_slight_gaps,
     goes_nowhere,
     is_printed,
     measure_line,
@@ -30,6 +31,8 @@ _FEWER = 0.5
 # Losses are slightly apart by this share of FP32's way, if it is so many times what a nudge does. Healthy scripts with
 # a small floor have less; it is told of where a line is known that FP32 takes it away in.
 _SLIGHTLY, _MANY_TIMES = 0.02, 20.0
+# The same of one number, or a few, of their size.
+_SLIGHTLY_READ = 0.03
 
 DIVERGENCE = "optimization-divergence"
 # A run in FP32 that does not grow by so much does not diverge.
@@ -168,15 +171,32 @@ def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = No
     return Beside(gap=gap, floor=floor, lines=lines, floors=floors)
 
 
-def look_closer(beside: Beside, run: RunInFP32) -> Beside | None:
-    """The same with losses that are slightly apart as such, if a nudge makes next to nothing of that; else None."""
-    if beside.gap is None or beside.gap.share < _SLIGHTLY:
+def look_closer(beside: Beside, own: Shown, run: RunInFP32) -> Beside | None:
+    """The same with what is slightly apart as such, if a nudge makes next to nothing of that; None where nothing is.
+
+    Args:
+        beside: What a comparison came to.
+        own: What the run showed.
+        run: As in `compare_with_fp32`.
+    """
+    fp32 = run(0.0)
+    if beside.gap is None or isinstance(fp32, str):
         return None
-    fp32, nudged = run(0.0), run(NUDGE)
-    floor = None if isinstance(fp32, str) or isinstance(nudged, str) else measure_loss_gap(nudged, fp32)
-    if floor is None or beside.gap.share < _MANY_TIMES * floor.share:
+    lines = find_slight_gaps(own, fp32, _SLIGHTLY_READ)
+    if beside.gap.share < _SLIGHTLY and not lines:
         return None
-    return replace(beside, floor=floor, least=_SLIGHTLY)
+    nudged, other = run(NUDGE), run(-NUDGE)
+    if isinstance(nudged, str) or isinstance(other, str):
+        return None
+    floor = measure_loss_gap(nudged, fp32)
+    if floor is not None and beside.gap.share > max(_SLIGHTLY, _MANY_TIMES * floor.share):
+        return replace(beside, floor=floor, least=_SLIGHTLY)
+    floors = {
+        line: max(share_like(gap, measure_line(line, one, fp32)) or 0.0 for one in (nudged, other))
+        for line, gap in lines.items()
+    }
+    lines = {line: gap for line, gap in lines.items() if gap.share > _MANY_TIMES * floors[line]}
+    return replace(beside, floor=floor, lines=lines, floors=floors) if lines else None
 
 
 def _keep_apart(lines: Mapping[str, Gap], own: Shown, fp32: Shown, nudged: Shown) -> dict[str, Gap]:

@@ -99,6 +99,8 @@ class Blame:
             if self._is_late:
                 return None
             if finding.cause.id in _UNTRIED:
+                if not self._beside.is_apart:  # gradients that are lost change what is learnt
+                    continue
                 return Blamed(finding, "")
             helps = self._help([finding])
             if helps > _HELPS:

@@ -50,6 +50,11 @@ class Shown:
     quanta: Mapping[str, float] = field(default_factory=dict[str, float])
     cut: bool = False
 
+    def until_failure(self) -> Shown:
+        """The same without the steps from the first one on whose loss is not finite."""
+        bad = (i for i, loss in enumerate(self.losses) if not math.isfinite(loss))
+        return replace(self, losses=self.losses[: next(bad, len(self.losses))])
+
     @classmethod
     def read(cls, log: Path, reads: Path, *, error: str = "", cut: bool = False) -> Shown:
         """What LossLog and ReadValues wrote; a line that was cut short is left out."""
@@ -167,19 +172,35 @@ def measure_loss_gap(own: Shown, fp32: Shown) -> Gap | None:
 def find_line_gaps(own: Shown, fp32: Shown) -> dict[str, Gap]:
     """Lines at which a script reads numbers that are far from FP32's."""
     found: dict[str, Gap] = {}
-    for line, numbers in own.lines.items():
-        theirs = fp32.lines.get(line, ())
-        if _are_near(numbers, theirs, _FEW_DIGITS * own.quanta.get(line, 0.0)):
+    for line in own.lines:
+        if not _can_be_apart(line, own, fp32):
             continue
-        if _are_scaled(numbers, theirs) or _are_roundings(numbers, theirs):
-            continue
-        if lost := _find_lost(numbers, theirs, skipped=len(own.skipped)):
+        if lost := _find_lost(own.lines[line], fp32.lines.get(line, ()), skipped=len(own.skipped)):
             found[line] = lost
             continue
         for gap in measure_line(line, own, fp32, late=_share_left_out(own, fp32)):
             if gap.is_apart(APART_READ, None):
                 found.setdefault(line, gap)
     return found
+
+
+def find_slight_gaps(own: Shown, fp32: Shown, least: float) -> dict[str, Gap]:
+    """Lines at which a script reads a few numbers that are apart from FP32's by some of their size."""
+    found: dict[str, Gap] = {}
+    for line in own.lines:
+        if _can_be_apart(line, own, fp32):
+            for gap in measure_line(line, own, fp32):
+                if gap.is_few and gap.num < _FEWEST and gap.share > least:
+                    found.setdefault(line, gap)
+    return found
+
+
+def _can_be_apart(line: str, own: Shown, fp32: Shown) -> bool:
+    """Whether numbers differ by more than digits, a loss scale, or roundings of what FP32 has as 0."""
+    ours, theirs = own.lines[line], fp32.lines.get(line, ())
+    if _are_near(ours, theirs, _FEW_DIGITS * own.quanta.get(line, 0.0)):
+        return False
+    return not _are_scaled(ours, theirs) and not _are_roundings(ours, theirs)
 
 
 def measure_line(line: str, own: Shown, fp32: Shown, *, late: float = 0.0) -> list[Gap]:

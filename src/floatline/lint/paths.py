@@ -6,15 +6,14 @@ import fnmatch
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from floatline.base.files import read_bounded
 from floatline.errors import LintError
-from floatline.fixes import FixKind, NodePlace, rewrite_places
 from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
+from floatline.lint.fixing import Fixes, Telling, file_of, fix_files, read_text
 from floatline.lint.notebooks import NOTEBOOK, place_in_cells, read_notebook
 from floatline.lint.reading.under_autocast import shows_16_bits, shows_pure_half, trains_in_pure_half
 from floatline.lint.rule import LintFinding, Rule
@@ -24,52 +23,9 @@ from floatline.lint.settings import Settings
 if TYPE_CHECKING:
     from floatline.hardware import Hardware
 
-_MOST_PASSES = 10  # each pass fixes at least one place; expressions are seldom nested deeper
-
-
-def fix_text(
-    text: str,
-    file: str,
-    *,
-    rules: Sequence[type[Rule]],
-    on: Hardware | None = None,
-    unsafe: bool = False,
-    half: bool = False,
-) -> tuple[str, list[LintFinding]]:
-    """The file with everything fixed that can be, and the findings that were.
-
-    Args:
-        text: The file.
-        file: Its name.
-        rules: What is looked for.
-        on: The hardware that the code is for.
-        unsafe: Whether rewrites that are not the same function in exact arithmetic are made too.
-        half: As in `lint_text`.
-    """
-    fixed: list[LintFinding] = []
-    for _ in range(_MOST_PASSES):
-        found = [
-            one
-            for one in lint_text(text, file, rules=rules, on=on, half=half)
-            if one.fix and (unsafe or one.rule.fix_safety == "safe")
-        ]
-        places = {_place(one): one for one in found}
-        text, done = rewrite_places(text, list(places), unsafe=unsafe)
-        if not done:
-            break
-        fixed += [places[place] for place in done]
-    return text, fixed
-
-
-def _place(finding: LintFinding) -> NodePlace:
-    kind = cast("FixKind", finding.fix)
-    return NodePlace(finding.line, finding.column, finding.end_line, finding.end_column, kind)
-
-
 _SKIPPED_FOLDERS = frozenset(
     ".git .hg .venv venv node_modules __pycache__ .tox .mypy_cache .ruff_cache build dist".split()  # noqa: SIM905
 )
-_LARGEST = 2_000_000  # bytes; what is larger was not written by hand
 PROJECT = 20  # files from which on a project that shows no 16 bits is not meant for them
 _FILES_FOR_A_PROCESS = 200  # starting one costs as much as linting about so many
 
@@ -127,7 +83,7 @@ def lint_paths(
     hardware = _find_hardware(settings.on)
     files = find_files(paths, exclude=settings.exclude, root=settings.root)
     jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
-    task = _Task(tuple(rules), hardware, fix, unsafe, settings.half)
+    task = _Task(tuple(rules), hardware)
     if jobs <= 1:
         parts = [task(files)]
     else:
@@ -136,33 +92,32 @@ def lint_paths(
         shares = [files[start : start + size] for start in range(0, len(files), size)]
         with ProcessPoolExecutor(jobs) as pool:
             parts = list(pool.map(task, shares))
-    findings = [one for part in parts for one in part.findings]
-    rest = [one for part in parts for one in part.only_in_half]
-    trains = any(part.trains_in_half for part in parts)
-    if len(files) >= PROJECT and not settings.half and not any(part.shows_16_bits for part in parts):
-        rest += [one for one in findings if one.holds != "any"]  # a project that nobody runs in 16 bits
-        findings = [one for one in findings if one.holds == "any"]
-    if trains and any(one.holds == "half" for one in rest):
+    found = [one for part in parts for one in part.found]
+    telling = Telling(
+        half=settings.half,
+        in_pure_half=frozenset(file for part in parts for file in part.in_pure_half),
+        trains_in_half=any(part.trains_in_half for part in parts),
+        is_for_16_bits=len(files) < PROJECT or any(part.shows_16_bits for part in parts),
+    )
+    told = [one for one in found if telling.tells(one)]
+    fixes = fix_files(told, telling, rules=rules, on=hardware, unsafe=unsafe) if fix else Fixes()
+    changed = {file for file, _, _ in fixes.changes}
+    if changed:
         order = {file: number for number, file in enumerate(files)}
-        findings = [*findings, *(one for one in rest if one.holds == "half")]
-        findings = sorted(findings, key=lambda one: (order[_file_of(one)], one.line, one.column))
-        rest = [one for one in rest if one.holds != "half"]
+        kept = [one for one in found if one.file not in changed]
+        found = sorted([*kept, *fixes.left], key=lambda one: order[file_of(one)])
+        told = [one for one in found if telling.tells(one)]
     return LintResult(
-        findings=tuple(findings),
+        findings=tuple(told),
         num_files=sum(part.num_files for part in parts),
         num_lines=sum(part.num_lines for part in parts),
-        changes=tuple(one for part in parts for one in part.changes),
-        fixed=tuple(one for part in parts for one in part.fixed),
+        changes=fixes.changes,
+        fixed=fixes.fixed,
         unread=tuple(one for part in parts for one in part.unread),
-        only_in_half=tuple(rest),
-        trains_in_half=trains,
+        only_in_half=tuple(one for one in found if not telling.tells(one)),
+        trains_in_half=telling.trains_in_half,
         shows_16_bits=any(part.shows_16_bits for part in parts),
     )
-
-
-def _file_of(finding: LintFinding) -> str:
-    name, is_cell, _ = finding.file.rpartition(":cell ")
-    return name if is_cell else finding.file
 
 
 def find_files(paths: Iterable[str | Path], *, exclude: Sequence[str] = (), root: Path | None = None) -> list[str]:
@@ -213,62 +168,46 @@ def _find_hardware(name: str) -> Hardware | None:
     return find_hardware(name)
 
 
+@dataclass
+class _Part:
+    """What one process found in its share of the files."""
+
+    found: list[LintFinding] = field(default_factory=list[LintFinding])
+    num_files: int = 0
+    num_lines: int = 0
+    unread: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    in_pure_half: list[str] = field(default_factory=list[str])
+    trains_in_half: bool = False
+    shows_16_bits: bool = False
+
+
 @dataclass(frozen=True)
 class _Task:
     """One process's work: a share of the files."""
 
     rules: tuple[type[Rule], ...]
     hardware: Hardware | None
-    fix: bool
-    unsafe: bool
-    half: bool
 
-    def __call__(self, files: Sequence[str]) -> LintResult:
-        findings: list[LintFinding] = []
-        changes: list[tuple[str, str, str]] = []
-        fixed: list[LintFinding] = []
-        unread: list[tuple[str, str]] = []
-        rest: list[LintFinding] = []
-        num_lines, trains, shows = 0, False, False
+    def __call__(self, files: Sequence[str]) -> _Part:
+        part = _Part()
         for file in files:
-            places: list[tuple[int, int]] = []
-            try:
-                text = _read(file)
-                if file.endswith(NOTEBOOK):
-                    text, places = read_notebook(text)
-            except (OSError, ValueError, RecursionError) as error:
-                unread.append((file, str(error)))
-                continue
-            num_lines += text.count("\n")
-            has_half = shows_pure_half(text)
-            trains, shows = trains or trains_in_pure_half(text), shows or has_half or shows_16_bits(text)
-            found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True)
-            unread += [(file, one.seen) for one in found if one.rule.code == "FL001"]
-            if places:
-                found = place_in_cells(found, file, places)
-            if self.fix and not places and any(one.fix for one in found):
-                after, done = fix_text(
-                    text, file, rules=self.rules, on=self.hardware, unsafe=self.unsafe, half=self.half
-                )
-                if after != text:
-                    changes.append((file, text, after))
-                    fixed += done
-                    found = lint_text(after, file, rules=self.rules, on=self.hardware, half=True)
-            told = [one for one in found if self.half or one.is_told(shows_half=has_half)]
-            findings += told
-            rest += [one for one in found if one not in told]
-        return LintResult(
-            tuple(findings),
-            len(files) - len(unread),
-            num_lines,
-            tuple(changes),
-            tuple(fixed),
-            tuple(unread),
-            tuple(rest),
-            trains,
-            shows,
-        )
+            self._read(file, part)
+        return part
 
-
-def _read(file: str) -> str:
-    return read_bounded(Path(file), most=_LARGEST).decode("utf-8-sig")
+    def _read(self, file: str, part: _Part) -> None:
+        try:
+            text, places = read_text(file), []
+            if file.endswith(NOTEBOOK):
+                text, places = read_notebook(text)
+        except (OSError, ValueError, RecursionError) as error:
+            part.unread.append((file, str(error)))
+            return
+        found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True)
+        part.unread += [(file, one.seen) for one in found if one.rule.code == "FL001"]
+        part.found += place_in_cells(found, file, places) if places else found
+        part.num_files += 1
+        part.num_lines += text.count("\n")
+        has_half = shows_pure_half(text)
+        part.in_pure_half += [file] if has_half else []
+        part.trains_in_half = part.trains_in_half or trains_in_pure_half(text)
+        part.shows_16_bits = part.shows_16_bits or has_half or shows_16_bits(text)

@@ -155,9 +155,19 @@ def _check_script(file: str) -> str:
     return file
 
 
-def run_to_end(start: list[str], *, keep_stdout: bool) -> int:
-    """Run a process to its end; gives the exit code as a shell would."""
-    process = subprocess.Popen(start, stdout=sys.stderr if keep_stdout else None)
+def run_to_end(
+    start: list[str], *, keep_stdout: bool, env: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+) -> int:
+    """Run a process to its end; gives the exit code as a shell would.
+
+    Args:
+        start: Its command line.
+        keep_stdout: Whether what it prints goes to stderr.
+        env: Its environment; None: this process's.
+        pass_fds: File descriptors that it has as well.
+    """
+    stdout = sys.stderr if keep_stdout else None
+    process = subprocess.Popen(start, stdout=stdout, env=None if env is None else dict(env), pass_fds=tuple(pass_fds))
     with _passing_on(process):
         code = process.wait()
     return 128 - code if code < 0 else code

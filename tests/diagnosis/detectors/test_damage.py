@@ -9,6 +9,7 @@ from torch import nn
 from floatline.diagnosis.detectors.damage import (
     find_amplified,
     find_any_damage,
+    find_candidates,
     find_changed_choices,
     find_spoilt_states,
     place_state,
@@ -53,6 +54,23 @@ def test_a_state_of_an_optimizer_of_torch_is_told_where_the_weights_became_half(
     assert (finding.file, finding.line) == ("train.py", 7)
     own = place_state(state, ("train.py", 7), set())
     assert (own.file, own.line) == (state.op.file, state.op.line)
+
+
+@pytest.mark.parametrize(
+    ("size", "of_gradients", "cause"),
+    [
+        (1e-5, True, "optimizer-state-underflow"),
+        (1e-5, False, "accumulator-stagnation"),
+        (3.0, True, "accumulator-stagnation"),
+    ],
+)
+def test_a_sum_of_gradients_that_becomes_0_is_a_state_and_another_sum_is_not(size, of_gradients, cause):
+    model, other = nn.Linear(4, 4, bias=False), torch.full((4, 4), size * 1.1)
+    with HalfOnCPU(), Recorder(model) as recorder:
+        (model(torch.full((1, 4), 1.1)) * size).sum().backward()
+        numbers = model.weight.grad if of_gradients else other
+        torch.zeros(4, 4, dtype=torch.float16).mul_(0.9).add_((numbers * numbers).half(), alpha=0.1)
+    assert cause in [finding.cause.id for finding in find_candidates([recorder.trace])]
 
 
 ANGLES = torch.linspace(0, 3000, 64)

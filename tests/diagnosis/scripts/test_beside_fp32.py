@@ -163,6 +163,49 @@ def test_a_first_step_that_fails_is_explained_though_no_later_one_fails_by_itsel
     assert "torch.log(1 - p)" in script.read_text(encoding="utf-8").splitlines()[first["line"] - 1]
 
 
+RUNS_AWAY = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+means = [torch.zeros_like(p) for p in model.parameters()]
+squares = [torch.zeros_like(p, dtype=torch.{dtype}) for p in model.parameters()]
+for step in range(30):
+    x = torch.randn(64, 8)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = model(x)
+    loss = 0.003 * nn.functional.mse_loss(out.float(), x[:, :1])
+    loss.backward()
+    with torch.no_grad():
+        for p, mean, square in zip(model.parameters(), means, squares):
+            mean.mul_(0.9).add_(p.grad, alpha=0.1)
+            square.mul_(0.99).add_((p.grad * p.grad).to(square.dtype), alpha=0.01)
+            p -= 0.01 * mean / (square.float().sqrt() + 1e-8)
+            p.grad = None
+"""
+
+
+def diagnose_runaway(tmp_path, dtype):
+    script = tmp_path / "train.py"
+    script.write_text(RUNS_AWAY.format(dtype=dtype), encoding="utf-8")
+    words = ["-c", COMMAND, "diagnose", "--format", "json", "--no-try", "--", sys.executable, "train.py"]
+    return json.loads(run_preloaded(words, cwd=tmp_path).stdout)
+
+
+def test_what_lets_weights_run_away_is_named_before_the_layer_that_overflows_for_it(tmp_path):
+    found = diagnose_runaway(tmp_path, "float16")
+    assert found["verdict"] == "precision", found
+    first, lines = found["findings"][0], RUNS_AWAY.splitlines()
+    assert (first["cause"], "square.mul_" in lines[first["line"] - 1]) == ("optimizer-state-underflow", True)
+
+
+@slow
+def test_the_same_squares_in_fp32_are_healthy(tmp_path):
+    found = diagnose_runaway(tmp_path, "float32")
+    assert (found["verdict"], found["findings"]) == ("healthy", [])
+
+
 @slow
 def test_a_loss_far_from_fp32s_without_a_known_cause_is_never_healthy(tmp_path):
     # 16 bits are chosen by a switch that no operation shows.

@@ -26,6 +26,9 @@ CLEAN, DAMAGED = 0.05, 0.25
 SPOILT = 0.02
 # Lines that may be tried in FP32.
 MOST_CANDIDATES = 64
+_UNDERFLOW = "optimizer-state-underflow"
+# Operations that are looked at between a sum and the gradients it is made of.
+_FARTHEST = 32
 # A difference of near-equals is so many times farther off than what is subtracted.
 _TIMES = 4.0
 # Of what is chosen, this share is another in FP32. Near-equal numbers change places without harm.
@@ -188,7 +191,7 @@ def find_wrong_results(trace: Trace) -> list[Finding]:
     ]
     for op, share in rows[:1]:
         seen = f"{share:.0%} of what is added is lost"
-        found.append(describe_birth(Birth(op, "accumulator-stagnation", seen)))
+        found.append(describe_birth(_name_sum(op, seen, trace)))
     found += [describe_collision(op, largest) for op, largest in silent.colliding_casts(trace)[:1]]
     found += [describe_cancellation(op, error, trace) for op, error in silent.cancelled(trace)[:1]]
     return found or find_any_damage(trace)
@@ -200,15 +203,15 @@ def find_candidates(traces: Sequence[Trace]) -> list[Finding]:
     for trace in traces:
         for finding in _find_likely(trace):
             known.setdefault((finding.file, finding.line), finding)
-    worst: dict[tuple[str, int], tuple[bool, float, Birth]] = {}
+    worst: dict[tuple[str, int], tuple[int, float, Birth]] = {}
     order: list[tuple[str, int]] = []
     for trace in traces:
         order += _order_lines(trace)
         for op in trace.ops:
             error = max((out.error or 0.0 for out in op.outputs if out.dtype in FORMATS), default=0.0)
-            birth = _name_loosely(op, error)
-            rank = (birth.cause != ANY, error)
-            if error > 0.0 and rank > worst.get((op.file, op.line), (False, 0.0))[:2]:
+            birth = _name_loosely(op, error, trace)
+            rank = (1 + (birth.cause == _UNDERFLOW) if birth.cause != ANY else 0, error)
+            if error > 0.0 and rank > worst.get((op.file, op.line), (0, 0.0))[:2]:
                 worst[op.file, op.line] = (*rank, birth)
     largest = sorted(worst, key=lambda place: -worst[place][1])[:MOST_CANDIDATES]
     kept = set(largest) | set(known)
@@ -220,7 +223,7 @@ def _order_lines(trace: Trace) -> list[tuple[str, int]]:
     return [*dict.fromkeys((op.file, op.line) for op in trace.ops if op.phase != "backward")]
 
 
-def _name_loosely(op: Op, error: float) -> Birth:
+def _name_loosely(op: Op, error: float, trace: Trace) -> Birth:
     """The likeliest cause, if this operation turns out to matter."""
     name, read = base_name(op.name), max((own.value.error or 0.0 for own in op.inputs), default=0.0)
     seen = f"{name} is off by {error:.2g} of its size, and what it reads by {read:.2g}"
@@ -228,10 +231,30 @@ def _name_loosely(op: Op, error: float) -> Birth:
         return Birth(op, "update-lost-to-rounding", seen)
     if name in ADDITIONS | {"mul"} and op.name.endswith("_"):
         weight = op.phase == "update" or op.inputs[0].role.startswith("param:")
-        return Birth(op, "update-lost-to-rounding" if weight else "accumulator-stagnation", seen)
+        return Birth(op, "update-lost-to-rounding", seen) if weight else _name_sum(op, seen, trace)
     if name in ("sub", "rsub") and error > _TIMES * read:
         return Birth(op, "cancellation", seen)
     return Birth(op, ANY, seen)
+
+
+def _name_sum(op: Op, seen: str, trace: Trace) -> Birth:
+    """A sum that loses what is added: what gradients are made of and becomes 0 is a state of an optimizer."""
+    lost = any(value.lost for value in (*op.outputs, *(own.value for own in op.inputs)))
+    if lost and _is_of_gradients(op, trace):
+        return Birth(op, _UNDERFLOW, f"{seen}; some of it is 0 in 16 bits and not in FP32")
+    return Birth(op, "accumulator-stagnation", seen)
+
+
+def _is_of_gradients(op: Op, trace: Trace) -> bool:
+    waiting, left = [op], _FARTHEST
+    while waiting and left:
+        left -= 1
+        for own in waiting.pop().inputs:
+            if own.role.startswith("grad:"):
+                return True
+            if own.made_by is not None and trace.ops[own.made_by].phase != "forward":
+                waiting.append(trace.ops[own.made_by])
+    return False
 
 
 def _find_likely(trace: Trace) -> list[Finding]:
@@ -240,7 +263,7 @@ def _find_likely(trace: Trace) -> list[Finding]:
     sums = [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=False)]
     sums += silent.stuck_scatters(trace, ruinous=False)
     for op, share in sums:
-        found.append(describe_birth(Birth(op, "accumulator-stagnation", f"{share:.0%} of what is added is lost")))
+        found.append(describe_birth(_name_sum(op, f"{share:.0%} of what is added is lost", trace)))
     found += [describe_collision(op, largest) for op, largest in silent.colliding_casts(trace)]
     found += [describe_cancellation(op, error, trace) for op, error in silent.cancelled(trace)]
     for op, error in silent.amplified(trace):

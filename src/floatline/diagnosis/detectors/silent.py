@@ -224,11 +224,11 @@ def cancelled(trace: Trace) -> list[tuple[Op, float]]:
             continue
         out = op.outputs[0]
         error = out.error
-        if error is None or not math.isfinite(error) or (out.numel < 2 and not _is_wide(op, trace)):
+        if error is None or not math.isfinite(error):
             continue
         worst = max((operand.value.error or 0.0 for operand in op.inputs), default=0.0)
         smaller = (out.twin_largest or 0.0) < 0.1 * min(operand.value.largest for operand in op.inputs)
-        if not (error > CANCELLED and worst < CLEAN and smaller):
+        if not (error > CANCELLED and worst < CLEAN and smaller) or (out.numel < 2 and not _is_wide(op, trace)):
             continue
         if len(op.inputs) > 1 or not (op.index in spoilt or _is_added_up(op, trace)):
             found.append((op, error))

@@ -47,7 +47,7 @@ class FP32Runs:
     ) -> None:
         self._command, self._quiet, self._device = command, quiet, device
         self._steps, self._say, self._search = steps, say, [*search]
-        self._original: Shown | str | None = None
+        self._nudged: dict[float, Shown | str] = {}
 
     @property
     def source(self) -> str:
@@ -57,11 +57,10 @@ class FP32Runs:
 
     def nudged(self, nudge: float) -> Shown | str:
         """The script as it is, its weights moved once by a share; 0 leaves them. A text says why there is no run."""
-        if nudge:
-            return self._run("with weights that were moved once by as much as BF16 rounds", nudge=nudge)
-        if self._original is None:
-            self._original = self._run("")
-        return self._original
+        if nudge not in self._nudged:
+            how = "with weights that were moved once by as much as BF16 rounds" if nudge else ""
+            self._nudged[nudge] = self._run(how, **({"nudge": nudge} if nudge else {}))
+        return self._nudged[nudge]
 
     def in_part(self, lines: Sequence[tuple[str, int]]) -> Shown | str:
         """The script in its own precision, with some lines in FP32, by file and number; with none, as it is."""

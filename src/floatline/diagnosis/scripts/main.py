@@ -34,6 +34,7 @@ from floatline.probe.scripts.run import ScriptRun, ScriptWatch
 from floatline.probe.watch.events import ScalerStepEvent
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import LossLog
+from floatline.running.quiet_runs import fork_off
 from floatline.running.read_values import ReadValues
 from floatline.running.seeds import seed_all
 
@@ -53,6 +54,7 @@ def main(report: str, trace: str, device: str, trial: str, steps: str, words: li
         steps: How many losses are written beside the report, to be held against FP32's.
         words: The script's file, or `-m` and a module, and its arguments.
     """
+    fork_off(words)
     if trial:
         _try_changed(report, words, device, json.loads(Path(trial).read_text(encoding="utf-8")), int(steps))
     with as_cuda() if device else contextlib.nullcontext("") as note:
@@ -167,8 +169,9 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
     if findings and findings[0].cause.family == "not-precision":
         suspects = find_otherwise(evidence)
     beside = find_suspects_beside(evidence) if quiet else []
-    traces = [*([evidence.setup] if evidence.setup else []), *(one.trace for one in evidence.captured)]
-    candidates = [] if evidence.fails else find_candidates([*traces, *evidence.evaluations])
+    sound = evidence.healthy if evidence.fails else evidence.captured
+    traces = [*([evidence.setup] if evidence.setup else []), *(one.trace for one in sound)]
+    candidates = find_candidates([*traces, *evidence.evaluations])
     if trace_path and capture.steps:
         (evidence.found_in or capture.steps[-1].trace).save(trace_path)
     return {

@@ -22,13 +22,14 @@ from floatline.diagnosis.beside_fp32 import (
     look_closer,
     stays_sound,
 )
-from floatline.diagnosis.blame import ANY, Blame, name_own_line
+from floatline.diagnosis.blame import ANY, Blame, Line, name_own_line
 from floatline.diagnosis.fix_trials import read_finding, try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.scripts.fp32_runs import LOSSES, MAIN, READS, STEPS, WHOLE, FP32Runs
 from floatline.errors import TargetError
-from floatline.running.command import Command, parse_command, run_to_end, trial_environment
+from floatline.findings import Finding
+from floatline.running.command import Command, parse_command, trial_environment
 from floatline.running.quiet_runs import QuietRuns
 
 _MAIN = "floatline.diagnosis.scripts.main"
@@ -88,13 +89,11 @@ def diagnose_script(
     command = parse_command(list(words))
     began, say, device = time.perf_counter(), on_progress or _say_nothing, as_device or ""
     with QuietRuns(command, (MAIN, _MAIN)) as quiet:
-        if fp32_steps != 0 or tries_fixes:
-            quiet.load_ahead()
         trace = str(Path(trace_path).absolute()) if trace_path else ""
         settings = (trace, device, "", str(WHOLE if fp32_steps is None else fp32_steps))
-        seen, own, code = _run_as_it_is(command, settings, keep_stdout=keep_stdout)
+        seen, own, code = _run_as_it_is(command, quiet, settings, keep_stdout=keep_stdout)
         found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
-        runs = FP32Runs(command, quiet, device, _bound(fp32_steps, seen), say, search=seen.get("search", ()))
+        runs = FP32Runs(command, quiet, device, _bound(fp32_steps, seen), say, search=_search_of(seen))
         was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
         if was_silent:
             found = _look_beside(found, seen, own, None if fp32_steps == 0 else runs)
@@ -113,11 +112,19 @@ def _bound(fp32_steps: int | None, seen: Mapping[str, Any]) -> int:
     return max(STEPS, num if (num := seen.get("num_steps", 0)) <= WHOLE else 0)
 
 
-def _run_as_it_is(command: Command, settings: Sequence[str], *, keep_stdout: bool) -> tuple[dict[str, Any], Shown, int]:
+def _search_of(seen: Mapping[str, Any]) -> Sequence[Sequence[int]]:
+    """Steps that FP32 leaves out as well: none where a schedule went on in them, which is what may have done harm."""
+    is_ahead = any(entry["cause"] == "scheduler-vs-skipped-step" for entry in seen.get("suspects", ()))
+    return () if is_ahead else seen.get("search", ())
+
+
+def _run_as_it_is(
+    command: Command, quiet: QuietRuns, settings: Sequence[str], *, keep_stdout: bool
+) -> tuple[dict[str, Any], Shown, int]:
     """The script's report, {} where there is none; what it showed; and the exit code of its process."""
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
         report = Path(folder) / "report.json"
-        code = run_to_end(command.inside(_MAIN, str(report), *settings), keep_stdout=keep_stdout)
+        code = quiet.run_aloud(_MAIN, str(report), *settings, keep_stdout=keep_stdout)
         seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         own = Shown.read(report.with_name(LOSSES), report.with_name(READS))
     if "missing" in seen:
@@ -155,13 +162,18 @@ def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, ru
         beside = keep_steady(beside, own, runs.in_part([]))
     if beside.apart:
         return _blame_a_line(found, seen, beside, runs)
-    if seen["suspects"] and (closer := look_closer(beside, runs.nudged)) is not None:
+    known = [one for name in _WITH_CAUSES for one in seen[name] if name != "candidates" or one["cause"] != ANY]
+    if known and (closer := look_closer(beside, own, runs.nudged)) is not None:
         blamed = _blame_a_line(found, seen, closer, runs, if_it_helps=True)
         if blamed.findings != found.findings:
             return blamed
     if beside.reason and not keep:
         return replace(found, no_verdict=f"{looked}; FP32 could not be compared: {beside.reason}")
     return found if keep else replace(found, notes=(*found.notes, beside.together))
+
+
+# Where a report has what may do harm.
+_WITH_CAUSES = ("suspects", "suspects_beside", "candidates")
 
 
 def _blame_a_line(
@@ -187,7 +199,10 @@ def _blame_a_line(
         return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}"),))
     sure = [one for one in suspects if one.cause.id != ANY]
     candidates = [read_finding(entry) for entry in seen["candidates"]]
-    blamed = Blame(beside, fp32, runs.in_part).find(suspects, candidates, source=runs.source)
+    tried, source = (candidates, runs.source)
+    if if_it_helps:
+        tried, source = [one for one in candidates if one.cause.id != ANY], ""
+    blamed = Blame(beside, fp32, runs.in_part).find(suspects, tried, source=source)
     if if_it_helps and blamed.finding is None:
         return before
     first = blamed.finding or next(iter(sure), None)
@@ -216,11 +231,29 @@ def _check_blame(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, ru
     if not apart:
         return found
     suspects = [read_finding(entry) for entry in seen["suspects"]]
+    if not isinstance(fp32, str) and (first := _find_before_failure(found, seen, own, fp32, runs)) is not None:
+        return replace(found, findings=(replace(first, seen=f"{first.seen}; {apart}"), *suspects))
     if not suspects:
         beside, found = compare_with_fp32(own, runs.nudged), replace(found, findings=())
         blamed = _blame_a_line(found, seen, beside, runs) if beside.apart else found
         return blamed if blamed.findings else replace(found, unexplained=apart, fails_in_fp32=False)
     return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {apart}"), *suspects[1:]))
+
+
+def _find_before_failure(
+    found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, fp32: Shown, runs: FP32Runs
+) -> Finding | None:
+    """What lets a run go astray that does not in FP32, long before something overflows; None where no line does."""
+    if found.primary is None or found.primary.cause.id != DIVERGENCE:
+        return None
+
+    def run(lines: Sequence[Line]) -> Shown | str:
+        shown = runs.in_part(lines)
+        return shown if isinstance(shown, str) else shown.until_failure()
+
+    beside = Beside(num_steps=(len(own.until_failure().losses), len(fp32.losses)))
+    candidates = [read_finding(entry) for entry in seen["candidates"]]
+    return Blame(beside, fp32, run).find([], candidates).finding
 
 
 def _why_unseen(fp32: Shown | str) -> str:

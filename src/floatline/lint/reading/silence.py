@@ -9,6 +9,7 @@ from floatline.lint.reading.autocast_regions import is_in_disabled_region
 from floatline.lint.reading.reaching import given_to, mentions_dtype
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import given_dtypes, keyword, last_name, parameters, read_once
+from floatline.lint.reading.under_autocast import shows_narrow
 from floatline.lint.reading.values import assignments, name_of_dtype
 
 _CASTS = frozenset(("float", "double"))
@@ -124,7 +125,7 @@ def stays_silent(source: Source, node: ast.AST, *values: ast.expr) -> bool:
         return True
     if _is_reference(source, node) or is_in_cast_module(source, node) or is_in_disabled_region(source, node):
         return True
-    return any(shows_wide(source, value) for value in values)
+    return any(shows_wide(source, value) and not shows_narrow(source, value, surely=True) for value in values)
 
 
 def _is_reference(source: Source, node: ast.AST) -> bool:

@@ -38,6 +38,7 @@ _KEEPS = frozenset(
 )
 _DEPTH = 10
 _PURE_HALF = re.compile(r"\.half\(\)|\bdtype\s*=\s*torch\.(float16|half)\b|16-true")
+_AUTOCAST = re.compile(r"autocast\([^()]*(\([^()]*\)[^()]*)*\)")
 _ON_A_CPU = re.compile(r"""autocast\(\s*(device_type\s*=\s*)?["']cpu|cpu\.amp""")
 _SIXTEEN_BITS = re.compile(
     r"autocast|GradScaler|fp16|bf16|mixed_precision|Accelerator|TrainingArguments|LightningModule"
@@ -47,7 +48,7 @@ _SIXTEEN_BITS = re.compile(
 
 def shows_pure_half(text: str) -> bool:
     """Whether a file puts something into FP16 without autocast."""
-    return _PURE_HALF.search(text) is not None
+    return _PURE_HALF.search(_AUTOCAST.sub("", text)) is not None
 
 
 def shows_16_bits(text: str) -> bool:

@@ -1,0 +1,149 @@
+"""What is told of what was found, and the rewrites that take it away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from floatline.base.files import read_bounded
+from floatline.fixes import FixKind, NodePlace, rewrite_places
+from floatline.lint.engine import lint_text
+from floatline.lint.notebooks import NOTEBOOK
+from floatline.lint.rule import LintFinding, Rule
+
+if TYPE_CHECKING:
+    from floatline.hardware import Hardware
+
+_MOST_PASSES = 10  # each pass fixes at least one place; expressions are seldom nested deeper
+_LARGEST = 2_000_000  # bytes; what is larger was not written by hand
+
+
+@dataclass(frozen=True)
+class Telling:
+    """Which findings are told.
+
+    Args:
+        half: Whether all are asked for.
+        in_pure_half: Files that put something into FP16 without autocast.
+        trains_in_half: Whether a file shows that the project trains weights in FP16.
+        is_for_16_bits: Whether somebody may run the project in 16 bits: it is small, or shows it.
+    """
+
+    half: bool
+    in_pure_half: frozenset[str] = frozenset()
+    trains_in_half: bool = False
+    is_for_16_bits: bool = True
+
+    def tells(self, finding: LintFinding) -> bool:
+        """Whether a finding is told."""
+        if self.half:
+            return True
+        if not self.is_for_16_bits and finding.holds != "any":
+            return False
+        return finding.is_told(shows_half=self.trains_in_half or file_of(finding) in self.in_pure_half)
+
+
+def file_of(finding: LintFinding) -> str:
+    """The file, of a cell that of its notebook."""
+    name, is_cell, _ = finding.file.rpartition(":cell ")
+    return name if is_cell else finding.file
+
+
+@dataclass(frozen=True)
+class Fixes:
+    """Rewrites; none of them is written.
+
+    Args:
+        changes: File, text before and text after.
+        fixed: The findings that they take away.
+        left: All that is found in the changed texts.
+    """
+
+    changes: tuple[tuple[str, str, str], ...] = ()
+    fixed: tuple[LintFinding, ...] = ()
+    left: tuple[LintFinding, ...] = ()
+
+
+def fix_files(
+    told: Sequence[LintFinding],
+    telling: Telling,
+    *,
+    rules: Sequence[type[Rule]],
+    on: Hardware | None = None,
+    unsafe: bool = False,
+) -> Fixes:
+    """The rewrites for what is told, file by file; notebooks are left alone.
+
+    Args:
+        told: What was found and is told.
+        telling: What is told of a changed file.
+        rules: As in `fix_text`.
+        on: As in `fix_text`.
+        unsafe: As in `fix_text`.
+    """
+    changes: list[tuple[str, str, str]] = []
+    fixed: list[LintFinding] = []
+    left: list[LintFinding] = []
+    by_file: dict[str, list[LintFinding]] = {}
+    for one in told:
+        by_file.setdefault(one.file, []).append(one)
+    for file, found in by_file.items():
+        if file_of(found[0]).endswith(NOTEBOOK) or not any(_can_fix(one, unsafe=unsafe) for one in found):
+            continue
+        text = read_text(file)
+        after, done = fix_text(text, file, rules=rules, on=on, unsafe=unsafe, tells=telling.tells, found=found)
+        if after != text:
+            changes.append((file, text, after))
+            fixed += done
+            left += lint_text(after, file, rules=rules, on=on, half=True)
+    return Fixes(tuple(changes), tuple(fixed), tuple(left))
+
+
+def fix_text(
+    text: str,
+    file: str,
+    *,
+    rules: Sequence[type[Rule]],
+    on: Hardware | None = None,
+    unsafe: bool = False,
+    tells: Callable[[LintFinding], bool] = lambda _: True,
+    found: Sequence[LintFinding] | None = None,
+) -> tuple[str, list[LintFinding]]:
+    """The file with everything fixed that can be, and the findings that were.
+
+    Args:
+        text: The file.
+        file: Its name.
+        rules: What is looked for.
+        on: The hardware that the code is for.
+        unsafe: Whether rewrites that are not the same function in exact arithmetic are made too.
+        tells: What is told: nothing else is fixed.
+        found: What is found in the text, where that is known.
+    """
+    fixed: list[LintFinding] = []
+    for _ in range(_MOST_PASSES):
+        if found is None:
+            found = lint_text(text, file, rules=rules, on=on, half=True)
+        places = {_place(one): one for one in found if _can_fix(one, unsafe=unsafe) and tells(one)}
+        text, done = rewrite_places(text, list(places), unsafe=unsafe) if places else (text, [])
+        if not done:
+            break
+        fixed += [places[place] for place in done]
+        found = None
+    return text, fixed
+
+
+def _can_fix(finding: LintFinding, *, unsafe: bool) -> bool:
+    return bool(finding.fix) and (unsafe or finding.rule.fix_safety == "safe")
+
+
+def _place(finding: LintFinding) -> NodePlace:
+    kind = cast("FixKind", finding.fix)
+    return NodePlace(finding.line, finding.column, finding.end_line, finding.end_column, kind)
+
+
+def read_text(file: str) -> str:
+    """The text of a file that is not too large to have been written by hand."""
+    return read_bounded(Path(file), most=_LARGEST).decode("utf-8-sig")
