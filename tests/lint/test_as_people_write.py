@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from floatline.lint.engine import lint_text
+from floatline.lint.fixing import fix_text
 from floatline.lint.paths import PROJECT, lint_paths
 from floatline.lint.rules import RULES
+from floatline.lint.settings import Settings
 
 HAZARDS = {
     "FL206 param": (
@@ -373,6 +375,22 @@ def test_a_file_that_python_cannot_read_is_a_finding_and_told_as_unread(tmp_path
     result = lint_paths([tmp_path], jobs=1)
     assert [one.rule.code for one in result.findings] == ["FL001"]
     assert [Path(file).name for file, _ in result.unread] == ["train.py"]
+
+
+def test_only_what_is_told_is_fixed(tmp_path):
+    text = "import torch\n\n\ndef unit(x):\n    y = x.norm(dim=-1)\n    return x / (y + 1e-8)\n"
+    file = tmp_path / "units.py"
+    file.write_text(text)
+    assert not lint_paths([file], jobs=1, fix=True, unsafe=True).changes
+    (change,) = lint_paths([file], settings=Settings(half=True), jobs=1, fix=True, unsafe=True).changes
+    assert "y.to(torch.promote_types(y.dtype, torch.float32)) + 1e-8" in change[2]
+
+
+@pytest.mark.parametrize("name", ["units", "attn_mask"])
+def test_what_may_be_a_boolean_mask_is_not_filled_with_a_number_of_its_dtype(name):
+    text = f"import torch\n{name} = model(x).masked_fill(keep, -1e9)\ny = {name}.masked_fill(keep, -1e9)\n"
+    fixed, _ = fix_text(text, "a.py", rules=[RULES["FL105"]], unsafe=True)
+    assert (f"torch.finfo({name}.dtype).min" in fixed) == (name == "units")
 
 
 def test_a_code_behind_noqa_is_left_alone():

@@ -76,7 +76,8 @@ def test_an_allowing_comment_silences_it(rule, bad):
 def test_the_fix_is_the_one_that_is_shown_and_fixing_twice_is_fixing_once(rule, bad):
     fixed, _ = fix_text(bad.source, bad.file, rules=[rule], unsafe=True)
     assert fixed == bad.fixed
-    ast.parse(fixed)
+    if bad.file.endswith(".py"):
+        ast.parse(fixed)
     assert fix_text(fixed, bad.file, rules=[rule], unsafe=True)[0] == fixed
     assert not flags(rule, bad, fixed)
     if rule.fix_safety == "safe":
@@ -92,7 +93,8 @@ def test_what_is_not_shown_as_fixed_stays(rule, bad):
 @pytest.mark.parametrize(("rule", "bad"), NUMERIC, ids=names(NUMERIC))
 def test_the_fix_is_the_same_function_in_fp64_and_no_worse_in_fp16(rule, bad):
     before, after = run_example(bad.source), run_example(bad.fixed)
-    if rule.fix_safety == "safe":
+    if rule.fix_safety == "safe" or rule.code in ("FL104", "FL108"):
         assert before.fp64_equals(after)
+        assert after.fp64.dtype is before.fp64.dtype
     assert after.fp16_error() <= before.fp16_error()
     assert after.fp16_error() < float("inf")

@@ -124,7 +124,10 @@ LOOPS = (
         ("gradient-overflow",),
         True,
         {
-            "setup": "loss_scale = {scale} if {dtype} == torch.float16 else 1.0",
+            "setup": """
+            loss_scale = {scale} if {dtype} == torch.float16 else 1.0
+            scaler = torch.amp.GradScaler({device}, enabled=False)
+            """,
             "update": """
             ({loss} * loss_scale).backward() #!
             for w in {model}.parameters():
@@ -143,7 +146,11 @@ LOOPS = (
         ("optimizer-state-underflow", "gradient-underflow"),
         True,
         {
-            "setup": "{model}.to({half}) #!\n{opt} = torch.optim.Adam({model}.parameters(), lr={rate}, eps={eps}) #!",
+            "setup": """
+            scaler = torch.amp.GradScaler({device}, enabled=False)
+            {model}.to({half}) #!
+            {opt} = torch.optim.Adam({model}.parameters(), lr={rate}, eps={eps}) #!
+            """,
             "update": "{loss}.backward()\n{opt}.step() #!",
         },
         bad={"half": HALF, "rate": (1e-3, 3e-3), "eps": (1e-8, 1e-9)},

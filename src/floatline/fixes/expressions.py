@@ -29,7 +29,10 @@ WIDENED = frozenset(
 )
 
 
-def widen_tree(node: cst.BaseExpression, names: Names) -> cst.BaseExpression | None:
+Leaf = Callable[[cst.BaseExpression], "cst.BaseExpression | None"]
+
+
+def widen_tree(node: cst.BaseExpression, names: Names, widen: Leaf | None = None) -> cst.BaseExpression | None:
     """An expression with its tensors widened to FP32 where they enter; None where they are FP32 already.
 
     Of two operands one is enough, and then the other may be a number: a product of FP32 and 16 bits is FP32. Only a
@@ -38,19 +41,20 @@ def widen_tree(node: cst.BaseExpression, names: Names) -> cst.BaseExpression | N
     Args:
         node: An operation, or what one is applied to.
         names: The file's imports.
+        widen: Widens a tensor, or gives None; None is `.float()`.
     """
     if read_number(node) is not None:
         return None
     if isinstance(node, cst.UnaryOperation):
-        inner = widen_tree(node.expression, names)
+        inner = widen_tree(node.expression, names, widen)
         return None if inner is None else node.with_changes(expression=inner)
     found = read_operation(node, names)
     if isinstance(node, cst.BinaryOperation):
-        return _widen_sides(node, names)
+        return _widen_sides(node, names, widen)
     if found is None or not isinstance(node, cst.Call) or found.name not in WIDENED:
         wide = float_of(node, names)
-        return None if wide is node else wide
-    inner = widen_tree(found.operand, names)
+        return None if wide is node else widen(node) if widen is not None else wide
+    inner = widen_tree(found.operand, names, widen)
     if inner is None:
         return None
     if found.is_method:
@@ -59,7 +63,7 @@ def widen_tree(node: cst.BaseExpression, names: Names) -> cst.BaseExpression | N
     return node.with_changes(args=[node.args[0].with_changes(value=inner), *node.args[1:]])
 
 
-def _widen_sides(node: cst.BinaryOperation, names: Names) -> cst.BaseExpression | None:
+def _widen_sides(node: cst.BinaryOperation, names: Names, widen: Leaf | None) -> cst.BaseExpression | None:
     sides = (node.left, node.right)
     computed = [_is_computed(side, names) for side in sides]
     # What is computed here may be too large by itself. Of two plain names one is widened: a local rather than an
@@ -70,7 +74,7 @@ def _widen_sides(node: cst.BinaryOperation, names: Names) -> cst.BaseExpression 
     elif not any(computed):
         ranks = [(0 if read_number(s) is not None else 1 if isinstance(s, cst.Attribute) else 2) for s in sides]
         chosen = [ranks[0] >= ranks[1], ranks[0] < ranks[1]]
-    new = [widen_tree(side, names) if wanted else None for side, wanted in zip(sides, chosen, strict=True)]
+    new = [widen_tree(side, names, widen) if wanted else None for side, wanted in zip(sides, chosen, strict=True)]
     if new == [None, None]:
         return None
     return node.with_changes(left=new[0] or node.left, right=new[1] or node.right)
@@ -96,6 +100,8 @@ class FixContext:
         op: The operation that failed, such as 'sum'; '' where it is not known.
         is_sure: Whether a finding has named this line.
         part: The module that failed there, such as 'body.0'; '' where it is not known.
+        is_measured: Whether a run showed that what fails is 16 bits; else it may be FP64, which nothing may narrow, and
+            what FP32 computes must stay.
     """
 
     names: Names
@@ -103,6 +109,7 @@ class FixContext:
     op: str = ""
     is_sure: bool = False
     part: str = ""
+    is_measured: bool = True
 
     def read(self, node: cst.BaseExpression) -> SourceOperation | None:
         """The operation that an expression is, or that its name was made by."""
@@ -111,6 +118,18 @@ class FixContext:
     def follow(self, node: cst.BaseExpression) -> cst.BaseExpression:
         """What a local name was made from; anything else itself."""
         return self.made[node.value] if isinstance(node, cst.Name) and node.value in self.made else node
+
+    def widen(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
+        """What is FP32 at least; None where that cannot be said of the expression."""
+        if self.is_measured:
+            return float_of(node, self.names)
+        return widen_tree(node, self.names, self._promote)
+
+    def _promote(self, node: cst.BaseExpression) -> cst.BaseExpression | None:
+        promote, wide = self.names.spell("torch.promote_types"), self.names.spell("torch.float32")
+        if promote is None or wide is None or not is_simple(node):
+            return None
+        return method(node, "to", cst.Arg(call(promote, cst.Attribute(node, cst.Name("dtype")), wide)))
 
     def is_one(self, node: cst.BaseExpression) -> bool:
         """Whether it is the number 1."""
@@ -260,6 +279,8 @@ def mask_constant(node: cst.BaseExpression, scene: FixContext) -> NewExpression 
     else:
         return None
     constant = read_number(node.args[index].value)
+    if not scene.is_measured and "mask" in cst.Module([]).code_for_node(x).lower():
+        return None  # it may be boolean
     if not is_simple(x) or (constant is None and not scene.is_sure) or (constant is not None and constant >= -_LARGEST):
         return None
     least = cst.Attribute(call(finfo, cst.Attribute(x, cst.Name("dtype"))), cst.Name("min"))
@@ -281,16 +302,16 @@ def small_eps(node: cst.BaseExpression, scene: FixContext) -> NewExpression | No
         inner = small_eps(bare(found.rest[0].value), scene)
         if inner is None or not isinstance(node, cst.BinaryOperation):
             return None
-        under = _larger_eps(inner.node, scene) if scene.is_sure else inner.node
+        under = _larger_eps(inner.node, scene) if scene.is_sure and scene.is_measured else inner.node
         whole = node.with_changes(right=enclosed(bare(under)), lpar=(), rpar=())
         back = method(whole, "to", cst.Arg(cst.Attribute(found.operand, cst.Name("dtype"))))
         return NewExpression(back, inner.says, safe=under is inner.node)
     says = "the eps is added in FP32, where it is not 0"
     if found.name == "add" and isinstance(node, cst.BinaryOperation):
-        if _is_eps(node.right, scene) and not same(node.left, float_of(node.left, scene.names)):
-            return NewExpression(node.with_changes(left=float_of(node.left, scene.names)), says)
-        if _is_eps(node.left, scene) and not same(node.right, float_of(node.right, scene.names)):
-            return NewExpression(node.with_changes(right=float_of(node.right, scene.names)), says)
+        for side, value, eps in (("left", node.left, node.right), ("right", node.right, node.left)):
+            wide = scene.widen(value) if _is_eps(eps, scene) else None
+            if wide is not None and not same(value, wide):
+                return NewExpression(node.with_changes(**{side: wide}), says)
         return None
     bounds = [arg.value for arg in found.rest if arg.keyword is None or arg.keyword.value in ("min", "eps")]
     if found.name not in ("clamp", "clamp_min", "normalize", "cosine_similarity"):
@@ -309,8 +330,8 @@ def float_operands(node: cst.BaseExpression, scene: FixContext) -> NewExpression
 
 
 def _on_float(found: SourceOperation, scene: FixContext, says: str) -> NewExpression | None:
-    wide = float_of(found.operand, scene.names)
-    if wide is found.operand or not isinstance(found.node, cst.Call):
+    wide = scene.widen(found.operand)
+    if wide is None or wide is found.operand or not isinstance(found.node, cst.Call):
         return None
     if found.is_method:
         function = cst.ensure_type(found.node.func, cst.Attribute)

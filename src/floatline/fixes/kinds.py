@@ -16,7 +16,7 @@ StatementRewrite = Callable[[cst.SimpleStatementLine, cst.CSTNode, expressions.F
 FixKind = Literal[
     "log-sigmoid", "log-softmax", "softplus", "log-sum-exp", "exp-ratio", "bce-with-logits", "mask-constant",
     "small-eps", "float-operands", "unscale-before-clip", "step-through-scaler", "bare-parameter",
-    "update-after-step", "amp-by-device", "trainable-in-fp32", "floatline-optimizer", "floatline-scaler",
+    "update-after-step", "amp-by-device", "trainable-in-fp32", "fp32-setting",
     "vector-norm", "two-pass-variance", "sum-dtype", "float-and-back", "fp32-cast", "fp32-weights", "fp32-island",
     "float-input", "input-dtype", "source-dtype", "write-dtype", "product-dtype", "double-where", "mean-of-some",
     "no-clamp", "schedule-after-step", "unscaled-penalty", "mixed-precision", "scaler-with-autocast", "scale-back-off",
@@ -34,8 +34,6 @@ EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "small-eps": expressions.small_eps,
     "float-operands": expressions.float_operands,
     "amp-by-device": loops.amp_by_device,
-    "floatline-optimizer": loops.floatline_optimizer,
-    "floatline-scaler": loops.floatline_scaler,
     "vector-norm": statistics.vector_norm,
     "two-pass-variance": statistics.two_pass_variance,
     "sum-dtype": statistics.sum_dtype,
@@ -81,5 +79,3 @@ ONLY_FOR_FINDINGS: frozenset[FixKind] = frozenset({
     "write-dtype", "product-dtype", "double-where", "mean-of-some", "no-clamp", "schedule-after-step",
     "two-pass-variance", "vector-norm", "update-after-step", *SPANS,
 })  # fmt: skip
-# Modules that a rewrite needs and that the file may not import.
-IMPORTS: dict[FixKind, str] = {"floatline-optimizer": "floatline", "floatline-scaler": "floatline"}

@@ -15,8 +15,6 @@ from floatline.fixes.statements import STEP, NewStatements, find_scaler, source_
 _DEVICES = {"torch.cuda.amp.": "cuda", "torch.cpu.amp.": "cpu"}
 # Positional arguments of torch.cuda.amp.autocast: torch.amp.autocast has them in another order.
 _OLD_AUTOCAST = ("enabled", "dtype", "cache_enabled")
-_OURS = ("AdamW", "Adam", "SGD")
-_NOT_OURS = ("fused", "foreach", "capturable", "differentiable")  # speed only: ours is one kernel anyway
 
 
 def update_after_step(line: cst.SimpleStatementLine, around: cst.CSTNode, scene: FixContext) -> NewStatements | None:
@@ -117,38 +115,6 @@ def trainable_in_fp32(line: cst.SimpleStatementLine, around: cst.CSTNode, scene:
         "        parameter.data = parameter.data.float()\n"
     )
     return NewStatements((cast, source_of(line.body[0])), "what is trained becomes FP32; the frozen base stays in FP16")
-
-
-def floatline_optimizer(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
-    """torch's optimizer as floatline's, which keeps FP32 copies of 16-bit weights."""
-    if not isinstance(node, cst.Call) or not scene.is_sure:
-        return None
-    path = scene.names.resolve(node.func)
-    name = path.rpartition(".")[2]
-    if not path.startswith("torch.optim.") or name not in _OURS:
-        return None
-    kept = [arg for arg in node.args if arg.keyword is None or arg.keyword.value not in _NOT_OURS]
-    if kept:
-        kept[-1] = kept[-1].with_changes(comma=node.args[-1].comma)
-    new = cst.parse_expression(f"floatline.optim.{name}")
-    return NewExpression(
-        node.with_changes(func=new, args=kept), "an optimizer that keeps what FP16 weights cannot hold", False
-    )
-
-
-def floatline_scaler(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
-    """torch's scaler as floatline's, which takes FP16 gradients."""
-    if not isinstance(node, cst.Call) or not scene.is_sure:
-        return None
-    path = scene.names.resolve(node.func)
-    if not path.startswith("torch.") or not path.endswith(".GradScaler"):
-        return None
-    device = [cst.Arg(cst.SimpleString('"cpu"'))] if path.startswith("torch.cpu.") else []
-    args = list(node.args)
-    if path.startswith("torch.cuda.") and args and args[0].keyword is None:
-        device = [cst.Arg(cst.SimpleString('"cuda"'))]
-    new = node.with_changes(func=cst.parse_expression("floatline.LossScaler"), args=[*device, *args])
-    return NewExpression(new, "a scaler that takes the gradients of FP16 weights", False)
 
 
 _TIGHT = cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace(""))

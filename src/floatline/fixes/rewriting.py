@@ -9,7 +9,7 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper
 
 from floatline.fixes import expressions
-from floatline.fixes.kinds import EXPRESSIONS, IMPORTS, STATEMENTS, FixKind
+from floatline.fixes.kinds import EXPRESSIONS, STATEMENTS, FixKind
 from floatline.fixes.names import ReadImports
 from floatline.fixes.positions import find_positions
 from floatline.fixes.scope import find_made, find_statement
@@ -61,7 +61,7 @@ def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = Fal
     for place in places:
         around = find_statement(wrapper.module, positions, place.line)
         made = {} if around is None else find_made(around.around, positions, place.line)
-        scene = expressions.FixContext(reader.names, made, is_sure=True)
+        scene = expressions.FixContext(reader.names, made, is_sure=True, is_measured=False)
         if place.kind in STATEMENTS:
             new = None if around is None else STATEMENTS[place.kind](around.line, around.around, scene)
             if around is not None and new is not None and around.line not in new_lines:
@@ -76,20 +76,7 @@ def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = Fal
                 break
     if not done:
         return text, []
-    after = wrapper.module.visit(_Put(new_nodes, new_lines))
-    return _with_imports(after, {IMPORTS[place.kind] for place in done if place.kind in IMPORTS}).code, done
-
-
-def _with_imports(module: cst.Module, wanted: set[str]) -> cst.Module:
-    if not wanted:
-        return module
-    from libcst.codemod import CodemodContext
-    from libcst.codemod.visitors import AddImportsVisitor
-
-    context = CodemodContext()
-    for name in sorted(wanted):
-        AddImportsVisitor.add_needed_import(context, name)
-    return AddImportsVisitor(context).transform_module(module)
+    return wrapper.module.visit(_Put(new_nodes, new_lines)).code, done
 
 
 def _key(place: NodePlace) -> tuple[int, int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,12 +128,33 @@ def fix_text(
         if found is None:
             found = lint_text(text, file, rules=rules, on=on, half=True)
         places = {_place(one): one for one in found if _can_fix(one, unsafe=unsafe) and tells(one)}
-        text, done = rewrite_places(text, list(places), unsafe=unsafe) if places else (text, [])
+        settings = [place for place in places if place.kind == "fp32-setting"]
+        if settings:
+            text, done = _widen_settings(text, settings)
+        else:
+            text, done = rewrite_places(text, list(places), unsafe=unsafe) if places else (text, [])
         if not done:
             break
         fixed += [places[place] for place in done]
         found = None
     return text, fixed
+
+
+_IN_HALF = re.compile(r"\b(float16|half|fp16|16-true)\b")
+
+
+def _widen_settings(text: str, places: Sequence[NodePlace]) -> tuple[str, list[NodePlace]]:
+    """The text with FP32 in the place of FP16 in settings, which may stand in any format."""
+    lines, done = text.split("\n"), list[NodePlace]()
+    for place in places:
+        line = lines[place.line - 1]
+        start, end = place.column - 1, place.end_column - 1 if place.end_line == place.line else len(line)
+        found = [*_IN_HALF.finditer(line, start, end)]
+        if found:
+            wide = "16-mixed" if found[-1].group() == "16-true" else "float32"
+            lines[place.line - 1] = f"{line[: found[-1].start()]}{wide}{line[found[-1].end() :]}"
+            done.append(place)
+    return "\n".join(lines), done
 
 
 def _can_fix(finding: LintFinding, *, unsafe: bool) -> bool:

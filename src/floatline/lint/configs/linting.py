@@ -16,6 +16,7 @@ from floatline.lint.reading.source import Source
 from floatline.lint.rule import LintFinding, Rule
 
 if TYPE_CHECKING:
+    from floatline.fixes import FixKind
     from floatline.hardware import Hardware
 
 CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
@@ -37,13 +38,14 @@ class ConfigRule(Rule, ABC):
         for config in read_calls(self.source).configs:
             self.visit_config(config)
 
-    def report_setting(self, setting: Setting, *, seen: str = "", advice: str = "") -> None:
+    def report_setting(self, setting: Setting, *, seen: str = "", advice: str = "", fix: FixKind | None = None) -> None:
         """Flag a setting.
 
         Args:
             setting: Where.
             seen: What stands there, with its numbers; '' is the rule's message.
             advice: '' is the rule's.
+            fix: As in `Rule.report`.
         """
         self.report_at(
             setting.line,
@@ -52,6 +54,7 @@ class ConfigRule(Rule, ABC):
             end_column=setting.end_column,
             seen=seen,
             advice=advice,
+            fix=fix,
         )
 
 

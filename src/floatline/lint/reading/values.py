@@ -304,6 +304,8 @@ def name_of_dtype(source: SourceTree, node: ast.expr, *, depth: int = 0) -> str:
         return _DTYPES.get(path.removeprefix("torch."), "")
     if isinstance(node, ast.Attribute) and node.attr == "dtype":
         return read_dtype(source, node.value, depth=depth + 1)
+    if isinstance(node, ast.Call) and source.path(node.func) == "torch.promote_types":  # FP32 at least, beside FP32
+        return "wide" if any(name_of_dtype(source, one, depth=depth + 1) == "wide" for one in node.args) else ""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):  # compute_dtype(x.dtype): FP32 for some, if so
         made = [one for one in source.tree.body if isinstance(one, ast.FunctionDef) and one.name == node.func.id]
         inside = (source.path(part).removeprefix("torch.") for one in made for part in ast.walk(one))

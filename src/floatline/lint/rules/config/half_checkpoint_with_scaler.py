@@ -15,6 +15,9 @@ class HalfCheckpointWithScaler(ConfigRule):
     Mixed precision in FP16 brings a loss scaler, and torch.amp.GradScaler refuses FP16 parameters: the first
     step raises "Attempting to unscale FP16 gradients". It is right to: a gradient of 1e-8 that a scale of 65536 lifted
     to 6.6e-4 would round to 0 again.
+
+    ## Fix safety
+    Unsafe: the weights are loaded in FP32, and take twice the memory. The compute stays in FP16.
     """
 
     code = "FL301"
@@ -22,6 +25,7 @@ class HalfCheckpointWithScaler(ConfigRule):
     cause = FP16_PARAMS_WITH_SCALER
     message = "FP16 mixed precision trains weights that are loaded in FP16: the first step raises"
     advice = "load the model in float32; mixed precision takes care of the 16 bits"
+    fix_safety = "unsafe"
     words = ("fp16", "mixed_precision", "precision")
     good = (
         Bad("per_device_train_batch_size: 8\nlearning_rate: 1e-4\nfp16: true\ntorch_dtype: float32\n", file="run.yaml"),
@@ -43,18 +47,27 @@ class HalfCheckpointWithScaler(ConfigRule):
         Bad(
             "per_device_train_batch_size: 8\nlearning_rate: 1e-4\nfp16: true\ntorch_dtype: float16\n",
             file="run.yaml",
+            fixed="per_device_train_batch_size: 8\nlearning_rate: 1e-4\nfp16: true\ntorch_dtype: float32\n",
         ),
-        (
+        Bad(
             "import torch as t\nfrom transformers import AutoModelForCausalLM as Model\n"
             "from transformers import Trainer, TrainingArguments as Args\n"
             'model = Model.from_pretrained("m", torch_dtype=t.float16)\n'
-            'Trainer(model=model, args=Args("out", fp16=True)).train()'
+            'Trainer(model=model, args=Args("out", fp16=True)).train()',
+            fixed="import torch as t\nfrom transformers import AutoModelForCausalLM as Model\n"
+            "from transformers import Trainer, TrainingArguments as Args\n"
+            'model = Model.from_pretrained("m", torch_dtype=t.float32)\n'
+            'Trainer(model=model, args=Args("out", fp16=True)).train()',
         ),
-        (
+        Bad(
             "import torch\nfrom accelerate import Accelerator\nfrom transformers import AutoModel\n"
             'accelerator = Accelerator(mixed_precision="fp16")\n'
-            'model = AutoModel.from_pretrained("m", dtype=torch.float16)\n'
-            "model, optimizer = accelerator.prepare(model, optimizer)"
+            'model = AutoModel.from_pretrained("m", dtype="float16")\n'
+            "model, optimizer = accelerator.prepare(model, optimizer)",
+            fixed="import torch\nfrom accelerate import Accelerator\nfrom transformers import AutoModel\n"
+            'accelerator = Accelerator(mixed_precision="fp16")\n'
+            'model = AutoModel.from_pretrained("m", dtype="float32")\n'
+            "model, optimizer = accelerator.prepare(model, optimizer)",
         ),
     )
 
@@ -68,13 +81,13 @@ class HalfCheckpointWithScaler(ConfigRule):
             return
         if not document.is_python:
             dtype = config.first("torch_dtype", "dtype", "model_dtype")
-            if read_dtype(dtype) == "fp16":
-                self.report_setting(said, seen=f"{said} trains a model that is loaded in FP16 ({dtype}): {_THEN}")
+            if dtype is not None and read_dtype(dtype) == "fp16":
+                seen = f"the model is loaded in FP16 and trained with {said} (line {said.line}): {_THEN}"
+                self.report_setting(dtype, seen=seen, fix="fp32-setting")
             return
         for dtype in half_checkpoints(document):
-            self.report_setting(
-                dtype, seen=f"the model is loaded in FP16 and trained with {said} (line {said.line}): {_THEN}"
-            )
+            seen = f"the model is loaded in FP16 and trained with {said} (line {said.line}): {_THEN}"
+            self.report_setting(dtype, seen=seen, fix="fp32-setting")
 
 
 _THEN = 'GradScaler raises "Attempting to unscale FP16 gradients"'

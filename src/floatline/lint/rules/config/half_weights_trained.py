@@ -17,6 +17,10 @@ class HalfWeightsTrained(ConfigRule):
     A weight of 1.0 moves in FP16 only if the update is above 1/4096 = 2.4e-04: a step of Adam at a learning rate of
     1e-4 is lost. There is no loss scale either, so gradients up to 2.98e-08 are zero, and Adam's eps of 1e-8 is zero as
     well.
+
+    ## Fix safety
+    Unsafe: the weights become FP32, and take twice the memory; 16-true becomes 16-mixed, which computes in FP16. A
+    checkpoint is loaded in FP32, and its compute stays there until fp16 is turned on.
     """
 
     code = "FL311"
@@ -26,6 +30,7 @@ class HalfWeightsTrained(ConfigRule):
         "the weights are FP16 with no copy in FP32: updates below |w| / 4096 are lost, and nothing scales the loss"
     )
     advice = "precision: 16-mixed"
+    fix_safety = "unsafe"
     words = ("16-true", "float16", "fp16", ".half")
     good = (
         Bad("trainer:\n  max_epochs: 3\n  precision: 16-mixed\n  gradient_clip_val: 1.0\n", file="run.yaml"),
@@ -37,16 +42,27 @@ class HalfWeightsTrained(ConfigRule):
         "Trainer(model=model, args=TrainingArguments('out'))",
     )
     bad = (
-        Bad("trainer:\n  max_epochs: 3\n  precision: 16-true\n  gradient_clip_val: 1.0\n", file="run.yaml"),
-        "import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-true')\ntrainer.fit(model)",
-        (
+        Bad(
+            "trainer:\n  max_epochs: 3\n  precision: 16-true\n  gradient_clip_val: 1.0\n",
+            file="run.yaml",
+            fixed="trainer:\n  max_epochs: 3\n  precision: 16-mixed\n  gradient_clip_val: 1.0\n",
+        ),
+        Bad(
+            "import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-true')\ntrainer.fit(model)",
+            fixed="import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-mixed')\ntrainer.fit(model)",
+        ),
+        Bad(
             "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
             "model = AutoModel.from_pretrained('m', dtype=torch.float16)\n"
-            "Trainer(model=model, args=TrainingArguments('out')).train()"
+            "Trainer(model=model, args=TrainingArguments('out')).train()",
+            fixed="import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+            "model = AutoModel.from_pretrained('m', dtype=torch.float32)\n"
+            "Trainer(model=model, args=TrainingArguments('out')).train()",
         ),
         Bad(
             "per_device_train_batch_size: 8\nlearning_rate: 1e-4\ntorch_dtype: float16\nnum_train_epochs: 1\n",
             file="run.yaml",
+            fixed="per_device_train_batch_size: 8\nlearning_rate: 1e-4\ntorch_dtype: float32\nnum_train_epochs: 1\n",
         ),
     )
 
@@ -55,7 +71,7 @@ class HalfWeightsTrained(ConfigRule):
         mode, said = config.precision
         if config.kind in ("lightning", "fabric"):
             if mode == "fp16-true" and said is not None and _trains(config):
-                self.report_setting(said)
+                self.report_setting(said, fix="fp32-setting")
         elif config.kind == "transformers" and mode != "fp16-mixed":
             self._check_checkpoint(config)
 
@@ -71,10 +87,12 @@ class HalfWeightsTrained(ConfigRule):
             dtype = config.first("torch_dtype", "dtype", "model_dtype")
             trains = config.first("per_device_train_batch_size", "num_train_epochs", "learning_rate")
             if dtype is not None and read_dtype(dtype) == "fp16" and trains is not None:
-                self.report_setting(dtype, advice="load in float32, and fp16: true for the compute")
+                advice = "load in float32, and fp16: true for the compute"
+                self.report_setting(dtype, advice=advice, fix="fp32-setting")
             return
         for dtype in half_checkpoints(document):
-            self.report_setting(dtype, advice="load in float32, and TrainingArguments(fp16=True) for the compute")
+            advice = "load in float32, and TrainingArguments(fp16=True) for the compute"
+            self.report_setting(dtype, advice=advice, fix="fp32-setting")
 
 
 def _trains(config: RunConfig) -> bool:

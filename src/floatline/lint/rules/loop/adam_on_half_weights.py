@@ -8,7 +8,7 @@ from floatline.causes.underflow import OPTIMIZER_STATE_UNDERFLOW
 from floatline.lint.reading.half_models import find_half_models
 from floatline.lint.reading.loop import find_units
 from floatline.lint.reading.reaching import DEFAULT_EPS, ZERO_IN_FP16
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Rule
 
 
 class AdamOnHalfWeights(Rule):
@@ -17,9 +17,6 @@ class AdamOnHalfWeights(Rule):
     ## Why is this bad?
     torch keeps the optimizer's state in the dtype of the parameter. In FP16 an eps of 1e-8 is zero, and the second
     moment of Adam is zero for gradients below 5.4e-3 after one step: 0 / 0 is NaN, and a small gradient gives inf.
-
-    ## Fix safety
-    Unsafe: floatline's optimizer keeps FP32 copies of what FP16 cannot hold, and takes the memory for it.
     """
 
     code = "FL216"
@@ -27,7 +24,6 @@ class AdamOnHalfWeights(Rule):
     cause = OPTIMIZER_STATE_UNDERFLOW
     message = "its state is FP16 like the weights: eps is 0 there, and a zero gradient gives 0 / 0"
     advice = "floatline.optim.AdamW; or FP32 weights under torch.autocast, with a GradScaler"
-    fix_safety = "unsafe"
     words = (".backward(",)
     good = (
         """
@@ -85,8 +81,7 @@ for x, y in batches:
 """,
     )
     bad = (
-        Bad(
-            """
+        """
 import torch
 model = make().half()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -95,20 +90,7 @@ for x, y in batches:
     optimizer.step()
     optimizer.zero_grad()
 """,
-            fixed="""
-import torch
-import floatline
-
-model = make().half()
-optimizer = floatline.optim.Adam(model.parameters(), lr=1e-3)
-for x, y in batches:
-    loss_fn(model(x), y).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-""",
-        ),
-        Bad(
-            """
+        """
 import torch as t
 from torch.optim import AdamW as Optimizer
 import floatline
@@ -121,20 +103,6 @@ def train(model):
         optimizer.step()
         optimizer.zero_grad()
 """,
-            fixed="""
-import torch as t
-from torch.optim import AdamW as Optimizer
-import floatline
-
-def train(model):
-    model.to(device="cuda", dtype=t.float16)
-    optimizer = floatline.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-8)
-    for x, y in batches:
-        loss_fn(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-""",
-        ),
         """
 import torch
 model = make().half().cuda()
@@ -160,7 +128,7 @@ for x, y in batches:
                 continue
             since = f"{model.name} is FP16 since line {model.cast.lineno}"
             seen = f"{since}: {name}'s eps is 0 there, and a zero gradient gives 0 / 0"
-            self.report(model.call, seen=seen, fix="floatline-optimizer" if name in ("Adam", "AdamW") else None)
+            self.report(model.call, seen=seen)
 
     def _eps(self, call: ast.Call, name: str) -> float:
         """The eps of an optimizer; inf where it is not shown, or where its kernel computes in FP32."""

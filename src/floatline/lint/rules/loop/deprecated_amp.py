@@ -14,14 +14,15 @@ class DeprecatedAmp(Rule):
     They are deprecated since torch 2.4 and warn at every use. `torch.amp` has the same with the device as an argument.
 
     ## Fix safety
-    Safe: the old names call the new ones. An import that is not needed any more is left for your import sorter.
+    Safe on torch 2.3 and later, which has torch.amp.GradScaler: the old names call the new ones. An import that is not
+    needed any more is left for your import sorter.
     """
 
     code = "FL214"
     name = "deprecated-amp"
     title = "A deprecated name of torch.amp"
     message = "torch.cuda.amp and torch.cpu.amp are deprecated since torch 2.4"
-    advice = 'torch.amp.autocast("cuda", …), torch.amp.GradScaler("cuda", …)'
+    advice = 'torch.amp.autocast("cuda", …), torch.amp.GradScaler("cuda", …); the latter is there since torch 2.3'
     fix_safety = "safe"
     calls = frozenset(("autocast", "GradScaler"))
     words = ("cuda.amp", "cpu.amp", "import amp")
@@ -61,7 +62,7 @@ class DeprecatedAmp(Rule):
             self.report(
                 node,
                 seen=f"{path} is deprecated since torch 2.4",
-                advice=f'torch.amp.{name}("{device}", …)',
+                advice=f'torch.amp.{name}("{device}", …){", which is there since torch 2.3" * (name == "GradScaler")}',
                 fix="amp-by-device",
             )
 

@@ -20,8 +20,7 @@ class HalfWeightsWithScaler(Rule):
 
     ## Fix safety
     Unsafe: it changes what is kept in memory. Where a part is frozen and autocast is used, the trainable parameters
-    become FP32 before the optimizer is made. Else floatline's optimizer and scaler take the place of torch's: they keep
-    FP32 copies of the weights, and take FP16 gradients.
+    become FP32 before the optimizer is made. Else nothing is changed.
     """
 
     code = "FL215"
@@ -118,8 +117,7 @@ for x, y in batches:
     scaler.update()
 """,
         ),
-        Bad(
-            """
+        """
 import torch
 from torch import optim
 from torch.amp import GradScaler as Scaler
@@ -136,25 +134,6 @@ def train(model, batches):
         scaler.step(optimizer)
         scaler.update()
 """,
-            fixed="""
-import torch
-from torch import optim
-from torch.amp import GradScaler as Scaler
-import floatline
-
-def train(model, batches):
-    model.half()
-    optimizer = floatline.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = floatline.LossScaler("cuda")
-    for x, y in batches:
-        optimizer.zero_grad()
-        scaler.scale(loss_fn(model(x.half()), y)).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-        scaler.update()
-""",
-        ),
         """
 import torch
 from transformers import AutoModelForCausalLM
@@ -182,15 +161,12 @@ for batch in batches:
             made = scalers.get(scaler)
             for model in find_half_models(self.source, made.known if made else {}):
                 if model.optimizer == optimizer:
-                    self._tell(model, made.call if made else None, node)
+                    self._tell(model, node)
 
-    def _tell(self, model: HalfModel, scaler: ast.Call | None, tree: ast.Module) -> None:
+    def _tell(self, model: HalfModel, tree: ast.Module) -> None:
         since = f"{model.name} is FP16 since line {model.cast.lineno}"
         seen = f"{since}, and GradScaler raises 'Attempting to unscale FP16 gradients.'"
         if model.is_frozen_in_part and any(is_on(self.source, one) for one in ast.walk(tree)):
             self.report(model.call, seen=seen, fix="trainable-in-fp32")
             return
-        can_fix = scaler is not None and self.source.call_name(model.call) in ("AdamW", "Adam", "SGD")
-        self.report(model.call, seen=seen, fix="floatline-optimizer" if can_fix else None)
-        if can_fix and scaler is not None:
-            self.report(scaler, seen=f"this scaler refuses the FP16 gradients of {model.name}", fix="floatline-scaler")
+        self.report(model.call, seen=seen)

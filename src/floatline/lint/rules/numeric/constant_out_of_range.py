@@ -91,7 +91,7 @@ class ConstantOutOfRange(Rule):
             reached = None if given is None else self._beyond(given)
             if given is None or reached is None or not self._may_be_half(found, given):
                 continue
-            can_fix = found.name in ("masked_fill", "where") and reached.number < 0
+            can_fix = found.name in ("masked_fill", "where") and reached.number < 0 and not _may_be_mask(found)
             self.report(
                 node, seen=self._say(found, reached), fix="mask-constant" if can_fix else None, of=found.operand
             )
@@ -192,3 +192,9 @@ class ConstantOutOfRange(Rule):
     @staticmethod
     def _inf(number: float) -> str:
         return "-inf" if number < 0 else "inf"
+
+
+def _may_be_mask(found: Operation) -> bool:
+    """Whether what is filled may itself be a mask, which may be boolean: no number of its dtype is the smallest."""
+    filled = found.argument(1, "input") if found.name == "where" else found.operand
+    return filled is not None and "mask" in ast.unparse(filled).lower()

@@ -50,17 +50,23 @@ class LogOfSmallEps(Rule):
     bad = (
         Bad(
             "import torch as t\nw = t.softmax(x, -1)\ny = t.log(w + 1e-8)",
-            fixed="import torch as t\nw = t.softmax(x, -1)\ny = t.log(w.float() + 1e-8)",
+            fixed=(
+                "import torch as t\nw = t.softmax(x, -1)\ny = t.log(w.to(t.promote_types(w.dtype, t.float32)) + 1e-8)"
+            ),
         ),
         Bad(
             "import torch\ny = torch.log(zeros.clamp(min=1e-10))",
-            fixed="import torch\ny = torch.log(zeros.float().clamp(min=1e-10))",
+            fixed=(
+                "import torch\n"
+                "y = torch.log(zeros.to(torch.promote_types(zeros.dtype, torch.float32)).clamp(min=1e-10))"
+            ),
         ),
         Bad(
             "import torch\n\n\ndef information(p, eps=1e-12):\n    return -(p + eps).log()\n\n\ny = information(zeros)",
             fixed=(
                 "import torch\n\n\ndef information(p, eps=1e-12):\n"
-                "    return -(p.float() + eps).log()\n\n\ny = information(zeros)"
+                "    return -(p.to(torch.promote_types(p.dtype, torch.float32)) + eps).log()\n\n\n"
+                "y = information(zeros)"
             ),
         ),
         "import torch\nw = x.softmax(-1)\nloss = -torch.log(w + 1e-6).mean()",

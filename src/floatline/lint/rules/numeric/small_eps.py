@@ -80,21 +80,24 @@ class SmallEps(Rule):
             "import torch as t\nlength = t.sum(zeros, -1, keepdim=True)\ny = zeros / (length + 1e-8)",
             fixed=(
                 "import torch as t\nlength = t.sum(zeros, -1, keepdim=True)\n"
-                "y = (zeros / (length.float() + 1e-4)).to(zeros.dtype)"
+                "y = (zeros / (length.to(t.promote_types(length.dtype, t.float32)) + 1e-8)).to(zeros.dtype)"
             ),
         ),
         Bad(
             "import torch\nv = zeros.norm(dim=-1, keepdim=True)\ny = (z - z) * torch.rsqrt(v + 1e-12)",
-            fixed="import torch\nv = zeros.norm(dim=-1, keepdim=True)\ny = (z - z) * torch.rsqrt(v.float() + 1e-12)",
+            fixed="import torch\nv = zeros.norm(dim=-1, keepdim=True)\n"
+            "y = (z - z) * torch.rsqrt(v.to(torch.promote_types(v.dtype, torch.float32)) + 1e-12)",
         ),
         Bad(
             "import torch\nimport torch.nn.functional as F\ny = F.normalize(zeros, dim=-1, eps=1e-12)",
-            fixed="import torch\nimport torch.nn.functional as F\ny = F.normalize(zeros.float(), dim=-1, eps=1e-12)",
+            fixed="import torch\nimport torch.nn.functional as F\n"
+            "y = F.normalize(zeros.to(torch.promote_types(zeros.dtype, torch.float32)), dim=-1, eps=1e-12)",
         ),
         Bad(
             "import torch\ny = zeros / zeros.norm(dim=-1, keepdim=True).clamp_min(1e-12)",
             fixed=(
-                "import torch\ny = (zeros / zeros.norm(dim=-1, keepdim=True).float().clamp_min(1e-12)).to(zeros.dtype)"
+                "import torch\ny = (zeros / zeros.to(torch.promote_types(zeros.dtype, torch.float32))"
+                ".norm(dim=-1, keepdim=True).clamp_min(1e-12)).to(zeros.dtype)"
             ),
         ),
         "import torch.nn.functional as F\nv = F.relu(v).half()\nu = F.cosine_similarity(v, w.half())",
