@@ -111,6 +111,7 @@ def fix_text(
     unsafe: bool = False,
     tells: Callable[[LintFinding], bool] = lambda _: True,
     found: Sequence[LintFinding] | None = None,
+    passes: int = _MOST_PASSES,
 ) -> tuple[str, list[LintFinding]]:
     """The file with everything fixed that can be, and the findings that were.
 
@@ -122,9 +123,10 @@ def fix_text(
         unsafe: Whether rewrites that are not the same function in exact arithmetic are made too.
         tells: What is told: nothing else is fixed.
         found: What is found in the text, where that is known.
+        passes: How often what is left after a pass is looked at again, at most.
     """
     fixed: list[LintFinding] = []
-    for _ in range(_MOST_PASSES):
+    for _ in range(passes):
         if found is None:
             found = lint_text(text, file, rules=rules, on=on, half=True)
         places = {_place(one): one for one in found if _can_fix(one, unsafe=unsafe) and tells(one)}
@@ -138,6 +140,43 @@ def fix_text(
         fixed += [places[place] for place in done]
         found = None
     return text, fixed
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Lines of a file, counted from 1, that others take the place of.
+
+    Args:
+        line: The first one.
+        num: How many go; 0 puts the others before the first one.
+        text: What comes, without a line break at its end.
+        last: The last one that goes; '' where none does.
+    """
+
+    line: int
+    num: int
+    text: str
+    last: str = ""
+
+
+def replace_lines(finding: LintFinding) -> Replacement | None:
+    """What the rewrite of one finding changes; None where there is none, or in a notebook."""
+    if not finding.fix or file_of(finding).endswith(NOTEBOOK):
+        return None
+    text = read_text(finding.file)
+    after, _ = fix_text(text, finding.file, rules=(finding.rule,), unsafe=True, found=[finding], passes=1)
+    old, new = text.split("\n"), after.split("\n")
+    same = _count_same(old, new)
+    if same == len(old) == len(new):
+        return None
+    behind = _count_same(old[same:][::-1], new[same:][::-1])
+    gone, come = old[same : len(old) - behind], new[same : len(new) - behind]
+    return Replacement(same + 1, len(gone), "\n".join(come), gone[-1] if gone else "")
+
+
+def _count_same(one: Sequence[str], other: Sequence[str]) -> int:
+    apart = (i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(apart, min(len(one), len(other)))
 
 
 _IN_HALF = re.compile(r"\b(float16|half|fp16|16-true)\b")

@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from floatline import __version__
+from floatline.lint.fixing import Replacement, replace_lines
 from floatline.lint.paths import PROJECT
 from floatline.lint.rule import read_examples
 
@@ -127,7 +128,10 @@ def _result(one: LintFinding) -> dict[str, Any]:
         "endLine": one.end_line,
         "endColumn": max(one.end_column, one.column) if one.end_line == one.line else one.end_column,
     }
-    where = {"artifactLocation": {"uri": _relative(one.file).replace(os.sep, "/")}, "region": region}
+    file = {"uri": _relative(one.file).replace(os.sep, "/")}
+    where = {"artifactLocation": file, "region": region}
+    change = replace_lines(one)
+    fixes = {} if change is None else {"fixes": [_fix(one, file, change)]}
     return {
         "ruleId": one.rule.code,
         "level": "warning",
@@ -135,6 +139,24 @@ def _result(one: LintFinding) -> dict[str, Any]:
         "locations": [{"physicalLocation": where}],
         "partialFingerprints": {"floatline/v1": _fingerprint(one)},
         "properties": {"holds": one.holds},
+        **fixes,
+    }
+
+
+def _fix(one: LintFinding, file: dict[str, str], change: Replacement) -> dict[str, Any]:
+    """A change of whole lines."""
+    if change.num:
+        end, text = (change.line + change.num - 1, len(change.last) + 1), change.text
+    else:
+        end, text = (change.line, 1), f"{change.text}\n"
+    region = {"startLine": change.line, "startColumn": 1, "endLine": end[0], "endColumn": end[1]}
+    replaced = {"deletedRegion": region, "insertedContent": {"text": text}}
+    safety = (
+        "the same function in exact arithmetic" if one.rule.fix_safety == "safe" else "look at it before you take it"
+    )
+    return {
+        "description": {"text": f"{one.advice} ({safety})"},
+        "artifactChanges": [{"artifactLocation": file, "replacements": [replaced]}],
     }
 
 
