@@ -26,7 +26,7 @@ def _table() -> str:
         for rule in RULES.values():
             if rule.code.startswith(start):
                 flags = (rule.__doc__ or "").strip().splitlines()[0].removeprefix("Flags ").replace("|", "\\|")
-                asked = " (only if selected)" if rule.only_if_selected else ""
+                asked = " (only if selected, or with `--half`)" if rule.only_if_selected else ""
                 link = f"[{rule.code}]({rule.code}.md) {rule.name}{asked}"
                 parts.append(f"| {link} | {flags} | {_SAFETY[rule.fix_safety]} |")
         parts.append("")

@@ -288,6 +288,8 @@ NARROW = {
 MODULE = """import torch
 from torch import nn
 
+fp16 = True
+
 
 def shares(x):
     return torch.softmax(x, -1)
@@ -356,8 +358,50 @@ def test_what_nothing_shows_to_be_16_bits_is_told_on_demand_only():
     (one,) = lint_text(text, "helpers.py", rules=list(RULES.values()), half=True)
     assert (one.rule.code, one.holds) == ("FL104", "input")
     assert codes_of(text, half=False) == set()
-    called = text + "\n\ndef step(model, x):\n    return log(torch.sigmoid(model(x))).mean()\n"
+    called = "fp16 = True\n" + text + "\n\ndef step(model, x):\n    return log(torch.sigmoid(model(x))).mean()\n"
     assert codes_of(called, half=False) == {"FL104"}  # the twin: what it is given is shown
+
+
+def test_a_default_that_every_caller_changes_is_told_on_demand_only():
+    text = "import torch\nfp16 = True\n\n\ndef unit(x, eps=1e-8):\n    return x / (torch.mean(model(x), -1) + eps)\n\n\n{0}\n"
+    assert "FL108" in codes_of(text.format("y = unit(x)"), half=False)
+    assert "FL108" not in codes_of(text.format("y = unit(x, eps=1e-4)"), half=False)
+    assert "FL108" in codes_of(text.format("y = unit(x, eps=1e-4)"))
+
+
+def test_weights_are_fp32_until_a_product_reads_them():
+    text = """import torch
+from torch import nn
+class Part(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.zeros(4))
+    def forward(self, x):
+        return torch.log(torch.sigmoid({0}) + 1e-8)
+fp16 = True
+"""
+    assert not codes_of(text.format("self.gate"), half=False)
+    assert "FL102" in codes_of(text.format("x @ self.gate"), half=False)
+
+
+def test_what_has_no_kernel_for_16_bits_is_fp32():
+    text = "import torch\nfp16 = True\ny = x / (torch.linalg.{0}(model(x)) + 1e-8)\n"
+    assert "FL108" not in codes_of(text.format("det"), half=False)
+    assert "FL108" in codes_of(text.replace("torch.linalg.{0}", "torch.mean"), half=False)
+
+
+def test_two_scalers_of_one_name_are_both_looked_at():
+    text = """import torch
+class A:
+    def _train_epoch(self, data, epoch):
+        scaler = torch.amp.GradScaler("cuda")
+        for batch in data:
+            scaler.scale(self.model(batch)).backward()
+            scaler.step(self.optimizer)
+            scaler.update()
+"""
+    found = lint_text(text + text.replace("class A", "class B"), "train.py", rules=[RULES["FL207"]])
+    assert [one.line for one in found] == [4, 12]
 
 
 def test_a_large_project_without_a_word_of_16_bits_is_left_alone(tmp_path):

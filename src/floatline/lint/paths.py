@@ -79,7 +79,7 @@ def lint_paths(
         LintError: A path is not there, or a setting names no rule.
     """
     settings = settings or Settings()
-    rules = choose_rules(settings.select, settings.ignore)
+    rules = choose_rules(settings.select, settings.ignore, half=settings.half)
     hardware = _find_hardware(settings.on)
     files = find_files(paths, exclude=settings.exclude, root=settings.root)
     jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
@@ -96,7 +96,6 @@ def lint_paths(
     telling = Telling(
         half=settings.half,
         in_pure_half=frozenset(file for part in parts for file in part.in_pure_half),
-        trains_in_half=any(part.trains_in_half for part in parts),
         is_for_16_bits=len(files) < PROJECT or any(part.shows_16_bits for part in parts),
     )
     told = [one for one in found if telling.tells(one)]
@@ -115,7 +114,7 @@ def lint_paths(
         fixed=fixes.fixed,
         unread=tuple(one for part in parts for one in part.unread),
         only_in_half=tuple(one for one in found if not telling.tells(one)),
-        trains_in_half=telling.trains_in_half,
+        trains_in_half=any(part.trains_in_half for part in parts),
         shows_16_bits=any(part.shows_16_bits for part in parts),
     )
 

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from floatline.lint.reading.gradients import has_gradient
-from floatline.lint.reading.under_autocast import is_beside_autocast, is_wide_under_autocast, shows_narrow
+from floatline.lint.reading.reaching import is_open_default
+from floatline.lint.reading.under_autocast import (
+    is_beside_autocast,
+    is_wide_under_autocast,
+    shows_16_bits,
+    shows_half,
+    shows_narrow,
+)
 
 if TYPE_CHECKING:
     from floatline.causes import Cause
@@ -141,10 +148,11 @@ class Rule:
         advice: What to write instead, as one line.
         fix_safety: 'safe': the same function in exact arithmetic, never less accurate. 'unsafe': a person should look.
             'no': nothing is rewritten.
-        only_if_selected: Whether it is asked only where its code or name is selected: of what it finds, too little
-            does harm.
+        only_if_selected: Whether it is asked only where its code or name is selected, or with --half: of what it
+            finds, too little does harm.
         is_of_models: Whether what it is about is nearly always what a model gives, shown or not.
         needs_proof: Whether it is told by itself only where the file shows the product or layer that made a value.
+        needs_16_bits: Whether it is told by itself only in a file that names 16 bits.
         needs_gradient: Whether it does harm only where a gradient flows: not in metrics, samplers, tests and the like.
         holds: 'autocast': what is computed under autocast breaks, too. 'half': only what runs in FP16 without it.
         calls: Last names of the calls that `visit_Call` sees.
@@ -163,6 +171,7 @@ class Rule:
     only_if_selected: ClassVar[bool] = False
     is_of_models: ClassVar[bool] = False
     needs_proof: ClassVar[bool] = False
+    needs_16_bits: ClassVar[bool] = False
     needs_gradient: ClassVar[bool] = False
     holds: ClassVar[Holds] = "any"
     calls: ClassVar[frozenset[str]] = frozenset()
@@ -183,6 +192,7 @@ class Rule:
         advice: str = "",
         fix: FixKind | None = None,
         of: ast.expr | None = None,
+        by: ast.expr | None = None,
         holds: Holds | None = None,
     ) -> None:
         """Flag a node.
@@ -194,11 +204,17 @@ class Rule:
             fix: The rewrite that fixes this place, where there is one.
             of: The value that is too coarse. Where autocast widens it, the finding holds in pure half only; and where
                 nothing shows that it is 16 bits, it holds if its input is.
+            by: The number that FP16 has trouble with. Where it is a default that callers may change, it holds if it is
+                left as it is.
             holds: None is the rule's.
         """
         if self.needs_gradient and isinstance(node, ast.expr) and not has_gradient(self.source, node, surely=False):
             return
         holds = holds or self._where_it_holds(node, of)
+        if holds == "half" and "autocast" not in self.source.text and shows_half(self.source, node):
+            holds = "any"
+        if holds != "any" and by is not None and is_open_default(self.source, by):
+            holds = "input"
         line = getattr(node, "lineno", 1)
         column = getattr(node, "col_offset", 0)
         self.report_at(
@@ -218,6 +234,8 @@ class Rule:
         holds: Holds = "half" if of is not None and is_wide_under_autocast(self.source, of) else self.holds
         if holds == "half" and is_beside_autocast(self.source, node):
             return "autocast"
+        if holds == "autocast" and self.needs_16_bits and not shows_16_bits(self.source.text):
+            return "input"
         if holds != "autocast" or of is None or self.is_of_models:
             return holds
         return "autocast" if shows_narrow(self.source, of, surely=self.needs_proof) else "input"

@@ -31,7 +31,8 @@ _BASES_WITHOUT = (
 _PLACES_BESIDE = frozenset(
     """test tests metric metrics evaluate evaluation evaluator evaluators eval infer inference pipeline pipelines
     scheduler schedulers sampler samplers preprocess preprocessing postprocess postprocessing visualization visualize
-    plot plotting tracker trackers assigner assigners matcher matchers demo demos export webui gui benchmark
+    viz visualizer renderer env envs explain explainer plot plotting tracker trackers assigner assigners matcher
+    matchers demo demos export webui gui benchmark
     benchmarks conftest""".split()  # noqa: SIM905
 )
 _PLACES_TRAINED = ("train", "loss", "model", "finetune", "criterion")
@@ -198,6 +199,8 @@ def _is_trained(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _can_train(source: Source, node: ast.ClassDef) -> bool:
+    if any("Trainer" in last_name(base) for base in node.bases):
+        return True
     for base in node.bases:
         path = _ending(source, base)
         if (

@@ -46,6 +46,7 @@ class Training:
     def __init__(self, source: Source) -> None:
         self.source = source
         self.scalers: dict[str, MadeObject] = {}
+        self.made_scalers: list[tuple[str, MadeObject]] = []  # also those that share a name
         self.optimizers: dict[str, MadeObject] = {}
         self.schedulers: dict[str, MadeObject] = {}
         self.functions: list[ast.AST] = [source.tree]
@@ -86,6 +87,8 @@ class Training:
             known.update(learn(above.test, node in above.body))
         for name in names:
             home[name] = MadeObject(value, self.source.function(node), known)
+            if home is self.scalers:
+                self.made_scalers.append((name, home[name]))
 
     def is_off(self, scaler: str) -> bool:
         """Whether the scaler is made with `enabled=False`."""

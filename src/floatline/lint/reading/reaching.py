@@ -186,6 +186,17 @@ def given_to(source: Source, function: _Function, name: str) -> list[ast.expr]:
     return given
 
 
+def is_open_default(source: Source, node: ast.expr) -> bool:
+    """Whether a number is the default of a parameter that no call in the file leaves at it: others decide."""
+    function = source.function(node)
+    if not isinstance(node, ast.Name) or isinstance(function, (ast.Module, ast.Lambda)):
+        return False
+    if function.name in ("forward", "__init__") or node.id not in parameters(function) or reaching_values(source, node):
+        return False
+    calls = source.calls.get(function.name, ())
+    return len(given_to(source, function, node.id)) > len(calls)
+
+
 def may_be_tensor(source: Source, node: ast.expr) -> bool:
     """Whether the file shows a tensor: as `Source.is_tensor` does, and also what a module's `forward` is given."""
     if source.is_tensor(node):

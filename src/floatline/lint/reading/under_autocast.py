@@ -20,6 +20,13 @@ _WIDENED = frozenset(
     smooth_l1_loss soft_margin_loss softmax softmin softplus square sum tan triplet_margin_loss
     vector_norm""".split()  # noqa: SIM905
 )
+# Those of linear algebra have no kernel for 16 bits, and weights are FP32 until a product reads them.
+_ALWAYS_WIDE = frozenset(
+    """Parameter det slogdet logdet inv inverse pinv cholesky eigh eigvalsh eig svd svdvals qr solve lstsq
+    matrix_exp""".split()  # noqa: SIM905
+)
+# What is drawn has no gradient.
+_DRAWN = frozenset(("uniform_", "normal_", "exponential_", "bernoulli_", "rand_like", "randn_like"))
 _WIDENED_MODULES = frozenset(
     """Softmax LogSoftmax Softmin Softplus LayerNorm GroupNorm CosineSimilarity PairwiseDistance CrossEntropyLoss
     MSELoss L1Loss SmoothL1Loss KLDivLoss NLLLoss BCEWithLogitsLoss""".split()  # noqa: SIM905
@@ -37,23 +44,32 @@ _KEEPS = frozenset(
     contiguous detach clone unsqueeze permute expand sqrt masked_fill item cpu cuda""".split()  # noqa: SIM905
 )
 _DEPTH = 10
-_PURE_HALF = re.compile(r"\.half\(\)|\bdtype\s*=\s*torch\.(float16|half)\b|16-true")
-_AUTOCAST = re.compile(r"autocast\([^()]*(\([^()]*\)[^()]*)*\)")
+# A model that is FP16, not a tensor: `Net().half()`, `self.model.half()`, `from_pretrained(…, dtype=torch.float16)`.
+_PURE_HALF = re.compile(
+    r"(\b[A-Z]\w*\([^()\n]*\)|\w*(model|net|network|encoder|decoder|generator|pipe|unet|vae))\.half\(\)"
+    r"|(\b[A-Z]\w*\([^()\n]*\)|\w*(model|net))\.to\([^()\n]*torch\.(float16|half)\b"
+    r"|from_pretrained\([^()]*dtype\s*=\s*torch\.(float16|half)\b|16-true"
+)
 _ON_A_CPU = re.compile(r"""autocast\(\s*(device_type\s*=\s*)?["']cpu|cpu\.amp""")
 _SIXTEEN_BITS = re.compile(
     r"autocast|GradScaler|fp16|bf16|mixed_precision|Accelerator|TrainingArguments|LightningModule"
-    r"|\buse_amp\b|\bapex\b|deepspeed|precision\W{1,4}16"
+    r"|\buse_amp\b|\bapex\b|deepspeed|precision\W{1,4}16|\.half\(\)|torch\.float16"
 )
 
 
 def shows_pure_half(text: str) -> bool:
-    """Whether a file puts something into FP16 without autocast."""
-    return _PURE_HALF.search(_AUTOCAST.sub("", text)) is not None
+    """Whether a file puts a model into FP16."""
+    return _PURE_HALF.search(text) is not None
 
 
 def shows_16_bits(text: str) -> bool:
     """Whether a file shows that somebody runs it in 16 bits, or may by an option."""
     return _SIXTEEN_BITS.search(text) is not None
+
+
+def shows_half(source: Source, node: ast.AST) -> bool:
+    """Whether something in an expression is cast to FP16, or made in it, before the eyes of who reads it."""
+    return any(isinstance(one, ast.expr) and read_dtype(source, one) == "half" for one in ast.walk(node))
 
 
 def trains_in_pure_half(text: str) -> bool:
@@ -103,7 +119,8 @@ def _shows_wide(source: Source, node: ast.expr, depth: int) -> bool:
     if isinstance(node, ast.Attribute):
         if node.attr in ("T", "mT", "real", "imag", "values"):
             return _is_wide(source, node.value, depth + 1)
-        return False
+        made = [source.call_name(one) for one in owned_values(source, node) if isinstance(one, ast.Call)]
+        return "Parameter" in made
     if isinstance(node, ast.UnaryOp):
         return _is_wide(source, node.operand, depth + 1)
     if isinstance(node, ast.IfExp):
@@ -143,7 +160,7 @@ def _is_call_wide(source: Source, node: ast.Call, depth: int) -> bool:
     name = source.call_name(node).rstrip("_")
     if name in _NARROWED or name in ("half", "type_as", "to", "type"):
         return False
-    if name in _WIDENED:
+    if name in _WIDENED or name in _ALWAYS_WIDE:
         return True
     if isinstance(node.func, ast.Name) and (inner := _returned(source, node.func.id)):
         return all(_is_wide(source, one, depth + 1) for one in inner)
@@ -246,7 +263,7 @@ def _is_call_narrow(source: Source, node: ast.Call, depth: int, surely: bool) ->
     name = source.call_name(node).rstrip("_")
     if name in _NARROWED:
         return True
-    if name in _WIDENED:
+    if name in _WIDENED or source.call_name(node) in _DRAWN:
         return False
     if isinstance(node.func, ast.Name) and not source.path(node.func):
         if inner := _returned(source, node.func.id):

@@ -44,10 +44,15 @@ def find_rule(name: str) -> type[Rule]:
     raise LintError(f"Rule {name!r} is not known. {near}")
 
 
-def choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[type[Rule]]:
+def choose_rules(select: Sequence[str], ignore: Sequence[str], *, half: bool = False) -> list[type[Rule]]:
     """The rules that are selected and not ignored; each by code, beginning of a code, or name.
 
     Without a selection, all but those that are asked only if they are selected.
+
+    Args:
+        select: What is selected; nothing: see above.
+        ignore: What is not asked.
+        half: Whether those are asked as well.
 
     Raises:
         LintError: A word fits no rule.
@@ -55,7 +60,7 @@ def choose_rules(select: Sequence[str], ignore: Sequence[str]) -> list[type[Rule
     chosen = [
         rule
         for rule in RULES.values()
-        if (any(_fits(rule, word) for word in select) if select else not rule.only_if_selected)
+        if (any(_fits(rule, word) for word in select) if select else half or not rule.only_if_selected)
     ]
     for word in (*select, *ignore):
         if not any(_fits(rule, word) for rule in RULES.values()):

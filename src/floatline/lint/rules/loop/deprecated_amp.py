@@ -31,6 +31,7 @@ class DeprecatedAmp(Rule):
         'import torch\nwith torch.autocast("cuda"):\n    y = model(x)',
         'from torch.amp import GradScaler\nscaler = GradScaler("cuda")',
         "import torch\nscaler = torch.amp.GradScaler('cuda') if new else torch.cuda.amp.GradScaler()",
+        "import torch\nif torch.__version__ < '2.4':\n    scaler = torch.cuda.amp.GradScaler()",
         "from apex.cuda.amp import autocast\nimport torch\nwith autocast():\n    y = model(x)",
     )
     bad = (
@@ -67,7 +68,10 @@ class DeprecatedAmp(Rule):
             )
 
     def _is_fallback(self, node: ast.Call, name: str) -> bool:
-        """Whether the new name stands beside it, for torch before 2.4."""
+        """Whether the new name stands beside it, for torch before 2.4; or a test of the version above it."""
+        tests = [above.test for above in self.source.ancestors(node) if isinstance(above, (ast.If, ast.IfExp))]
+        if any("version" in ast.unparse(test).lower() for test in tests):
+            return True
         if "torch.amp" not in self.source.text:
             return False
         new = (f"torch.amp.{name}", f"torch.{name}")

@@ -97,7 +97,7 @@ while not done:
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
         """Scalers made in a loop that steps an optimizer from before it."""
         del node
-        for name, made in read_training(self.source).scalers.items():
+        for name, made in read_training(self.source).made_scalers:
             loop = next((above for above in self.source.ancestors(made.call) if isinstance(above, LOOPS)), None)
             if loop is None or self.source.function(loop) is not made.function:
                 if not _runs_each_epoch(made.function):

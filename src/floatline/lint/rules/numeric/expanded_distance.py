@@ -24,6 +24,8 @@ class ExpandedDistance(Rule):
     code = "FL124"
     name = "expanded-distance"
     holds = "autocast"
+    needs_16_bits = True
+    needs_gradient = True
     cause = CANCELLATION
     message = "x² + y² - 2xy subtracts near-equal numbers: in 16 bits small distances are rounding error, or negative"
     advice = 'torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist"), or all of it in FP32'

@@ -33,6 +33,7 @@ class LogOfSmallEps(Rule):
     name = "log-of-small-eps"
     holds = "autocast"
     needs_proof = True
+    needs_16_bits = True
     needs_gradient = True
     cause = EPS_UNDERFLOW
     message = "the guard inside the log rounds to 0 in FP16: log(0) is -inf"
@@ -81,7 +82,7 @@ class LogOfSmallEps(Rule):
         found = self.source.operation(inner)
         if found is None or found.name not in ("add", "clamp", "clamp_min"):
             return
-        guarded, eps = self._guard(found)
+        guarded, guard, eps = self._guard(found)
         if eps is None or guarded is None:
             return
         made = self.source.operation(self.source.value(guarded))
@@ -97,6 +98,7 @@ class LogOfSmallEps(Rule):
                 seen=f"{outer.name}({spelled}): FP16 rounds {eps:.3g} to 0, and the log of 0 is -inf",
                 fix="small-eps" if direct else None,
                 of=guarded,
+                by=guard,
             )
         elif (
             found.name == "add"
@@ -109,10 +111,11 @@ class LogOfSmallEps(Rule):
                 seen=f"{outer.name}({spelled}): at 0 the derivative is {1 / eps:.3g}, too large for FP16: it is inf",
                 advice="a guard of 1e-4 or more, or log_softmax / logsigmoid of the logits",
                 of=guarded,
+                by=guard,
             )
 
-    def _guard(self, found: Operation) -> tuple[ast.expr | None, float | None]:
-        """What is guarded, and the number that guards it, if FP16 has trouble with it."""
+    def _guard(self, found: Operation) -> tuple[ast.expr | None, ast.expr | None, float | None]:
+        """What is guarded, what guards it, and its number, if FP16 has trouble with it."""
         if found.name == "add":
             sides = (found.operand, found.args[0]) if found.args else ()
             pairs = (sides, sides[::-1]) if sides else ()
@@ -123,8 +126,8 @@ class LogOfSmallEps(Rule):
                 continue
             small = [one.number for one in reached_numbers(self.source, guard) if 0 < one.number < _LEAST_FOR_GRADIENT]
             if small:
-                return side, min(small)
-        return None, None
+                return side, guard, min(small)
+        return None, None, None
 
     def _is_one_minus_sigmoid(self, made: Operation | None) -> bool:
         if made is None or made.name != "sub" or not made.args:

@@ -162,11 +162,11 @@ class SmallEps(Rule):
                 return
             what = f"{small:.3g} added to {self._spell(value)} rounds to 0 in FP16"
             if guard is not written:
-                self.report(node, seen=f"{what}: the guard is not there", of=value)
+                self.report(node, seen=f"{what}: the guard is not there", of=value, by=eps)
             elif isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Name, ast.Attribute)):
-                self.report(node, seen=f"{what}: at 0 this divides by 0", fix="small-eps", of=value)
+                self.report(node, seen=f"{what}: at 0 this divides by 0", fix="small-eps", of=value, by=eps)
             else:
-                self.report(guard, seen=f"{what}: the guard is not there", fix="small-eps", of=value)
+                self.report(guard, seen=f"{what}: the guard is not there", fix="small-eps", of=value, by=eps)
             return
 
     def _check_clamp(self, found: Operation) -> None:
@@ -182,9 +182,10 @@ class SmallEps(Rule):
             return  # what it is handed to is not shown to divide by it
         is_divided = isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div) and above.right is found.node
         if is_divided and isinstance(above, ast.BinOp) and isinstance(above.left, (ast.Name, ast.Attribute)):
-            self.report(above, seen=seen, fix="small-eps", of=found.operand)
+            self.report(above, seen=seen, fix="small-eps", of=found.operand, by=eps)
         else:
-            self.report(found.node, seen=seen, fix=None if found.is_in_place else "small-eps", of=found.operand)
+            fix = None if found.is_in_place else "small-eps"
+            self.report(found.node, seen=seen, fix=fix, of=found.operand, by=eps)
 
     def _check_default(self, found: Operation) -> None:
         if found.is_method:
@@ -206,6 +207,7 @@ class SmallEps(Rule):
             seen=f"{told}eps={small:g} of {found.name} is 0 in FP16: a row of zeros becomes NaN",
             fix=None if given is None else "small-eps",
             of=found.node,
+            by=given,
         )
 
     def _is_in_log(self, node: ast.AST) -> bool:
