@@ -363,7 +363,7 @@ def test_what_nothing_shows_to_be_16_bits_is_told_on_demand_only():
 
 
 def test_a_default_that_every_caller_changes_is_told_on_demand_only():
-    text = "import torch\nfp16 = True\n\n\ndef unit(x, eps=1e-8):\n    return x / (torch.mean(model(x), -1) + eps)\n\n\n{0}\n"
+    text = "import torch\nfp16 = True\ndef unit(x, eps=1e-8):\n    return x / (torch.mean(model(x), -1) + eps)\n{0}\n"
     assert "FL108" in codes_of(text.format("y = unit(x)"), half=False)
     assert "FL108" not in codes_of(text.format("y = unit(x, eps=1e-4)"), half=False)
     assert "FL108" in codes_of(text.format("y = unit(x, eps=1e-4)"))
