@@ -46,10 +46,11 @@ _KEEPS = frozenset(
 _DEPTH = 10
 # A model that is FP16, not a tensor: `Net().half()`, `self.model.half()`, `from_pretrained(…, dtype=torch.float16)`.
 _PURE_HALF = re.compile(
-    r"(\b[A-Z]\w*\([^()\n]*\)|\w*(model|net|network|encoder|decoder|generator|pipe|unet|vae))\.half\(\)"
-    r"|(\b[A-Z]\w*\([^()\n]*\)|\w*(model|net))\.to\([^()\n]*torch\.(float16|half)\b"
+    r"(\b[A-Z]\w*\([^()\n]*\)|model|net|network|encoder|decoder|generator|pipe|unet|vae)\.half\(\)"
+    r"|(\b[A-Z]\w*\([^()\n]*\)|model|net)\.to\([^()\n]*torch\.(float16|half)\b"
     r"|from_pretrained\([^()]*dtype\s*=\s*torch\.(float16|half)\b|16-true"
 )
+_WORDS_OF_HALF = (".half()", "torch.float16", "torch.half", "16-true")
 _ON_A_CPU = re.compile(r"""autocast\(\s*(device_type\s*=\s*)?["']cpu|cpu\.amp""")
 _SIXTEEN_BITS = re.compile(
     r"autocast|GradScaler|fp16|bf16|mixed_precision|Accelerator|TrainingArguments|LightningModule"
@@ -59,7 +60,7 @@ _SIXTEEN_BITS = re.compile(
 
 def shows_pure_half(text: str) -> bool:
     """Whether a file puts a model into FP16."""
-    return _PURE_HALF.search(text) is not None
+    return any(word in text for word in _WORDS_OF_HALF) and _PURE_HALF.search(text) is not None
 
 
 def shows_16_bits(text: str) -> bool:
