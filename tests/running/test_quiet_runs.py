@@ -19,7 +19,7 @@ ROOT = str(Path(__file__).parents[2])
 
 @pytest.fixture
 def quiet(monkeypatch):
-    monkeypatch.setattr(quiet_runs, "_has_gpu", lambda: False)
+    monkeypatch.setattr(quiet_runs, "_has_untried_gpu", lambda: False)
     monkeypatch.setenv("PYTHONPATH", ROOT)
     with QuietRuns(Command(sys.executable, (), ("train.py", "--lr", "1")), [MODULE]) as runs:
         yield runs
@@ -107,22 +107,22 @@ def test_a_run_that_does_not_end_is_ended_and_said(quiet, run, monkeypatch):
 
 
 @linux
-def test_beside_a_gpu_on_ranks_and_without_the_process_that_forks_a_run_is_a_process_of_its_own(
+def test_beside_an_untried_gpu_on_ranks_and_without_the_process_that_forks_a_run_is_a_process_of_its_own(
     quiet, run, monkeypatch
 ):
     parent = run(quiet)[1]["parent"]
     os.kill(parent, signal.SIGKILL)
     assert run(quiet)[1]["parent"] == os.getpid()
-    monkeypatch.setattr(quiet_runs, "_has_gpu", lambda: True)
+    monkeypatch.setattr(quiet_runs, "_has_untried_gpu", lambda: True)
     with QuietRuns(Command(sys.executable, (), ("train.py",)), [MODULE]) as beside_gpu:
         assert run(beside_gpu)[1]["parent"] == os.getpid()
-    monkeypatch.setattr(quiet_runs, "_has_gpu", lambda: False)
+    monkeypatch.setattr(quiet_runs, "_has_untried_gpu", lambda: False)
     with QuietRuns(Command(sys.executable, (), ("train.py",), ("env",)), [MODULE]) as launched:
         assert run(launched)[1]["parent"] == os.getpid()
 
 
 def test_what_cannot_be_loaded_is_told_by_the_report_of_the_run(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(quiet_runs, "_has_gpu", lambda: False)
+    monkeypatch.setattr(quiet_runs, "_has_untried_gpu", lambda: False)
     with QuietRuns(Command(sys.executable, (), ("train.py",)), ["nowhere"]) as quiet:
         quiet.run("nowhere", str(tmp_path / "report.json"), "", env=os.environ)
     assert json.loads((tmp_path / "report.json").read_text()) == {"missing": "nowhere"}

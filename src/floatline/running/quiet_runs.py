@@ -45,9 +45,9 @@ class _Loaded:
 class QuietRuns:
     """Runs a script again and again, each time in a process of its own, see `run_quietly`.
 
-    To load torch takes seconds. So a process loads it once, and does nothing but fork: each run is a fork. Where that
-    cannot be done, each run loads torch itself: beside a GPU, which a process must not have asked for before it forks;
-    on several ranks; and where there is no fork.
+    To load torch takes seconds. So a process loads it once, and does nothing but fork: each run is a fork. It asks for
+    no GPU, which forks could not use any more. Where that cannot be done, each run loads torch itself: on ranks,
+    where there is no fork, and beside GPUs of AMD, which it was not tried on.
 
     Args:
         command: The script.
@@ -58,7 +58,7 @@ class QuietRuns:
         self._command, self._modules = command, tuple(modules)
         self._loaded: _Loaded | None = None
         self._is_ready = False
-        self._forks = sys.platform == "linux" and not command.launcher and not _has_gpu()
+        self._forks = sys.platform == "linux" and not command.launcher and not _has_untried_gpu()
 
     def __enter__(self) -> QuietRuns:
         return self
@@ -240,6 +240,6 @@ def _be_quiet() -> None:
     os.dup2(null, 2)
 
 
-def _has_gpu() -> bool:
-    """Whether the machine has a GPU of NVIDIA's or AMD's, without torch."""
-    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+def _has_untried_gpu() -> bool:
+    """Whether the machine has a GPU that forks were not tried on: AMD's, or any under WSL."""
+    return any(Path(device).exists() for device in ("/dev/kfd", "/dev/dxg"))

@@ -172,8 +172,8 @@ def _classify(op: Op, trace: Trace) -> Birth:
         return _classify_cast(op, trace, out)
     limit = _limit(out.dtype)
     wide = _widest_constant(op)
-    # A factor is held in FP32: where its own size is too much, it is so for a mask of 0 and 1, too.
-    factor = name in PRODUCTS and wide > limit and _largest_read(op) <= 1.0
+    # A factor is held in FP32, and what it makes is too large; only of a mask it is what is put in.
+    factor = name in PRODUCTS and wide > limit and _is_mask(op)
     if name in FILLS or factor or (name in ADDITIONS and wide > limit):
         constant = f"the constant {wide:g}" if wide > limit else "a constant"
         return Birth(op, "scalar-out-of-range", f"{constant} is beyond {out.dtype}'s {limit:g}")
@@ -191,8 +191,10 @@ def _classify(op: Op, trace: Trace) -> Birth:
     return Birth(op, cause, _describe_size(op, out, limit))
 
 
-def _largest_read(op: Op) -> float:
-    return max((operand.value.largest for operand in op.inputs if operand.value.numel > 1), default=0.0)
+def _is_mask(op: Op) -> bool:
+    """Whether what is read has one number beside 0."""
+    read = [operand.value for operand in op.inputs if operand.value.numel > 1]
+    return all(value.largest == value.smallest or value.largest == 0.0 for value in read)
 
 
 def _classify_cast(op: Op, trace: Trace, out: Values) -> Birth:
