@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
+from typing import TextIO
 
 import torch
 
@@ -53,6 +55,24 @@ def find_caller() -> Spot:
             return Spot(frame.f_code.co_filename, frame.f_lineno, _name(frame.f_code))
         frame = frame.f_back
     return NOWHERE
+
+
+def point_warnings_at_users() -> None:
+    """Let a warning that torch places in floatline, which stands between it and the user's code, name the user's."""
+    shown = warnings.showwarning
+    if getattr(shown, "__module__", "") == __name__:
+        return
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: TextIO | None = None, line: str | None = None,
+    ) -> None:  # fmt: skip
+        spot = find_caller() if filename.startswith(_PACKAGES[1]) else NOWHERE
+        if spot.file:
+            filename, lineno, line = spot.file, spot.line, None
+        shown(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
 
 
 def find_raiser(trace: TracebackType | None) -> Spot:

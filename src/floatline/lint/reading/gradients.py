@@ -25,13 +25,13 @@ _BESIDE = (
 )  # fmt: skip
 _BASES_WITHOUT = (
     "Optimizer", "LRScheduler", "Dataset", "Metric", "BaseTransform", "Evaluator", "Sampler", "SchedulerMixin",
-    "Pipeline", "Tracker", "Assigner", "Matcher", "BeamSearch", "Callback",
+    "Pipeline", "Tracker", "Assigner", "Matcher", "MatchCost", "BeamSearch", "Callback",
 )  # fmt: skip
 # Files that train nothing, by the words of their names and of the two folders around them.
 _PLACES_BESIDE = frozenset(
     """test tests metric metrics evaluate evaluation evaluator evaluators eval infer inference pipeline pipelines
     scheduler schedulers sampler samplers preprocess preprocessing postprocess postprocessing visualization visualize
-    viz visualizer renderer env envs explain explainer plot plotting tracker trackers assigner assigners matcher
+    costs viz visualizer renderer env envs explain explainer plot plotting tracker trackers assigner assigners matcher
     matchers demo demos export webui gui benchmark
     benchmarks conftest""".split()  # noqa: SIM905
 )

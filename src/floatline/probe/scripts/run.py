@@ -17,7 +17,7 @@ from types import ModuleType, TracebackType
 import torch
 
 from floatline.base.patched_sources import read_source
-from floatline.precision.user_frames import find_script_line
+from floatline.precision.user_frames import find_script_line, point_warnings_at_users
 from floatline.probe.runs.failures import describe_failure
 from floatline.probe.runs.records import OptimizerRecord, RunRecord, fill_record
 from floatline.probe.scripts.steps import StepCapture
@@ -193,7 +193,8 @@ def _ends_forward(record: RunRecord) -> bool:
 
 
 def prepare_script(words: list[str]) -> Callable[[], object]:
-    """Set sys.argv and sys.path as Python would; gives what runs the code."""
+    """Set sys.argv and sys.path as Python would; gives what runs the code. Its warnings name its own lines."""
+    point_warnings_at_users()
     safe = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
     if words[0] == "-m":
         sys.argv[:] = ["-m", *words[2:]]
