@@ -244,14 +244,15 @@ def _find_before_failure(
     found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, fp32: Shown, runs: FP32Runs
 ) -> Finding | None:
     """What lets a run go astray that does not in FP32, long before something overflows; None where no line does."""
-    if found.primary is None or found.primary.cause.id != DIVERGENCE:
+    num = len(own.until_failure().losses)
+    if found.primary is None or found.primary.cause.id != DIVERGENCE or num >= len(fp32.losses):
         return None
 
     def run(lines: Sequence[Line]) -> Shown | str:
         shown = runs.in_part(lines)
         return shown if isinstance(shown, str) else shown.until_failure()
 
-    beside = Beside(num_steps=(len(own.until_failure().losses), len(fp32.losses)))
+    beside = Beside(num_steps=(num, len(fp32.losses)))
     candidates = [read_finding(entry) for entry in seen["candidates"]]
     return Blame(beside, fp32, run).find([], candidates).finding
 
