@@ -2,9 +2,11 @@
 
     python tools/plant.py make --seed 1 --num 300 --out FOLDER
     python tools/plant.py score FOLDER [--processes K]
+    python tools/plant.py page FOLDER [FOLDER ...]
 
 make writes as many plants as controls, each beside a JSON file with the truth; a draw that does not do what its truth
 says is thrown away and counted. Both commands go on where they were stopped. The hazards lie in tests/plants.
+page writes the scores of such folders, each of one seed, with all misses, into docs/diagnose_scores.md.
 """
 
 from __future__ import annotations
@@ -28,6 +30,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 from tests.plants.catalogue import HAZARDS, draw_number  # noqa: E402
 
 MOST_TRIES = 20
+PAGE = ROOT / "docs" / "diagnose_scores.md"
+BEGIN, END = "<!-- Plants: made by tools/plant.py page -->", "<!-- End of plants -->"
+INTRO = """\
+## Planted at random
+
+Hazards and as many harmless changes, drawn by a seed into healthy scripts (`tools/plant.py`), checked by running them in
+16 bits and in FP32, and never looked at before they were scored. A later seed is scored after what the earlier ones
+showed was changed.
+"""
 
 
 def make(seed: int, num: int, out: Path, only: str) -> None:
@@ -152,6 +163,19 @@ def table(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
     return "\n".join(lines)
 
 
+def write_page(folders: list[Path]) -> None:
+    """Write the scores of some folders into the page, in their order."""
+    parts = [INTRO]
+    for folder in folders:
+        rows = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+        pairs = [({key: value for key, value in row.items() if key != "said"}, row["said"]) for row in rows]
+        parts.append(f"### Seed {rows[0]['seed']}\n\n{table(pairs)}\n")
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    text = "\n".join(parts)
+    PAGE.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{text}\n{END}\n{after}", encoding="utf-8")
+
+
 def main() -> None:
     """Make or score."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,9 +188,13 @@ def main() -> None:
     scoring = commands.add_parser("score")
     scoring.add_argument("folder", type=Path)
     scoring.add_argument("--processes", type=int, default=1)
+    paging = commands.add_parser("page")
+    paging.add_argument("folders", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.command == "make":
         make(asked.seed, asked.num, asked.out, asked.only)
+    elif asked.command == "page":
+        write_page(asked.folders)
     else:
         score(asked.folder, asked.processes)
 

@@ -115,7 +115,8 @@ def main() -> None:
     for what, how_many in sums(scores):
         print(f"{what}: {how_many}")
     if not asked.prefixes:
-        PAGE.write_text(page(scores), encoding="utf-8")
+        others = PAGE.read_text(encoding="utf-8").partition("<!-- Scripts:")  # other tools write what follows
+        PAGE.write_text(f"{page(scores).rstrip()}\n\n{others[1]}{others[2]}", encoding="utf-8")
         print(f"wrote {PAGE.name}")
 
 
