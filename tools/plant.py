@@ -35,8 +35,8 @@ BEGIN, END = "<!-- Plants: made by tools/plant.py page -->", "<!-- End of plants
 INTRO = """\
 ## Planted at random
 
-Hazards and as many harmless changes, drawn by a seed into healthy scripts (`tools/plant.py`), checked by running them in
-16 bits and in FP32, and never looked at before they were scored. A later seed is scored after what the earlier ones
+Hazards and as many harmless changes, drawn by a seed into healthy scripts (`tools/plant.py`), checked by running them
+in 16 bits and in FP32, and never looked at before they were scored. A later seed is scored after what the earlier ones
 showed was changed.
 """
 
