@@ -437,6 +437,17 @@ def test_what_may_be_a_boolean_mask_is_not_filled_with_a_number_of_its_dtype(nam
     assert (f"torch.finfo({name}.dtype).min" in fixed) == (name == "units")
 
 
+def test_a_mask_may_be_of_whole_numbers_and_bf16_has_the_range_of_fp32():
+    text = "import torch\n{0} = model(x)\ny = {0}.masked_fill(keep == 0, -9e15)\n"
+    assert "FL105" in codes_of(text.format("scores"), half=False)
+    assert "FL105" not in codes_of(
+        "def f(attention_mask):\n    return attention_mask.masked_fill(keep == 0, -9e15)\n", half=False
+    )
+    made = "import torch\nb = torch.ones(3, 4, dtype=torch.{0})\nb[0] = 1e20\n"
+    assert "FL105" in codes_of(made.format("float16"))
+    assert "FL105" not in codes_of(made.format("bfloat16"))
+
+
 def test_a_code_behind_noqa_is_left_alone():
     text = "import torch\ny = torch.log(torch.sigmoid(model(x)))  # noqa: E501, FL102\n"
     assert "FL102" not in codes_of(text)

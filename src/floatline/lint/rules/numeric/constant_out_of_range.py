@@ -92,9 +92,12 @@ class ConstantOutOfRange(Rule):
             if given is None or reached is None or not self._may_be_half(found, given):
                 continue
             can_fix = found.name in ("masked_fill", "where") and reached.number < 0 and not _may_be_mask(found)
-            self.report(
-                node, seen=self._say(found, reached), fix="mask-constant" if can_fix else None, of=found.operand
+            # A mask may be of whole numbers, which hold it.
+            holds: Holds | None = (
+                "input" if _may_be_mask(found) and self.source.dtype(found.operand) != "half" else None
             )
+            fix = "mask-constant" if can_fix else None
+            self.report(node, seen=self._say(found, reached), fix=fix, of=found.operand, holds=holds)
             return
 
     def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
@@ -127,6 +130,8 @@ class ConstantOutOfRange(Rule):
         if not isinstance(target, ast.Subscript) or not isinstance(node.value, (ast.Constant, ast.UnaryOp)):
             return
         reached = self._beyond(node.value)
+        if any("bfloat16" in ast.unparse(one) for one in (target.value, self.source.value(target.value))):
+            return  # it has the range of FP32
         if reached is None or not self.source.is_tensor(target.value) or stays_silent(self.source, node, target.value):
             return
         seen = f"{reached.number:g} is {self._inf(reached.number)} once it is written to an FP16 tensor"
