@@ -49,6 +49,8 @@ def test_numbers_are_known_by_the_word_before_them(text, numbers):
         "time 12.3",
         "12.3s",
         "it took 5 seconds",
+        "{'eval_runtime': 0.055, 'eval_samples_per_second': 581.2}",
+        "latency 0.31, walltime: 12.5",
         "30.2ms",
         "5.2 it/s",
         "mem 3.1",

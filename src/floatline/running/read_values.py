@@ -34,8 +34,9 @@ _POWER = ("^", "**")
 _WORD = re.compile(r"([A-Za-z_@][\w@./-]*)\W*$")
 # Numbers about the machine, or the loss scale, not about what is learnt.
 _MACHINE = re.compile(
-    r"(?:^|[^a-z])(?:time|times|sec|secs|seconds?|mins?|minutes?|hours?|ms|us|elapsed|took|eta|duration|dt|speed|fps|"
-    r"scale|scaler|skip|skips|skipped|overflows?|throughput|mem|memory|[kmg]i?b|pid|port|date|mfu|(?:it|tok|tokens|samples|images|examples|steps)/s(?:ec)?|s|h)(?:$|[^a-z])"
+    r"(?:^|[^a-z])(?:time|times|runtime|walltime|wall|latency|timings?|clock|sec|secs|seconds?|mins?|minutes?|hours?|ms|"
+    r"us|elapsed|took|eta|duration|dt|speed|fps|scale|scaler|skip|skips|skipped|overflows?|throughput|mem|memory|"
+    r"[kmg]i?b|pid|port|date|mfu|(?:it|tok|tokens|samples|images|examples|steps)/s(?:ec)?|s|h)(?:$|[^a-z])"
 )
 
 
