@@ -182,7 +182,7 @@ _IN_HALF = re.compile(r"\b(float16|half|fp16|16-true)\b")
 
 
 def _widen_settings(text: str, places: Sequence[NodePlace]) -> tuple[str, list[NodePlace]]:
-    """The text with FP32 in the place of FP16 in settings, which may stand in any format."""
+    """The text with FP32 instead of FP16 in settings, which may stand in any format."""
     lines, done = text.split("\n"), list[NodePlace]()
     for place in places:
         line = lines[place.line - 1]
