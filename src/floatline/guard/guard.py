@@ -19,7 +19,7 @@ from floatline.guard.admission import admit, check_clip, choose_clipping
 from floatline.guard.checkpoints import guard_state, rank_files
 from floatline.guard.diary import Diary
 from floatline.guard.failures import FailureWatch, OnFailure
-from floatline.guard.kernels import counter_for, judge_for
+from floatline.guard.kernels import counter_for, fused_for, judge_for
 from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.guard.recovery.recovery import Recovery
@@ -27,10 +27,11 @@ from floatline.guard.recovery.snapshots import SnapshotRing
 from floatline.guard.responses import Responses
 from floatline.guard.run import GuardedRun, Run
 from floatline.guard.schedules import Schedules, check_rates
+from floatline.guard.step.buffers import Buffers
 from floatline.guard.step.judge import Judge, Verdict
 from floatline.guard.step.layers import Layers, Lost
 from floatline.guard.step.samples import Samples
-from floatline.guard.step.stepping import Buffers, Stepper, norm_of
+from floatline.guard.step.stepping import Stepper, norm_of
 from floatline.ledger.account import Listener
 from floatline.optim.survey import Decision, Survey
 from floatline.plans import Plan
@@ -132,7 +133,7 @@ class Guard(GuardedRun):
             samples=Samples(model, device) if policy.skip_outliers else None,
         )
         self._stepper = Stepper(optimizer, clip_value=self.clip_value)
-        self._buffers = Buffers(model)
+        self._buffers = Buffers(model, fused_for=fused_for)
         self._layers = Layers(
             unwrap(model),
             optimizer,

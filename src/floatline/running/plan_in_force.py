@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from floatline.errors import PlanError
-from floatline.guard.step.stepping import Buffers
+from floatline.guard.kernels import fused_for
+from floatline.guard.step.buffers import Buffers
 from floatline.plans import Plan
 from floatline.plans.plan import match_modules, name_modules
 from floatline.precision.applied_plan import LOSS, AppliedPlan, check_code
@@ -157,7 +158,7 @@ class PlanInForce:
             if own.fp32_modules or own.fp32_functions or own.rewrites or own.tf32:
                 self._applied.append(AppliedPlan(root, own))
             if self._plan.scaling is not None and next(root.buffers(), None) is not None:
-                kept = Buffers(root)
+                kept = Buffers(root, fused_for=fused_for)
                 kept.remove()  # the outermost call tells when a step begins
                 self._buffers.append(kept)
             self._roots.add(root)

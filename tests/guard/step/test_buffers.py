@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import floatline as fl
-from floatline.guard.step.stepping import Buffers
+from floatline.guard.step.buffers import Buffers
 
 KINDS = {
     "plain": lambda ps: torch.optim.SGD(ps, lr=0.01),

@@ -1,4 +1,4 @@
-"""The judge and the count of lost gradients as Triton kernels, for devices that Triton knows."""
+"""The judge, the count of lost gradients and kept buffers as Triton kernels, for devices that Triton knows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from floatline.guard.step.buffers import BufferBlock
 from floatline.guard.step.judge import JudgeLaunch
 from floatline.guard.step.layers import count_near_zero
 
@@ -28,6 +29,15 @@ def counter_for(device: torch.device) -> Callable[..., Tensor]:
     from floatline.guard.kernels.near_zero import NearZeroCounts
 
     return NearZeroCounts()
+
+
+def fused_for(device: torch.device) -> Callable[[list[Tensor]], BufferBlock] | None:
+    """What keeps and puts back buffers with one launch; None where there is none for the device."""
+    if not _is_known(device):
+        return None
+    from floatline.guard.kernels.buffer_launch import FusedBufferBlock
+
+    return FusedBufferBlock
 
 
 def _is_known(device: torch.device) -> bool:
