@@ -94,6 +94,7 @@ def test_a_killed_validation_resumes_repeats_nothing_and_two_at_once_are_refused
 @pytest.mark.parametrize(
     ("number", "code", "how"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")]
 )
+@pytest.mark.slow
 def test_ctrl_c_and_sigterm_keep_what_is_finished_and_leave_no_process(tmp_path, number, code, how):
     words = [f"{TARGET}:slow", "--steps", "60", "--max-seeds", "3", "--no-measure", "--folder", "study", "--jobs", "1"]
     runs = tmp_path / "study" / "runs"

@@ -355,6 +355,7 @@ def test_diff_prints_the_patch_alone_and_changes_nothing(tmp_path):
     assert script.read_text() == SCRIPT
 
 
+@pytest.mark.slow
 def test_a_target_is_tried_with_its_line_changed():
     case = Path(__file__).parents[1] / "cases" / "012_steep_step_function.py"
     words = [sys.executable, "-m", "floatline", "diagnose", case.name, "--format", "json"]

@@ -82,7 +82,7 @@ def test_older_names_work_and_say_where_they_are_now(name):
         assert getattr(floatline, name) is getattr(importlib.import_module(f"floatline.{NAMES[name]}"), name)
 
 
-@pytest.mark.parametrize("module", mostly_slow(sorted(MODULES), every=6))
+@pytest.mark.parametrize("module", mostly_slow(sorted(MODULES), every=len(MODULES)))
 def test_modules_that_were_documented_are_found_by_their_older_names(module):
     code = f"import floatline.{MODULES[module]} as new\nfrom floatline.{module} import __doc__ as old"
     code += "\nassert old == new.__doc__"
@@ -91,6 +91,7 @@ def test_modules_that_were_documented_are_found_by_their_older_names(module):
     assert f"floatline.{module} is floatline.{MODULES[module]} now." in run.stderr
 
 
+@pytest.mark.slow
 def test_the_function_validate_is_not_hidden_by_the_older_modules_below_its_name():
     code = "from floatline.validate.terms import Terms\nimport floatline\n"
     code += "print(callable(floatline.validate), Terms.__module__)"

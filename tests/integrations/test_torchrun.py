@@ -83,6 +83,7 @@ def found_by_all():
         return found, fl.Ledger.read(Path(folder) / "trainer")
 
 
+@pytest.mark.slow
 def test_an_accelerate_loop_skips_on_all_processes():
     found, _ = found_by_all()
     for rank in found:

@@ -79,6 +79,7 @@ def project(tmp_path_factory):
     return SimpleNamespace(folder=folder, out=folder / "out", ended=ended, before=before, done=done)
 
 
+@pytest.mark.slow
 def test_ctrl_c_is_one_line_and_130(project):
     assert [code for code, _, _ in project.ended] == [130, 130]
     for _, said, complained in project.ended:
@@ -157,6 +158,7 @@ def test_what_is_said_goes_before_what_is_approved(project, monkeypatch, tmp_pat
     assert json.loads(back.stdout)["plan"] == "fp32" and "rolled back" in back.stderr
 
 
+@pytest.mark.slow
 def test_code_that_was_changed_since_is_not_signed(project, monkeypatch, tmp_path):
     shutil.copytree(project.folder, tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
@@ -164,6 +166,7 @@ def test_code_that_was_changed_since_is_not_signed(project, monkeypatch, tmp_pat
     assert "was changed after the study began" in str(invoke("approve", "out", "--by", "Ada").exception)
 
 
+@pytest.mark.slow
 def test_an_approved_plan_that_was_edited_is_not_trained_with(project, monkeypatch, tmp_path):
     shutil.copytree(project.folder, tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")

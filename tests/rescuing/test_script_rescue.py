@@ -148,6 +148,7 @@ def test_the_command_says_what_is_wrong_with_a_metric_in_one_line(script):
     assert run.stderr == f"floatline: --metric '{WRONG[0][0]}' {NO_GROUP}\n"
 
 
+@pytest.mark.slow
 def test_a_metric_that_can_be_compared_by_is_taken(script, tmp_path):
     words = script(HEALTHY)
     (tmp_path / "train.py").write_text("print('nothing')\n")

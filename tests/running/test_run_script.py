@@ -91,6 +91,7 @@ SCALED = """
         ("{weights: fp32, compute: fp16, scaling: {init_scale: 65536}}", 131072),
     ],
 )
+@pytest.mark.slow
 def test_the_scale_begins_where_the_scripts_own_scaler_does_unless_the_plan_says_where(folder, plan, end):
     write, where = folder
     write("train.py", SCALED)
@@ -155,11 +156,11 @@ def test_a_script_ends_as_it_would(folder, end, code, said):
 @pytest.mark.parametrize(
     ("plan", "script", "said"),
     [
-        ("safe", "train.py", "Plan 'safe' sums up 2 batches a step"),
+        pytest.param("safe", "train.py", "Plan 'safe' sums up 2 batches a step", marks=pytest.mark.slow),
         ("fp17", "train.py", "Plan 'fp17' is not known"),
         ("fp32", "none.py", "There is no script 'none.py'"),
         ("bf16-true", "rms.py", "RMSprop has no counterpart"),
-        ("wrong.yaml", "train.py", "no such module"),
+        pytest.param("wrong.yaml", "train.py", "no such module", marks=pytest.mark.slow),
     ],
 )
 def test_what_cannot_be_put_into_force_is_told_in_one_line(folder, plan, script, said):

@@ -60,6 +60,7 @@ def diagnose(tmp_path, *options, before="", optimizer="torch.optim.Adam(model.pa
     return json.loads(run.stdout), script.read_text(encoding="utf-8").splitlines(), run
 
 
+@slow
 def test_a_counter_in_evaluation_that_stands_still_is_found_at_its_line(tmp_path):
     found, lines, _ = diagnose(tmp_path, after=COUNTER.format(dtype="float16"))
     assert found["verdict"] == "precision"
@@ -76,6 +77,7 @@ def test_the_same_counter_in_fp32_is_healthy(tmp_path):
     assert any("beside FP32 from the same seed, 40 steps" in note for note in found["notes"])
 
 
+@slow
 def test_a_state_of_an_own_optimizer_that_underflows_is_found_where_it_is_made(tmp_path):
     found, lines, _ = diagnose(tmp_path, before=SMALL.format(dtype="float16"), optimizer="Small(model.parameters())")
     first = found["findings"][0]
@@ -120,6 +122,7 @@ def diagnose_by_hand(tmp_path, dtype):
     return json.loads(run_preloaded(words, cwd=tmp_path).stdout), script.read_text(encoding="utf-8").splitlines()
 
 
+@slow
 def test_a_script_that_updates_by_hand_beside_an_idle_optimizer_is_held_against_fp32(tmp_path):
     found, lines = diagnose_by_hand(tmp_path, "float16")
     assert found["verdict"] == "precision", found
@@ -193,6 +196,7 @@ def diagnose_runaway(tmp_path, dtype):
     return json.loads(run_preloaded(words, cwd=tmp_path).stdout)
 
 
+@slow
 def test_what_lets_weights_run_away_is_named_before_the_layer_that_overflows_for_it(tmp_path):
     found = diagnose_runaway(tmp_path, "float16")
     assert found["verdict"] == "precision", found

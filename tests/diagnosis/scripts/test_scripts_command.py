@@ -126,7 +126,7 @@ for step in itertools.count():
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
     (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
     command = [*START, "--", "endless.py"]
@@ -173,7 +173,7 @@ for step in range(int(sys.argv[1])):
 """
 
 
-@pytest.mark.parametrize("steps", ["2", "3"])
+@pytest.mark.parametrize("steps", ["2", pytest.param("3", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_is_explained_by_the_step_after_it(tmp_path, steps):
     (tmp_path / "short.py").write_text(SHORT)
     done = run("--", "short.py", steps, cwd=tmp_path)

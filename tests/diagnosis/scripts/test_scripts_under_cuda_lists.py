@@ -82,7 +82,7 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("lists", LISTS)
-@pytest.mark.parametrize("way", ["target", "script"])
+@pytest.mark.parametrize("way", [pytest.param("target", marks=pytest.mark.slow), "script"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_the_line_and_the_cause_are_named(name, way, lists, tmp_path):
     text = HEAD + LOSSES[name]

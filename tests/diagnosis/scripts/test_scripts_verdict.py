@@ -83,7 +83,9 @@ def test_the_text_has_the_scripts_own_last_line_first(tmp_path):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
-@pytest.mark.parametrize(("number", "steps"), [(signal.SIGSEGV, 30), (signal.SIGABRT, 0)])
+@pytest.mark.parametrize(
+    ("number", "steps"), [(signal.SIGSEGV, 30), pytest.param(signal.SIGABRT, 0, marks=pytest.mark.slow)]
+)
 def test_a_crash_has_no_verdict_and_is_named(tmp_path, number, steps):
     write(tmp_path, steps=steps, after=f"os.kill(os.getpid(), {int(number)})")
     done = run("--format", "json", "--", "train.py", cwd=tmp_path)
