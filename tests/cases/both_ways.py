@@ -21,7 +21,7 @@ import torch
 from tests.cases.harness import Case, all_cases
 
 from floatline.diagnosis.scripts.main import explain
-from floatline.diagnosis.scripts.script import read_report
+from floatline.diagnosis.scripts.script_report import read_report
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.errors import FloatlineError
 from floatline.numerics.cuda_autocast import cuda_autocast_lists

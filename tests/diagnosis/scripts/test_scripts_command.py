@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from floatline.diagnosis.scripts.main import _say_unexplained
-from floatline.diagnosis.scripts.script import ScriptDiagnosis
+from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
 from floatline.errors import TargetError
 from floatline.running.command import parse_command
 

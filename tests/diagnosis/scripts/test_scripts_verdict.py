@@ -13,7 +13,7 @@ from tests.diagnosis.scripts.test_scripts_command import ONE_THREAD, START, run
 
 import floatline
 from floatline.causes import find_cause
-from floatline.diagnosis.scripts.script import ScriptDiagnosis, read_report
+from floatline.diagnosis.scripts.script_report import ScriptDiagnosis, read_report
 from floatline.findings import Finding
 
 LOOP = """

@@ -31,6 +31,7 @@ from floatline.probe.runs.records import RunRecord
 from floatline.probe.scripts.kept_writes import KeptWrites
 from floatline.probe.scripts.recording import BUDGET
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
+from floatline.probe.trace.trace import Op
 from floatline.probe.watch.events import ScalerStepEvent
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import LossLog
@@ -49,8 +50,8 @@ def main(report: str, trace: str, device: str, trial: str, steps: str, words: li
         report: Where the JSON goes.
         trace: Where to keep the trace of the step that was looked into; '' keeps none.
         device: 'cuda' stands in for a GPU where there is none; '' does not.
-        trial: A file that says how the script is tried in a changed form: its texts, how many steps, and where its
-            writes go; '' runs the script as it is.
+        trial: A file that says how the script is tried in a changed form, or looked at again: its texts, how many
+            steps, a step to record, and where its writes go; '' runs the script as it is.
         steps: How many losses are written beside the report, to be held against FP32's.
         words: The script's file, or `-m` and a module, and its arguments.
     """
@@ -68,7 +69,7 @@ def _try_changed(report: str, words: list[str], device: str, trial: dict[str, An
     """Run changed texts for some steps, with what is written kept apart, and end the process."""
     patch_sources(trial["sources"])
     writes = KeptWrites(Path(trial["folder"]))
-    watched = ScriptWatch(words, ends_after=trial["steps"])
+    watched = ScriptWatch(words, ends_after=trial["steps"], records=trial["records"])
     seen = _Shown(report, steps)
     with as_cuda() if device else contextlib.nullcontext(""), writes.kept():
         seed_all(SEED)
@@ -231,6 +232,8 @@ def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str
         text = f"loss, gradients or weights were not finite from step {given.first_bad_step} on"
         # An optimizer whose state is spoilt fails once more on healthy weights and gradients.
         tried = any(one.kind == "failed" and step_fails(one.trace) for one in evidence.captured)
+        if both := _find_in_both(evidence):
+            return f"{text}: {both.name} at {Path(both.file).name}:{both.line} makes inf or NaN, and in FP32 as well"
         if not evidence.captured:
             return f"{text}, and none of the {_num_steps(given):,} steps could be recorded"
         if compiled and not tried:
@@ -241,6 +244,21 @@ def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str
             f"the scaler left out {len(given.skipped)} of {len(given.of(ScalerStepEvent))} steps, for an unknown cause"
         )
     return ""
+
+
+def _find_in_both(evidence: ScriptEvidence) -> Op | None:
+    """The first operation of a step that fails whose result is not finite, nor in FP32; None where there is none."""
+    return next(
+        (
+            op
+            for one in evidence.failed
+            for op in one.trace.ops
+            if op.line
+            and any(out.nonfinite and out.twin_nonfinite for out in op.outputs)
+            and not any(operand.value.nonfinite for operand in op.inputs)
+        ),
+        None,
+    )
 
 
 def _notes(run: ScriptRun) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
 import time
@@ -13,47 +12,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from floatline.causes import Family
-from floatline.diagnosis.beside_fp32 import (
-    DIVERGENCE,
-    Beside,
-    StepErrors,
-    compare_with_fp32,
-    keep_steady,
-    look_closer,
-    stays_sound,
-)
-from floatline.diagnosis.blame import ANY, Blame, Line, name_own_line
-from floatline.diagnosis.fix_trials import read_finding, try_fixes
+from floatline.diagnosis.beside_fp32 import compare_with_fp32
+from floatline.diagnosis.fix_trials import try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
+from floatline.diagnosis.scripts.against_fp32 import check_blame, explain_by_fp32, is_doubtful, is_silent, look_beside
 from floatline.diagnosis.scripts.fp32_runs import LOSSES, MAIN, READS, STEPS, WHOLE, FP32Runs
+from floatline.diagnosis.scripts.script_report import ScriptDiagnosis, read_report
 from floatline.errors import TargetError
-from floatline.findings import Finding
 from floatline.running.command import Command, parse_command, trial_environment
 from floatline.running.quiet_runs import QuietRuns
 
 _MAIN = "floatline.diagnosis.scripts.main"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptDiagnosis(Diagnosis):
-    """What a script's training suffers from.
-
-    Args:
-        exit_code: The script's own.
-    """
-
-    exit_code: int = 0
-
-    @property
-    def status(self) -> int:
-        """The exit code of the command: 2 without a verdict; else the script's own, or 1 where something is wrong."""
-        return 2 if self.verdict == "no-verdict" else self.exit_code or super().status
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields of the command-line contract, and what only a script has."""
-        own = {"exit_code": self.exit_code, "unexplained": self.unexplained, "notes": list(self.notes)}
-        return super().as_json() | own
 
 
 def diagnose_script(
@@ -94,11 +64,15 @@ def diagnose_script(
         seen, own, code = _run_as_it_is(command, quiet, settings, keep_stdout=keep_stdout)
         found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
         runs = FP32Runs(command, quiet, device, _bound(fp32_steps, seen), say, search=_search_of(seen))
+        if found.unexplained and not code and seen["is_narrow"] and fp32_steps != 0:
+            found, seen = _record_failure(found, seen, quiet, device, say)
         was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
         if was_silent:
-            found = _look_beside(found, seen, own, None if fp32_steps == 0 else runs)
-        elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps != 0 and _is_doubtful(found, seen):
-            found = _check_blame(found, seen, own, runs)
+            found = look_beside(found, seen, own, None if fp32_steps == 0 else runs)
+        elif found.verdict == "not-precision" and seen["is_narrow"] and fp32_steps != 0 and is_doubtful(found, seen):
+            found = check_blame(found, seen, own, runs)
+        elif found.unexplained and not code and seen["is_narrow"] and fp32_steps != 0:
+            found = explain_by_fp32(found, seen, own, runs)
         if tries_fixes and found.primary is not None:
             tries = _Tries(quiet, device, _count_steps(found.primary.cause.family, seen), runs, was_silent)
             found = tries.try_fixes(found, say)
@@ -135,133 +109,50 @@ def _run_as_it_is(
     return seen, own, code
 
 
-def _say_nothing(_text: str) -> None:
-    pass
+def _record_failure(
+    found: ScriptDiagnosis, seen: dict[str, Any], quiet: QuietRuns, device: str, say: Callable[[str], None]
+) -> tuple[ScriptDiagnosis, dict[str, Any]]:
+    """The diagnosis and report of a script that fails in a step that was not recorded, after it was, in another run."""
+    step = seen["first_bad_step"]
+    if step is None:
+        return found, seen
+    say(f"the script runs again to step {step:,}, which failed and was not looked into; its output is not shown")
+    again, _, _ = _run_apart(quiet, device, {}, steps=step + _SEEN_AFTER, records=step)
+    if not again or again["refused"] or (not again["findings"] and again["fails_in_fp32"] is None):
+        return found, seen
+    told = read_report(found.target, again, 0, found.seconds)
+    note = f"step {step:,} was looked into when the script ran again"
+    return replace(told, notes=(*found.notes, note)), again | {"num_steps": seen["num_steps"]}
 
 
-def is_silent(found: ScriptDiagnosis, seen: Mapping[str, Any]) -> bool:
-    """Whether nothing fails in a run that came to its end: what is wrong with it, only FP32 tells, or confirms."""
-    if found.exit_code or found.unexplained or seen["fails"] or found.verdict == "not-precision":
-        return False
-    return found.primary is None or (found.primary.cause.family not in ("loop", "dtypes") and bool(found.primary.line))
+_SEEN_AFTER = 3  # steps after which what failed is known, also on a GPU
 
 
-def _look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, runs: FP32Runs | None) -> ScriptDiagnosis:
-    """The diagnosis of a script that does not fail, after it ran again in FP32; None does not run it.
-
-    What was found already stays, also where nothing is apart: not all that a script learns is seen from outside.
-    """
-    keep = bool(found.findings or found.no_verdict)
-    looked = f"nothing loud in {seen['num_steps']:,} steps, {seen['num_recorded']} of them looked into"
-    if runs is None:
-        return found if keep else replace(found, no_verdict=f"{looked}; FP32 was not run beside it")
-    losses, gradients = seen["step_errors"]
-    errors = StepErrors({int(step): error for step, error in losses.items()}, gradients)
-    beside = compare_with_fp32(own, runs.nudged, errors)
-    if beside.is_only_printed:
-        beside = keep_steady(beside, own, runs.in_part([]))
-    if beside.apart:
-        return _blame_a_line(found, seen, beside, runs)
-    known = [one for name in _WITH_CAUSES for one in seen[name] if name != "candidates" or one["cause"] != ANY]
-    if known and (closer := look_closer(beside, own, runs.nudged)) is not None:
-        blamed = _blame_a_line(found, seen, closer, runs, if_it_helps=True)
-        if blamed.findings != found.findings:
-            return blamed
-    if beside.reason and not keep:
-        return replace(found, no_verdict=f"{looked}; FP32 could not be compared: {beside.reason}")
-    return found if keep else replace(found, notes=(*found.notes, beside.together))
-
-
-# Where a report has what may do harm.
-_WITH_CAUSES = ("suspects", "suspects_beside", "candidates")
-
-
-def _blame_a_line(
-    found: ScriptDiagnosis, seen: Mapping[str, Any], beside: Beside, runs: FP32Runs, *, if_it_helps: bool = False
-) -> ScriptDiagnosis:
-    """The diagnosis of a script that is apart from FP32: what is to blame, after lines of it ran in FP32.
+def _run_apart(
+    quiet: QuietRuns, device: str, sources: Mapping[str, str], *, steps: int, records: int | None = None
+) -> tuple[dict[str, Any], Shown, str]:
+    """The report of another run, {} where there is none; what it showed; and why it came to no end.
 
     Args:
-        found: The diagnosis without it.
-        seen: The report of the script.
-        beside: What is apart.
-        runs: Runs it.
-        if_it_helps: Whether nothing is blamed but what takes away in FP32 what is apart.
+        quiet: Runs it.
+        device: As in `diagnose_script`.
+        sources: Changed texts, by path.
+        steps: How many it makes. What it writes is kept apart.
+        records: A step that is recorded besides those that always are.
     """
-    before = found
-    order = ("suspects", "suspects_beside") if beside.is_apart else ("suspects_beside", "suspects")
-    suspects = [*found.findings, *(read_finding(entry) for name in order for entry in seen[name])]
-    found = replace(found, findings=(), no_verdict="")
-    fp32 = runs.nudged(0.0)
-    if isinstance(fp32, str):
-        return replace(found, unexplained=beside.apart, fails_in_fp32=False)
-    if suspects and suspects[0].cause.family == "loop":  # no line computes it
-        return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}"),))
-    sure = [one for one in suspects if one.cause.id != ANY]
-    candidates = [read_finding(entry) for entry in seen["candidates"]]
-    tried, source = (candidates, runs.source)
-    if if_it_helps:
-        tried, source = [one for one in candidates if one.cause.id != ANY], ""
-    blamed = Blame(beside, fp32, runs.in_part).find(suspects, tried, source=source)
-    if if_it_helps and blamed.finding is None:
-        return before
-    first = blamed.finding or next(iter(sure), None)
-    if first is not None:  # what was seen as well names the user's own line where a library makes the step
-        first = next((one for one in sure if one.cause.id == first.cause.id), name_own_line(first, candidates))
-    notes = (*found.notes, blamed.note) if blamed.note else found.notes
-    if first is None:
-        return replace(found, unexplained=beside.apart, fails_in_fp32=False, notes=notes)
-    others = [one for one in suspects if (one.file, one.line) != (first.file, first.line)]
-    first = replace(first, seen=f"{first.seen}; {beside.apart}")
-    return replace(found, findings=(first, *others), fails_in_fp32=False, notes=notes)
+    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
+        report, trial, writes = (Path(folder, name) for name in ("report.json", "trial.json", "writes"))
+        writes.mkdir()
+        job = {"sources": dict(sources), "steps": steps, "records": records, "folder": str(writes)}
+        trial.write_text(json.dumps(job), encoding="utf-8")
+        with trial_environment(writes) as env:
+            problem = quiet.run(_MAIN, str(report), "", device, str(trial), str(steps), env=env)
+        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        return seen, Shown.read(report.with_name(LOSSES), report.with_name(READS), cut=True), problem
 
 
-def _is_doubtful(found: ScriptDiagnosis, seen: Mapping[str, Any]) -> bool:
-    """Whether FP32 was only computed beside recorded steps of a run that fails or diverges."""
-    return found.primary is not None and (seen["fails"] or found.primary.cause.id == DIVERGENCE)
-
-
-def _check_blame(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, runs: FP32Runs) -> ScriptDiagnosis:
-    """The diagnosis of a script that is said to fail in FP32, too, after it ran again in FP32."""
-    fp32 = runs.nudged(0.0)
-    if found.primary is not None and found.primary.cause.id == DIVERGENCE and (why := _why_unseen(fp32)):
-        unseen = f"the loss grows, and whether it does in FP32 is not known: {why}"
-        return replace(found, findings=(), no_verdict=unseen, fails_in_fp32=False)
-    apart = "" if isinstance(fp32, str) else stays_sound(own, fp32, first_bad=seen["first_bad_step"])
-    if not apart:
-        return found
-    suspects = [read_finding(entry) for entry in seen["suspects"]]
-    if not isinstance(fp32, str) and (first := _find_before_failure(found, seen, own, fp32, runs)) is not None:
-        return replace(found, findings=(replace(first, seen=f"{first.seen}; {apart}"), *suspects))
-    if not suspects:
-        beside, found = compare_with_fp32(own, runs.nudged), replace(found, findings=())
-        blamed = _blame_a_line(found, seen, beside, runs) if beside.apart else found
-        return blamed if blamed.findings else replace(found, unexplained=apart, fails_in_fp32=False)
-    return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {apart}"), *suspects[1:]))
-
-
-def _find_before_failure(
-    found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, fp32: Shown, runs: FP32Runs
-) -> Finding | None:
-    """What lets a run go astray that does not in FP32, long before something overflows; None where no line does."""
-    num = len(own.until_failure().losses)
-    if found.primary is None or found.primary.cause.id != DIVERGENCE or num >= len(fp32.losses):
-        return None
-
-    def run(lines: Sequence[Line]) -> Shown | str:
-        shown = runs.in_part(lines)
-        return shown if isinstance(shown, str) else shown.until_failure()
-
-    beside = Beside(num_steps=(num, len(fp32.losses)))
-    candidates = [read_finding(entry) for entry in seen["candidates"]]
-    return Blame(beside, fp32, run).find([], candidates).finding
-
-
-def _why_unseen(fp32: Shown | str) -> str:
-    """Why nothing is known of FP32; '' where something is: an error is something, too."""
-    if isinstance(fp32, str):
-        return fp32
-    return "" if fp32.losses or fp32.error else "no loss was seen there"
+def _say_nothing(_text: str) -> None:
+    pass
 
 
 _AT_LEAST, _MORE = 40, 20  # steps of a trial
@@ -307,16 +198,7 @@ class _Tries:
 
     def _diagnose(self, sources: Mapping[str, str]) -> Diagnosis | str:
         """Diagnose the script again with changed texts, by path; what it writes is kept apart."""
-        with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
-            report, trial, writes = (Path(folder, name) for name in ("report.json", "trial.json", "writes"))
-            writes.mkdir()
-            job = {"sources": dict(sources), "steps": self.steps, "folder": str(writes)}
-            trial.write_text(json.dumps(job), encoding="utf-8")
-            with trial_environment(writes) as env:
-                given = ("", self.device, str(trial), str(self.steps))
-                problem = self.quiet.run(_MAIN, str(report), *given, env=env)
-            seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-            own = Shown.read(report.with_name(LOSSES), report.with_name(READS), cut=True)
+        seen, own, problem = _run_apart(self.quiet, self.device, sources, steps=self.steps)
         if not seen or "missing" in seen:
             return problem or "the process that tried it ended without a word"
         if seen["refused"]:
@@ -329,50 +211,3 @@ class _Tries:
                 return replace(found, unexplained=beside.apart, fails_in_fp32=False)
         num, recorded = seen["num_steps"], seen["num_recorded"]
         return replace(found, notes=(f"{num:,} steps without a finding, {recorded} of them compared with FP32",))
-
-
-def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> ScriptDiagnosis:
-    """What the process of a script wrote down, as a diagnosis.
-
-    Args:
-        text: The command, as the user wrote it.
-        seen: The report; {} where the process ended before it was written.
-        code: The exit code of the process, as a shell would have it.
-        seconds: How long it took.
-
-    """
-    if not seen:
-        ended = f"the script {_say_end(code)} before floatline could sum it up"
-        return ScriptDiagnosis(text, "", (), seconds, exit_code=code, no_verdict=ended)
-    if not seen["num_backward"] and not seen["findings"] and not code:
-        unseen = "no backward pass was seen: the command does not train, or takes its gradients by torch.func"
-        return ScriptDiagnosis(text, seen["precision"], (), seconds, notes=tuple(seen["notes"]), no_verdict=unseen)
-    return ScriptDiagnosis(
-        text,
-        seen["precision"],
-        tuple(read_finding(entry) for entry in seen["findings"]),
-        seconds,
-        notes=tuple(seen["notes"]),
-        exit_code=code,
-        unexplained=seen["unexplained"],
-        fails_in_fp32=seen["fails_in_fp32"],
-        no_verdict="" if seen["unexplained"] else _explain_end(seen, code) or seen["unseen"],
-    )
-
-
-def _explain_end(seen: dict[str, Any], code: int) -> str:
-    """Why a script that did not come to its end has no verdict, its own words first; '' for one that did."""
-    if not code:
-        return ""
-    steps = seen["num_steps"]
-    after = f"after {steps:,} step{'s' if steps > 1 else ''}" if steps else "before its first step"
-    words = seen["exception"].strip().splitlines() or [seen["last_line"]]
-    first = words[0].rstrip(" .:")
-    said = f"{first}: " if first else ""
-    return f"{said}the script {_say_end(code)} {after}"
-
-
-def _say_end(code: int) -> str:
-    """What a shell's exit code says of how a process ended."""
-    names = {number.value: number.name for number in signal.Signals}
-    return f"was ended by {names[code - 128]}" if code - 128 in names else f"ended with exit code {code}"

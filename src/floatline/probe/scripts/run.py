@@ -71,8 +71,8 @@ class _EnoughSteps(BaseException):
 class _LimitedCapture(StepCapture):
     """Ends the script after a number of steps; None lets it run."""
 
-    def __init__(self, seen: Watch, most: int | None) -> None:
-        super().__init__(seen)
+    def __init__(self, seen: Watch, most: int | None, asked: int | None) -> None:
+        super().__init__(seen, asked)
         self._most = most
 
     def end_step(self, *, late: bool = False) -> None:
@@ -88,10 +88,11 @@ class ScriptWatch:
     Args:
         words: The script's file, or `-m` and a module, and its arguments.
         ends_after: Steps after which the script is ended; None lets it run.
+        records: A step that is recorded besides those that always are.
     """
 
-    def __init__(self, words: list[str], *, ends_after: int | None = None) -> None:
-        self._words, self._ends_after = words, ends_after
+    def __init__(self, words: list[str], *, ends_after: int | None = None, records: int | None = None) -> None:
+        self._words, self._ends_after, self._records = words, ends_after, records
         self._seen: Watch | None = None
         self._capture: StepCapture | None = None
         self._error: BaseException | None = None
@@ -103,7 +104,7 @@ class ScriptWatch:
         """Run the script. What it raises is printed as Python would, and kept."""
         with watch(light=True) as seen, self._last_line:
             self._seen = seen
-            self._capture = capture = _LimitedCapture(seen, self._ends_after)
+            self._capture = capture = _LimitedCapture(seen, self._ends_after, self._records)
             seen.listener, seen.locate = capture, find_script_line
             try:
                 run = prepare_script(self._words)

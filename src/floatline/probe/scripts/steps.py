@@ -58,6 +58,7 @@ class StepCapture:
 
     Args:
         seen: The watch.
+        asked: A step that is recorded, whenever it comes; None leaves it to what is seen.
 
     Attributes:
         steps: What was recorded.
@@ -68,8 +69,9 @@ class StepCapture:
         evaluations: What it computed in 16 bits without gradients between steps, the first times.
     """
 
-    def __init__(self, seen: Watch) -> None:
+    def __init__(self, seen: Watch, asked: int | None = None) -> None:
         self.steps: list[Captured] = []
+        self._asked = asked
         self.seconds = 0.0
         self.errors: list[str] = []
         self.retries = Retries()
@@ -295,6 +297,8 @@ class StepCapture:
     def _is_wanted(self, step: int, *, after: int = 0) -> bool:
         """Whether a step is recorded that begins next; `after` is how many will have been applied by then."""
         self._kind = "healthy"
+        if step == self._asked:
+            self._wanted, self._asked = True, None
         if self.retries.pending:
             return not self.retries.num or step >= self._rests_until
         hunts = self._hunts > 0 and step >= self._rests_until
