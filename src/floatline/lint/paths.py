@@ -69,7 +69,8 @@ def lint_paths(
     """Look at files and folders. Nothing is written.
 
     Args:
-        paths: Python files, notebooks, configurations (.yaml, .yml, .json, .toml), or folders of them.
+        paths: Python files, notebooks, configurations (.yaml, .yml, .json, .toml), shell scripts (.sh, .bash), or
+            folders of them.
         settings: What is looked for; None is everything.
         fix: Whether safe rewrites are worked out too; they are in `changes`.
         unsafe: Whether others are as well.
