@@ -121,7 +121,7 @@ def stays_silent(source: Source, node: ast.AST, *values: ast.expr) -> bool:
     """
     if any(source.dtype(value) in ("wide", "integer") for value in values):
         return True
-    if prepares_data(source, node) or is_cast_around(source, node) or _asks_for_dtype(source, node):
+    if prepares_data(source, node) or is_cast_around(source, node) or asks_for_dtype(source, node):
         return True
     if _is_reference(source, node) or is_in_cast_module(source, node) or is_in_disabled_region(source, node):
         return True
@@ -137,7 +137,8 @@ def _is_reference(source: Source, node: ast.AST) -> bool:
     return False
 
 
-def _asks_for_dtype(source: Source, node: ast.AST) -> bool:
+def asks_for_dtype(source: Source, node: ast.AST) -> bool:
+    """Whether an `if` around a node in its function asks for a dtype."""
     for above in source.ancestors(node):
         if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return False
