@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 
-from floatline.lint.reading.autocast_regions import find_region, is_on
+from floatline.lint.reading.autocast_regions import find_region, is_in_disabled_region, is_on
 from floatline.lint.reading.reaching import given_to, owned_values
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import parameters, read_once
@@ -22,7 +22,7 @@ WIDENED = frozenset(
 )
 # Those of linear algebra have no kernel for 16 bits, and weights are FP32 until a product reads them.
 _ALWAYS_WIDE = frozenset(
-    """Parameter det slogdet logdet inv inverse pinv cholesky eigh eigvalsh eig svd svdvals qr solve lstsq
+    """Parameter det slogdet logdet inv inverse pinv cholesky eigh eigvalsh eig symeig svd svdvals qr solve lstsq
     matrix_exp""".split()  # noqa: SIM905
 )
 # What is drawn has no gradient.
@@ -120,8 +120,7 @@ def _shows_wide(source: Source, node: ast.expr, depth: int) -> bool:
     if isinstance(node, ast.Attribute):
         if node.attr in ("T", "mT", "real", "imag", "values"):
             return _is_wide(source, node.value, depth + 1)
-        made = [source.call_name(one) for one in owned_values(source, node) if isinstance(one, ast.Call)]
-        return "Parameter" in made
+        return any(_is_owned_wide(source, one, depth + 1) for one in owned_values(source, node))
     if isinstance(node, ast.UnaryOp):
         return _is_wide(source, node.operand, depth + 1)
     if isinstance(node, ast.IfExp):
@@ -129,6 +128,13 @@ def _shows_wide(source: Source, node: ast.expr, depth: int) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_sum_wide(source, node, depth)
     return isinstance(node, ast.Call) and _is_call_wide(source, node, depth)
+
+
+def _is_owned_wide(source: Source, node: ast.expr, depth: int) -> bool:
+    """A parameter, a list of them, or a part of one."""
+    if isinstance(node, ast.Call):
+        return source.call_name(node) in ("Parameter", "ParameterList", "ParameterDict")
+    return isinstance(node, ast.Subscript) and _is_wide(source, node, depth)
 
 
 def _is_sum_wide(source: Source, node: ast.BinOp, depth: int) -> bool:
@@ -152,9 +158,11 @@ def _is_name_wide(source: Source, node: ast.Name, depth: int) -> bool:
     if all(value is not None for value in values):
         return all(_is_wide(source, value, depth + 1) for value in values if value is not None)
     # Parts of a tuple: `values, indices = x.softmax(-1).max(-1)`.
-    statements = assignments(source, source.function(node)).get(node.id, ())
-    made = [at.value for at, _ in statements if isinstance(at, ast.Assign) and at.lineno <= node.lineno]
-    return len(made) == len(statements) == 1 and _is_wide(source, made[0], depth + 1)
+    statements = [at for at, _ in assignments(source, source.function(node)).get(node.id, ())]
+    before = [at for at in statements if (at.end_lineno or at.lineno) < node.lineno]
+    if len(before) != 1 or not isinstance(before[0], ast.Assign):
+        return False
+    return _is_wide(source, before[0].value, depth + 1)
 
 
 def _is_call_wide(source: Source, node: ast.Call, depth: int) -> bool:
@@ -227,6 +235,8 @@ def _is_narrow(source: Source, node: ast.expr, depth: int, surely: bool) -> bool
 def _shows_narrow(source: Source, node: ast.expr, depth: int, surely: bool) -> bool:
     if read_dtype(source, node) == "half":
         return True
+    if isinstance(node, (ast.Call, ast.BinOp)) and "autocast" in source.text and is_in_disabled_region(source, node):
+        return False  # what a layer makes there is FP32, as its weights are
     if isinstance(node, ast.Name):
         return (not surely and is_of_model(source, node)) or any(
             _is_narrow(source, one, depth, surely) for one in _made_from(source, node)
