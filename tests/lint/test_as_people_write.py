@@ -257,6 +257,16 @@ INNOCENT = {
         "        self.total += -(q * torch.log(q + 1e-8)).sum()\n",
         ("class Entropy(Metric)", "class Entropy(Loss)"),
     ),
+    "a cost that pairs are matched by": (
+        "FL102",
+        "class FocalCost:\n    def __call__(self, logits):\n        return -(logits.sigmoid() + 1e-12).log()\n",
+        ("class FocalCost", "class FocalTerm"),
+    ),
+    "a function for CPUs": (
+        "FL102",
+        "def focal_loss_cpu(logits):\n    return -torch.log(1 - torch.sigmoid(logits)).sum()\n",
+        ("focal_loss_cpu", "focal_loss"),
+    ),
 }
 
 
@@ -313,6 +323,37 @@ def test_what_autocast_widens_holds_in_pure_half_only(name):
     assert one == ("half" if name in WIDENED else "autocast")
     assert bool(codes_of(text, file="part.py", half=False)) is (name in NARROW)
     assert codes_of(text + "\n\nmodel = Part().half()\n", file="part.py", half=False)
+
+
+@pytest.mark.parametrize(
+    ("before", "made", "after"),
+    [
+        ("", "self.w[0] + self.layer(x)", "self.layer(x)"),
+        ("with torch.autocast('cuda', dtype=torch.float32):", "self.layer(x)", ""),
+        ("with torch.autocast('cuda', enabled=False):", "self.layer(x)", ""),
+        ("", "torch.linalg.eigh(self.layer(x))", "self.layer(x), self.layer(x)"),
+    ],
+)
+def test_what_parameters_regions_and_linear_algebra_keep_in_fp32_is_no_hazard_under_autocast(before, made, after):
+    body = "first, second = " if "," in after or "eigh" in made else "first = "
+    text = (
+        "import torch\nfrom torch import nn\n\n\nclass Part(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.layer = nn.Linear(4, 4)\n"
+        "        self.rows = nn.ParameterList([nn.Parameter(torch.ones(4))])\n        self.w = self.rows[:1]\n\n"
+        f"    def forward(self, x):\n        {before or 'if True:'}\n            {body}{made}\n"
+        "        first = torch.clamp(first, min=0.0)\n        return x / (first + 1e-9)\n"
+    )
+    assert codes_of(text, half=False) == set()
+    twin = text.replace(made, after) if after else text.replace(before, "with torch.autocast('cuda'):")
+    assert codes_of(twin, half=False) == {"FL108"}
+
+
+def test_a_mask_that_is_written_by_its_index_is_told_on_demand_only():
+    text = "import torch\n\n\ndef mask(q, k, hidden):\n    scores = torch.matmul(q, k)\n    scores[hidden] = -1e9\n"
+    assert codes_of(text, half=False) == set()
+    assert codes_of(text, half=True) == {"FL105"}
+    filled = text.replace("scores[hidden] = -1e9", "return scores.masked_fill(hidden, -1e9)")
+    assert codes_of(filled, half=False) == {"FL105"}  # the twin: this raises
 
 
 def test_behind_a_region_of_autocast_nothing_is_widened():

@@ -219,3 +219,30 @@ def test_code_with_more_ways_than_can_be_followed_is_not_judged():
         TWO_TESTS.replace("    if FIRST", f"{many}\n    if FIRST").replace("FIRST", "clip").replace("SECOND", "other")
     )
     assert lint_text(source, "train.py", rules=[RULES["FL201"]]) == []
+
+
+ISLAND = """
+import torch
+import torch.nn.functional as F
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+with torch.autocast("cpu", dtype=torch.bfloat16):
+    h = model(torch.randn(3, 4))
+    beside = F.mse_loss(h, torch.zeros_like(h))
+    with torch.autocast("cpu", enabled=False):
+        loss = F.mse_loss(h, torch.zeros_like(h))
+"""
+
+
+def test_an_island_without_a_cast_computes_in_16_bits_what_autocast_would_widen():
+    scope = run(ISLAND)
+    assert (scope["beside"].dtype, scope["loss"].dtype) == (torch.float32, torch.bfloat16)
+    assert run(ISLAND.replace("loss = F", "h = h.float()\n        loss = F"))["loss"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("off", ["enabled=False", "enabled = False"])
+def test_a_region_that_is_off_is_seen_however_it_is_spelled(off):
+    source = ISLAND.replace("enabled=False", off).replace("mse_loss(h, torch.zeros_like(h))", "cross_entropy(h, y)")
+    assert [one.rule.code for one in lint_text(source, "loop.py", rules=[RULES["FL211"]])] == ["FL211"]
+    cast = source.replace("loss = F.cross_entropy(h", "loss = F.cross_entropy(h.float()")
+    assert lint_text(cast, "loop.py", rules=[RULES["FL211"]]) == []

@@ -13,6 +13,7 @@ from typing import Any
 from floatline.hardware import Hardware
 from floatline.lint.baseline import drop_allowed, read_allowed
 from floatline.lint.configs import CONFIG_ENDINGS, lint_config
+from floatline.lint.reading.neighbours import Neighbours
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.under_autocast import shows_pure_half
 from floatline.lint.rule import LintFinding, Rule
@@ -28,6 +29,7 @@ def lint_text(
     rules: Sequence[type[Rule]],
     on: Hardware | None = None,
     half: bool = False,
+    neighbours: Neighbours | None = None,
 ) -> list[LintFinding]:
     """The findings of one file, in the order of its lines.
 
@@ -39,6 +41,7 @@ def lint_text(
         rules: What is looked for.
         on: The hardware that the code is for, where it is known.
         half: Whether all is told: also what holds in pure half, in a file that shows none, and for some input only.
+        neighbours: The other files of its tree; None where nothing is known of them.
     """
     if PurePath(file).suffix in CONFIG_ENDINGS:
         return lint_config(text, file, rules=rules, on=on)
@@ -48,7 +51,7 @@ def lint_text(
     if not wanted:
         return []
     try:
-        source = Source(text, file)
+        source = Source(text, file, neighbours=neighbours)
     except SyntaxError as error:
         if _may_be_newer(text):
             return []

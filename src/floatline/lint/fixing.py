@@ -12,6 +12,7 @@ from floatline.base.files import read_bounded
 from floatline.fixes import FixKind, NodePlace, rewrite_places
 from floatline.lint.engine import lint_text
 from floatline.lint.notebooks import NOTEBOOK
+from floatline.lint.reading.neighbours import Neighbours
 from floatline.lint.rule import LintFinding, Rule
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def fix_files(
     rules: Sequence[type[Rule]],
     on: Hardware | None = None,
     unsafe: bool = False,
+    neighbours: Neighbours | None = None,
 ) -> Fixes:
     """The rewrites for what is told, file by file; notebooks are left alone.
 
@@ -82,6 +84,7 @@ def fix_files(
         rules: As in `fix_text`.
         on: As in `fix_text`.
         unsafe: As in `fix_text`.
+        neighbours: As in `lint_text`.
     """
     changes: list[tuple[str, str, str]] = []
     fixed: list[LintFinding] = []
@@ -93,11 +96,13 @@ def fix_files(
         if file_of(found[0]).endswith(NOTEBOOK) or not any(_can_fix(one, unsafe=unsafe) for one in found):
             continue
         text = read_text(file)
-        after, done = fix_text(text, file, rules=rules, on=on, unsafe=unsafe, tells=telling.tells, found=found)
+        after, done = fix_text(
+            text, file, rules=rules, on=on, unsafe=unsafe, tells=telling.tells, found=found, neighbours=neighbours
+        )
         if after != text:
             changes.append((file, text, after))
             fixed += done
-            left += lint_text(after, file, rules=rules, on=on, half=True)
+            left += lint_text(after, file, rules=rules, on=on, half=True, neighbours=neighbours)
     return Fixes(tuple(changes), tuple(fixed), tuple(left))
 
 
@@ -111,6 +116,7 @@ def fix_text(
     tells: Callable[[LintFinding], bool] = lambda _: True,
     found: Sequence[LintFinding] | None = None,
     passes: int = _MOST_PASSES,
+    neighbours: Neighbours | None = None,
 ) -> tuple[str, list[LintFinding]]:
     """The file with everything fixed that can be, and the findings that were.
 
@@ -123,11 +129,12 @@ def fix_text(
         tells: What is told: nothing else is fixed.
         found: What is found in the text, where that is known.
         passes: How often what is left after a pass is looked at again, at most.
+        neighbours: As in `lint_text`.
     """
     fixed: list[LintFinding] = []
     for _ in range(passes):
         if found is None:
-            found = lint_text(text, file, rules=rules, on=on, half=True)
+            found = lint_text(text, file, rules=rules, on=on, half=True, neighbours=neighbours)
         places = {_place(one): one for one in found if _can_fix(one, unsafe=unsafe) and tells(one)}
         settings = [place for place in places if place.kind == "fp32-setting"]
         if settings:

@@ -15,6 +15,7 @@ from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
 from floatline.lint.fixing import Fixes, Telling, file_of, fix_files, read_text
 from floatline.lint.notebooks import NOTEBOOK, place_in_cells, read_notebook
+from floatline.lint.reading.neighbours import Neighbours
 from floatline.lint.reading.under_autocast import shows_16_bits, shows_pure_half, trains_in_pure_half
 from floatline.lint.rule import LintFinding, Rule
 from floatline.lint.rules import choose_rules
@@ -69,7 +70,8 @@ def lint_paths(
     """Look at files and folders. Nothing is written.
 
     Args:
-        paths: Python files, notebooks, configurations (.yaml, .yml, .json, .toml), or folders of them.
+        paths: Python files, notebooks, configurations (.yaml, .yml, .json, .toml), shell scripts (.sh, .bash), or
+            folders of them.
         settings: What is looked for; None is everything.
         fix: Whether safe rewrites are worked out too; they are in `changes`.
         unsafe: Whether others are as well.
@@ -83,7 +85,8 @@ def lint_paths(
     hardware = _find_hardware(settings.on)
     files = find_files(paths, exclude=settings.exclude, root=settings.root)
     jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
-    task = _Task(tuple(rules), hardware)
+    neighbours = Neighbours(files)
+    task = _Task(tuple(rules), hardware, neighbours)
     if jobs <= 1:
         parts = [task(files)]
     else:
@@ -99,7 +102,7 @@ def lint_paths(
         is_for_16_bits=len(files) < PROJECT or any(part.shows_16_bits for part in parts),
     )
     told = [one for one in found if telling.tells(one)]
-    fixes = fix_files(told, telling, rules=rules, on=hardware, unsafe=unsafe) if fix else Fixes()
+    fixes = fix_files(told, telling, rules=rules, on=hardware, unsafe=unsafe, neighbours=neighbours) if fix else Fixes()
     changed = {file for file, _, _ in fixes.changes}
     if changed:
         order = {file: number for number, file in enumerate(files)}
@@ -186,6 +189,7 @@ class _Task:
 
     rules: tuple[type[Rule], ...]
     hardware: Hardware | None
+    neighbours: Neighbours
 
     def __call__(self, files: Sequence[str]) -> _Part:
         part = _Part()
@@ -201,7 +205,7 @@ class _Task:
         except (OSError, ValueError, RecursionError) as error:
             part.unread.append((file, str(error)))
             return
-        found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True)
+        found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True, neighbours=self.neighbours)
         part.unread += [(file, one.seen) for one in found if one.rule.code == "FL001"]
         part.found += place_in_cells(found, file, places) if places else found
         part.num_files += 1

@@ -181,7 +181,7 @@ def _property(text: str) -> str:
 
 
 _WIDTH = 88
-_LANGUAGES = {".py": "py", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
+_LANGUAGES = {".py": "py", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".sh": "sh"}
 
 
 def print_rule(console: Console, rule: type[Rule]) -> None:

@@ -120,8 +120,18 @@ def _read_event(event: Any) -> _Node:
 def _read_scalar(event: Any) -> object:
     if event.tag is not None and not event.tag.startswith("tag:yaml.org,2002:"):
         return UNKNOWN  # !include, !python/object: never followed
-    text: str = event.value
-    tag = event.tag or str(_RESOLVER.resolve(yaml.ScalarNode, text, event.implicit))
+    return read_word(event.value, event.tag or "", event.implicit)
+
+
+def read_word(text: str, tag: str = "", implicit: tuple[bool, bool] = (True, False)) -> object:
+    """What a word says to YAML, which command lines are read by as well.
+
+    Args:
+        text: The word.
+        tag: What it is said to be; '' is not said.
+        implicit: As the reader gives it: whether a plain word, and whether a quoted one, may be without a tag.
+    """
+    tag = tag or str(_RESOLVER.resolve(yaml.ScalarNode, text, implicit))
     if tag == "tag:yaml.org,2002:null":
         return None
     if tag in _MAKERS:

@@ -96,8 +96,9 @@ def recognise(path: Path, below: Mapping[Key, Setting]) -> tuple[Kind | None, st
         if kind == "deepspeed" and not _is_deepspeed(below):
             continue
         return kind, ""
-    # Lightning's own command line writes everything of the Trainer below this key.
-    if path and path[-1] == "trainer" and "precision" in keys and len(keys & (_LIGHTNING_OWN | _LIGHTNING_SHARED)) >= 2:
+    # Lightning's own command line writes everything of the Trainer below this key, and so do those who use Hydra.
+    is_known = "precision" in keys or keys & _LIGHTNING_OWN
+    if path and path[-1] == "trainer" and is_known and len(keys & (_LIGHTNING_OWN | _LIGHTNING_SHARED)) >= 2:
         return "lightning", ""
     return None, ""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from floatline.lint.baseline import drop_allowed, read_allowed
 from floatline.lint.configs.calls import read_calls
+from floatline.lint.configs.commands import SHELL_ENDINGS, read_commands
 from floatline.lint.configs.files import read_documents
 from floatline.lint.configs.kinds import find_configs
 from floatline.lint.configs.view import RunConfig, Setting
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
     from floatline.fixes import FixKind
     from floatline.hardware import Hardware
 
-CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
+CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml", *SHELL_ENDINGS)
 
 
 class ConfigRule(Rule, ABC):
-    """A rule about settings. `visit_config` sees those of YAML, JSON and TOML files and of calls in Python alike.
+    """A rule about settings, whatever they are written in.
 
-    `words` decide for both whether a file is looked at.
+    `visit_config` sees those of YAML, JSON and TOML, of commands in shell scripts and of calls in Python alike;
+    `words` decide for all of them whether a file is looked at.
     """
 
     @abstractmethod
@@ -80,7 +82,8 @@ def lint_config(text: str, file: str, *, rules: Sequence[type[Rule]], on: Hardwa
     source.text, source.lines = text, text.split("\n")
     made = [rule(source, on=on) for rule in wanted]
     first = 0
-    for document in read_documents(text, file):
+    read = read_commands if file.endswith(SHELL_ENDINGS) else read_documents
+    for document in read(text, file):
         find_configs(document)
         first = first or min((setting.line for setting in document.settings.values()), default=0)
         for rule in made:

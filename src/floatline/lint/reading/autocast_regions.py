@@ -22,8 +22,10 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def is_on(source: Source, call: ast.AST) -> bool:
-    """Whether an expression is an autocast that is not made with `enabled=False`."""
-    return source.is_call_to(call, *AUTOCASTS) and not is_disabled(source, call)
+    """Whether an expression is an autocast to 16 bits: not made with `enabled=False`, nor for FP32."""
+    if not isinstance(call, ast.Call) or source.path(call.func) not in AUTOCASTS:
+        return False
+    return not is_disabled(source, call) and not _is_in_fp32(source, call)
 
 
 def is_disabled(source: Source, call: ast.AST) -> bool:
@@ -45,10 +47,8 @@ def find_region(source: Source, node: ast.AST) -> tuple[ast.Call, list[ast.AST]]
     for above in source.ancestors(node):
         if isinstance(above, (ast.With, ast.AsyncWith)):
             for item in reversed(above.items):
-                if is_disabled(source, item.context_expr):
-                    return None
-                if isinstance(item.context_expr, ast.Call) and is_on(source, item.context_expr):
-                    return item.context_expr, between
+                if isinstance(item.context_expr, ast.Call) and source.is_call_to(item.context_expr, *AUTOCASTS):
+                    return (item.context_expr, between) if is_on(source, item.context_expr) else None
         if isinstance(above, _FUNCTIONS):
             for mark in getattr(above, "decorator_list", ()):
                 if isinstance(mark, ast.Call) and is_on(source, mark):
@@ -68,13 +68,19 @@ def dtype_of(source: Source, call: ast.Call) -> str:
     return {"torch.float16": "float16", "torch.half": "float16", "torch.bfloat16": "bfloat16"}.get(path, "")
 
 
+def _is_in_fp32(source: Source, call: ast.Call) -> bool:
+    """`torch.autocast("cuda", dtype=torch.float32)`."""
+    given = keyword(call, "dtype")
+    return given is not None and source.path(given) in ("torch.float32", "torch.float")
+
+
 def is_in_disabled_region(source: Source, node: ast.AST) -> bool:
-    """Whether autocast is off around a node in its function: whoever wrote that has thought of its dtype."""
+    """Whether autocast is off around a node in its function, or in FP32: who wrote that has thought of dtypes."""
     for above in source.ancestors(node):
         if isinstance(above, (ast.With, ast.AsyncWith)):
             for item in reversed(above.items):
                 if source.is_call_to(item.context_expr, *AUTOCASTS):
-                    return is_disabled(source, item.context_expr)
+                    return not is_on(source, item.context_expr)
         if isinstance(above, _FUNCTIONS):
             return any(is_disabled(source, mark) for mark in getattr(above, "decorator_list", ()))
     return False

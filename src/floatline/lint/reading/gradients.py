@@ -201,16 +201,12 @@ def _is_trained(source: Source, function: ast.FunctionDef | ast.AsyncFunctionDef
 def _can_train(source: Source, node: ast.ClassDef) -> bool:
     if any("Trainer" in last_name(base) for base in node.bases):
         return True
-    for base in node.bases:
-        path = _ending(source, base)
-        if (
-            path.endswith(_BASES_WITHOUT)
-            or node.name.endswith(_BASES_WITHOUT)
-            or path == "torch.autograd.Function"
-            or path == "torch.autograd.function.Function"
-        ):
-            return False
-    return True
+    # A cost is what pairs are matched by, unless it is a module.
+    if node.name.endswith(_BASES_WITHOUT) or (node.name.endswith("Cost") and not source.is_module_class(node)):
+        return False
+    functions = ("torch.autograd.Function", "torch.autograd.function.Function")
+    paths = [_ending(source, base) for base in node.bases]
+    return not any(path.endswith(_BASES_WITHOUT) or path in functions for path in paths)
 
 
 def _is_detached(source: Source, node: ast.expr) -> bool:

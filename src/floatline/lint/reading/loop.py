@@ -60,6 +60,16 @@ class Training:
                 targets = node.targets if isinstance(node, ast.Assign) else [node.target]
                 self._note(node, node.value, [name for target in targets if (name := dotted(target))])
 
+    @cached_property
+    def _inherited(self) -> set[str]:
+        """Schedulers that classes of the file have from a base in another file of the tree."""
+        source, found = self.source, set[str]()
+        bases = [last_name(base) for one in source.classes.values() for base in one.bases]
+        for base in bases if source.neighbours is not None else ():
+            if source.neighbours is not None and base in source.imported:
+                found |= source.neighbours.find_schedulers(source.file, *source.imported[base])
+        return found
+
     def _note(self, node: ast.stmt, value: ast.expr, names: Sequence[str]) -> None:
         known: Known = {}
         while isinstance(value, ast.IfExp):
@@ -112,7 +122,7 @@ class Training:
                 calls,
                 scalers=self.scalers,
                 optimizers=self.optimizers,
-                schedulers=self.schedulers,
+                schedulers={*self.schedulers, *self._inherited},
             )
             used: list[ast.AST] = []
             for loop in reversed(loops):  # the innermost first

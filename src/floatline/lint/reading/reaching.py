@@ -235,4 +235,5 @@ def is_parameter(source: Source, node: ast.expr) -> bool:
 
 def mentions_dtype(test: ast.expr) -> bool:
     """Whether a test asks for a dtype."""
-    return any(isinstance(one, ast.Attribute) and one.attr in ("dtype", "float16", "float32") for one in ast.walk(test))
+    words = ("dtype", "float16", "bfloat16", "float32")
+    return any(isinstance(one, ast.Attribute) and one.attr in words for one in ast.walk(test))

@@ -116,12 +116,14 @@ def is_cast_around(source: Source, node: ast.AST) -> bool:
 def stays_silent(source: Source, node: ast.AST, *values: ast.expr) -> bool:
     """Whether the file shows that a place never sees 16 bits.
 
-    It is FP32 or whole numbers, it prepares data, a decorator casts, an `if` around it asks for the dtype, its module
-    is cast to FP32, or it is a reference that tests compare with, which is run in FP64.
+    It is FP32 or whole numbers, it prepares data, its function is for a CPU, a decorator casts, an `if` around it asks
+    for the dtype, its module is cast to FP32, or it is a reference that tests compare with, which is run in FP64.
     """
     if any(source.dtype(value) in ("wide", "integer") for value in values):
         return True
-    if prepares_data(source, node) or is_cast_around(source, node) or _asks_for_dtype(source, node):
+    if prepares_data(source, node) or is_cast_around(source, node) or asks_for_dtype(source, node):
+        return True
+    if getattr(source.function(node), "name", "").endswith("_cpu"):  # autocast of a CPU is BF16
         return True
     if _is_reference(source, node) or is_in_cast_module(source, node) or is_in_disabled_region(source, node):
         return True
@@ -137,7 +139,8 @@ def _is_reference(source: Source, node: ast.AST) -> bool:
     return False
 
 
-def _asks_for_dtype(source: Source, node: ast.AST) -> bool:
+def asks_for_dtype(source: Source, node: ast.AST) -> bool:
+    """Whether an `if` around a node in its function asks for a dtype."""
     for above in source.ancestors(node):
         if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return False

@@ -16,6 +16,7 @@ class Source(SourceTree):
     Args:
         text: The file.
         file: Its name, for findings.
+        neighbours: The other files of its tree; None where nothing is known of them.
 
     Raises:
         SyntaxError: It is not Python.

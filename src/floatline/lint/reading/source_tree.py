@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from floatline.lint.reading.neighbours import Neighbours
+
 _HOMES = ("torch.nn.functional.", "torch.special.", "torch.linalg.", "torch.fft.", "torch.Tensor.", "torch.")
 _ALIASES = {
     "expit": "sigmoid",
@@ -72,13 +74,14 @@ class SourceTree(ABC):
     Args:
         text: The file.
         file: Its name, for findings.
+        neighbours: The other files of its tree; None where nothing is known of them.
 
     Raises:
         SyntaxError: It is not Python.
     """
 
-    def __init__(self, text: str, file: str = "example.py") -> None:
-        self.text, self.file = text, file
+    def __init__(self, text: str, file: str = "example.py", *, neighbours: Neighbours | None = None) -> None:
+        self.text, self.file, self.neighbours = text, file, neighbours
         self.tree = ast.parse(text)
         self.lines = text.split("\n")
         self.aliases = _read_imports(self.tree)
@@ -207,6 +210,16 @@ class SourceTree(ABC):
             if own is not node and self.is_module_class(own):
                 return True
         return False
+
+    @cached_property
+    def imported(self) -> dict[str, tuple[str, str]]:
+        """What `from … import …` at the top of the file names: the module, with its dots, and the name in it."""
+        return {
+            alias.asname or alias.name: ("." * node.level + (node.module or ""), alias.name)
+            for node in self.tree.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import re
 
-from floatline.lint.reading.autocast_regions import find_region, is_on
+from floatline.lint.reading.autocast_regions import find_region, is_in_disabled_region, is_on
 from floatline.lint.reading.reaching import given_to, owned_values
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import parameters, read_once
 from floatline.lint.reading.values import assignments, reaching_values, read_dtype, read_number
 
 # As recorded from torch 2.11 on a GPU: what they give is FP32, whatever they are given.
-_WIDENED = frozenset(
+WIDENED = frozenset(
     """acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
     cumprod cumsum dist erfinv exp expm1 gaussian_nll_loss group_norm hinge_embedding_loss huber_loss kl_div l1_loss
     layer_norm log log10 log1p log2 log_softmax margin_ranking_loss matrix_norm mse_loss multilabel_margin_loss
@@ -22,12 +22,12 @@ _WIDENED = frozenset(
 )
 # Those of linear algebra have no kernel for 16 bits, and weights are FP32 until a product reads them.
 _ALWAYS_WIDE = frozenset(
-    """Parameter det slogdet logdet inv inverse pinv cholesky eigh eigvalsh eig svd svdvals qr solve lstsq
+    """Parameter det slogdet logdet inv inverse pinv cholesky eigh eigvalsh eig symeig svd svdvals qr solve lstsq
     matrix_exp""".split()  # noqa: SIM905
 )
 # What is drawn has no gradient.
 _DRAWN = frozenset(("uniform_", "normal_", "exponential_", "bernoulli_", "rand_like", "randn_like"))
-_WIDENED_MODULES = frozenset(
+WIDENED_MODULES = frozenset(
     """Softmax LogSoftmax Softmin Softplus LayerNorm GroupNorm CosineSimilarity PairwiseDistance CrossEntropyLoss
     MSELoss L1Loss SmoothL1Loss KLDivLoss NLLLoss BCEWithLogitsLoss""".split()  # noqa: SIM905
 )
@@ -120,8 +120,7 @@ def _shows_wide(source: Source, node: ast.expr, depth: int) -> bool:
     if isinstance(node, ast.Attribute):
         if node.attr in ("T", "mT", "real", "imag", "values"):
             return _is_wide(source, node.value, depth + 1)
-        made = [source.call_name(one) for one in owned_values(source, node) if isinstance(one, ast.Call)]
-        return "Parameter" in made
+        return any(_is_owned_wide(source, one, depth + 1) for one in owned_values(source, node))
     if isinstance(node, ast.UnaryOp):
         return _is_wide(source, node.operand, depth + 1)
     if isinstance(node, ast.IfExp):
@@ -129,6 +128,13 @@ def _shows_wide(source: Source, node: ast.expr, depth: int) -> bool:
     if isinstance(node, ast.BinOp):
         return _is_sum_wide(source, node, depth)
     return isinstance(node, ast.Call) and _is_call_wide(source, node, depth)
+
+
+def _is_owned_wide(source: Source, node: ast.expr, depth: int) -> bool:
+    """A parameter, a list of them, or a part of one."""
+    if isinstance(node, ast.Call):
+        return source.call_name(node) in ("Parameter", "ParameterList", "ParameterDict")
+    return isinstance(node, ast.Subscript) and _is_wide(source, node, depth)
 
 
 def _is_sum_wide(source: Source, node: ast.BinOp, depth: int) -> bool:
@@ -152,23 +158,25 @@ def _is_name_wide(source: Source, node: ast.Name, depth: int) -> bool:
     if all(value is not None for value in values):
         return all(_is_wide(source, value, depth + 1) for value in values if value is not None)
     # Parts of a tuple: `values, indices = x.softmax(-1).max(-1)`.
-    statements = assignments(source, source.function(node)).get(node.id, ())
-    made = [at.value for at, _ in statements if isinstance(at, ast.Assign) and at.lineno <= node.lineno]
-    return len(made) == len(statements) == 1 and _is_wide(source, made[0], depth + 1)
+    statements = [at for at, _ in assignments(source, source.function(node)).get(node.id, ())]
+    before = [at for at in statements if (at.end_lineno or at.lineno) < node.lineno]
+    if len(before) != 1 or not isinstance(before[0], ast.Assign):
+        return False
+    return _is_wide(source, before[0].value, depth + 1)
 
 
 def _is_call_wide(source: Source, node: ast.Call, depth: int) -> bool:
     name = source.call_name(node).rstrip("_")
     if name in _NARROWED or name in ("half", "type_as", "to", "type"):
         return False
-    if name in _WIDENED or name in _ALWAYS_WIDE:
+    if name in WIDENED or name in _ALWAYS_WIDE:
         return True
     if isinstance(node.func, ast.Name) and (inner := _returned(source, node.func.id)):
         return all(_is_wide(source, one, depth + 1) for one in inner)
     if isinstance(node.func, ast.Attribute):
         made = [source.call_name(one) for one in owned_values(source, node.func) if isinstance(one, ast.Call)]
         if made:  # self.softmax(x), with self.softmax = nn.Softmax(-1)
-            return all(one in _WIDENED_MODULES for one in made)
+            return all(one in WIDENED_MODULES for one in made)
     found = source.operation(node)
     if found is None:  # a method that numpy has as well, such as x.mean()
         owner = node.func.value if isinstance(node.func, ast.Attribute) and not source.path(node.func) else None
@@ -227,8 +235,10 @@ def _is_narrow(source: Source, node: ast.expr, depth: int, surely: bool) -> bool
 def _shows_narrow(source: Source, node: ast.expr, depth: int, surely: bool) -> bool:
     if read_dtype(source, node) == "half":
         return True
+    if isinstance(node, (ast.Call, ast.BinOp)) and "autocast" in source.text and is_in_disabled_region(source, node):
+        return False  # what a layer makes there is FP32, as its weights are
     if isinstance(node, ast.Name):
-        return (not surely and _is_of_model(source, node)) or any(
+        return (not surely and is_of_model(source, node)) or any(
             _is_narrow(source, one, depth, surely) for one in _made_from(source, node)
         )
     if isinstance(node, (ast.Subscript, ast.Starred)):
@@ -264,7 +274,7 @@ def _is_call_narrow(source: Source, node: ast.Call, depth: int, surely: bool) ->
     name = source.call_name(node).rstrip("_")
     if name in _NARROWED:
         return True
-    if name in _WIDENED or source.call_name(node) in _DRAWN:
+    if name in WIDENED or source.call_name(node) in _DRAWN:
         return False
     if isinstance(node.func, ast.Name) and not source.path(node.func):
         if inner := _returned(source, node.func.id):
@@ -285,13 +295,26 @@ def _is_layer(source: Source, node: ast.Attribute) -> bool:
     is_own = isinstance(node.value, ast.Name) and node.value.id == "self"
     if not is_own or owner is None or not source.is_module_class(owner):
         return False
-    if any(isinstance(one, ast.FunctionDef) and one.name == node.attr for one in owner.body):
+    if any(isinstance(one, ast.FunctionDef) and one.name == node.attr for one in _members(source, owner)):
         return False
     made = [source.call_name(one) for one in owned_values(source, node) if isinstance(one, ast.Call)]
-    return not made or any(one not in _WIDENED_MODULES and one[:1].isupper() for one in made)
+    return not made or any(one not in WIDENED_MODULES and one[:1].isupper() for one in made)
 
 
-def _is_of_model(source: Source, node: ast.Name) -> bool:
+def _members(source: Source, owner: ast.ClassDef) -> list[ast.stmt]:
+    """The statements of a class, and of those of the file that it stands on."""
+    found, seen, waiting = list[ast.stmt](), set[str](), [owner]
+    while waiting:
+        one = waiting.pop()
+        if one.name not in seen:
+            seen.add(one.name)
+            found += one.body
+            bases = [base.id for base in one.bases if isinstance(base, ast.Name)]
+            waiting += [source.classes[base] for base in bases if base in source.classes]
+    return found
+
+
+def is_of_model(source: Source, node: ast.Name) -> bool:
     """A parameter that is named for what models give, or one of a loss or a module's `forward` not named for data."""
     function = source.function(node)
     if not isinstance(function, ast.FunctionDef) or node.id not in parameters(function):

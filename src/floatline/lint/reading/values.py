@@ -60,8 +60,23 @@ def read_number(source: SourceTree, node: ast.AST | None, *, depth: int = 0) -> 
         return math.inf
     if isinstance(node, ast.Name):
         made = read_value(source, node)
-        return None if made is node else read_number(source, made, depth=depth + 1)
-    return None
+        return _imported_number(source, node) if made is node else read_number(source, made, depth=depth + 1)
+    return _imported_number(source, node) if isinstance(node, ast.Attribute) else None
+
+
+def _imported_number(source: SourceTree, node: ast.Name | ast.Attribute) -> float | None:
+    """`NEG_INF` after `from .constants import NEG_INF`, and `constants.NEG_INF` after `from . import constants`."""
+    if source.neighbours is None or not last_name(node).isupper():
+        return None
+    owner = node if isinstance(node, ast.Name) else node.value
+    if not isinstance(owner, ast.Name) or owner.id not in source.imported:
+        return None
+    if owner.id in _parameters(source.function(node)) or owner.id in assignments(source, source.tree):
+        return None
+    module, name = source.imported[owner.id]
+    if isinstance(node, ast.Attribute):
+        module, name = f"{module}{'' if module.endswith('.') else '.'}{name}", node.attr
+    return source.neighbours.find_number(source.file, module, name)
 
 
 def _compute(sign: ast.operator, left: float | None, right: float | None) -> float | None:

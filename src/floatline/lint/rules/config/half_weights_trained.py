@@ -64,6 +64,11 @@ class HalfWeightsTrained(ConfigRule):
             file="run.yaml",
             fixed="per_device_train_batch_size: 8\nlearning_rate: 1e-4\ntorch_dtype: float32\nnum_train_epochs: 1\n",
         ),
+        Bad(
+            "python -m my.training trainer.max_epochs=3 +trainer.precision=16-true  # fast\n",
+            file="run.sh",
+            fixed="python -m my.training trainer.max_epochs=3 +trainer.precision=16-mixed  # fast\n",
+        ),
     )
 
     def visit_config(self, config: RunConfig) -> None:

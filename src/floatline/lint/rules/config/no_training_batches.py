@@ -31,11 +31,17 @@ class NoTrainingBatches(ConfigRule):
         Bad("per_device_train_batch_size: 8\nlearning_rate: 1e-4\nmax_steps: 0\n", file="run.yaml"),
         "from lightning import Trainer\ntrainer = Trainer(limit_train_batches=0)\ntrainer.validate(model)",
         "from lightning import Trainer\nTrainer(limit_train_batches=0, limit_val_batches=0).fit(model)  # loads only",
+        Bad("python train.py trainer.limit_train_batches=0 trainer.enable_checkpointing=false\n", file="start.sh"),
     )
     bad = (
         Bad("trainer:\n  max_epochs: 3\n  precision: 16-mixed\n  limit_train_batches: 0\n", file="run.yaml"),
         "import pytorch_lightning as pl\npl.Trainer(max_epochs=1, limit_train_batches=0.0).fit(model)",
         Bad('{"trainer": {"max_steps": 0, "precision": "16-mixed", "gradient_clip_val": 1.0}}', file="run.json"),
+        Bad(
+            "uv run python train.py \\\n  trainer.max_epochs=3 trainer.limit_train_batches=0 \\\n"
+            '  trainer.limit_val_batches=50 trainer.precision="16-mixed"\n',
+            file="check_fp16.sh",
+        ),
     )
 
     def visit_config(self, config: RunConfig) -> None:

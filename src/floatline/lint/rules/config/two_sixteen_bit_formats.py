@@ -29,6 +29,7 @@ class TwoSixteenBitFormats(ConfigRule):
             file="ds.json",
         ),
         "from transformers import TrainingArguments\nargs = TrainingArguments('out', fp16=not wide, bf16=True)",
+        Bad("python train.py --per_device_train_batch_size 8 --fp16 --bf16 false\n", file="run.sh"),
     )
     bad = (
         Bad(
@@ -45,6 +46,7 @@ class TwoSixteenBitFormats(ConfigRule):
             'from transformers import TrainingArguments\nsettings = {"zero_optimization": {"stage": 2}, '
             '"bf16": {"enabled": True}}\nargs = TrainingArguments("out", fp16=True, deepspeed=settings)'
         ),
+        Bad("torchrun --nproc_per_node 8 train.py --per_device_train_batch_size=8 --fp16 --bf16\n", file="run.sh"),
     )
 
     def visit_config(self, config: RunConfig) -> None:

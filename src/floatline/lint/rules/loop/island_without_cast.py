@@ -5,10 +5,15 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
-from floatline.lint.reading.autocast_regions import is_disabled
+from floatline.lint.reading.autocast_regions import is_disabled, is_in_disabled_region
+from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.reading.values import reaching_values
-from floatline.lint.rule import Rule
+from floatline.lint.reading.reaching import given_to
+from floatline.lint.reading.silence import asks_for_dtype
+from floatline.lint.reading.source_tree import parameters
+from floatline.lint.reading.under_autocast import WIDENED, WIDENED_MODULES, is_of_model, shows_narrow
+from floatline.lint.reading.values import assignments, reaching_values
+from floatline.lint.rule import Holds, Rule
 
 # Layers that hold FP32 weights, and give 16 bits under autocast.
 _LAYERS = frozenset(
@@ -36,15 +41,22 @@ _KEEPS = frozenset(
     """mean sum max amax flatten view reshape transpose permute squeeze unsqueeze contiguous relu tanh dropout chunk
     split clone expand repeat narrow select""".split()  # noqa: SIM905
 )
+# Of two tensors, the wider one decides what they compute in.
+_OF_TWO = frozenset(
+    """mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy_with_logits kl_div cosine_similarity dist
+    pairwise_distance MSELoss L1Loss SmoothL1Loss KLDivLoss BCEWithLogitsLoss CosineSimilarity
+    PairwiseDistance""".split()  # noqa: SIM905
+)
 _DEPTH = 8
 
 
 class IslandWithoutCast(Rule):
-    """Flags a layer inside `autocast(enabled=False)` that is given what another layer made outside.
+    """Flags what is given 16 bits from outside inside `autocast(enabled=False)`: a layer, or what autocast widens.
 
     ## Why is this bad?
-    Turning autocast off casts nothing. The 16-bit activation from outside meets the FP32 weights of the layer:
-    "mat1 and mat2 must have the same dtype".
+    Turning autocast off casts nothing. The 16-bit activation from outside meets the FP32 weights of a layer: "mat1 and
+    mat2 must have the same dtype". A loss, a sum, an exp or a power is worse off than before: autocast computes them in
+    FP32, and here they are computed in the 16 bits that they are given.
     """
 
     code = "FL211"
@@ -52,7 +64,7 @@ class IslandWithoutCast(Rule):
     cause = AUTOCAST_REGION_MISUSE
     message = "autocast is off here, but this input is still in 16 bits: it meets FP32 weights, and the call raises"
     advice = "cast at the border: self.head(x.float())"
-    words = ("enabled=False", "autocast(False")
+    words = ("autocast",)
     good = (
         """
 import torch
@@ -98,6 +110,26 @@ class Net(torch.nn.Module):
             h = self.body(x.float())
             return self.head(h)
 """,
+        """
+import torch
+import torch.nn.functional as F
+def loss_of(pred, target):
+    with torch.autocast("cuda", enabled=False):
+        pred, weight = pred.float(), target.sum()
+        return F.mse_loss(pred, target) / weight
+with torch.autocast("cuda"):
+    loss = loss_of(model(x), y)
+""",
+        """
+import torch
+import torch.nn.functional as F
+head = torch.nn.Linear(4, 2)
+def train(model, x, y):
+    with torch.autocast("cuda"):
+        h = model(x)
+        with torch.autocast("cuda", enabled=False):
+            return F.cross_entropy(head(h.float()), y) + F.mse_loss(h, y.float())
+""",
     )
     bad = (
         """
@@ -137,20 +169,84 @@ class Net(torch.nn.Module):
         with torch.amp.autocast("cuda", enabled=False):
             return self.head(h.float() if self.careful else h)
 """,
+        """
+import torch
+import torch.nn.functional as F
+def loss_of(logits, target):
+    with torch.autocast("cuda", enabled=False):
+        return F.cross_entropy(logits / 0.1, target)
+with torch.autocast("cuda"):
+    loss = loss_of(model(x), y)
+""",
+        """
+import torch as t
+head = t.nn.Linear(4, 2)
+def train(model, x, y):
+    with t.autocast("cuda"):
+        h = model(x)
+        with t.autocast("cuda", enabled=False):
+            return head(h)
+""",
+        """
+import torch
+@torch.autocast("cuda", enabled=False)
+def energy_of(scores):
+    return (scores - 1.0).exp().mean()
+def train(q, k):
+    with torch.autocast("cuda"):
+        return energy_of(q @ k.transpose(-1, -2))
+""",
+        """
+import torch
+def train(model, loader):
+    criterion = torch.nn.MSELoss()
+    for x in loader:
+        with torch.autocast("cuda"):
+            first, second = model(x)
+        with torch.autocast("cuda", enabled=False):
+            loss = criterion(first, second) + ((first - second) ** 2).sum()
+        loss.backward()
+""",
     )
 
     def visit_With(self, node: ast.With) -> None:  # noqa: N802
-        """Calls of the module's layers in a region that is off."""
-        if not any(is_disabled(self.source, item.context_expr) for item in node.items):
-            return
-        layers = self._layers(node)
-        if not layers:
-            return
-        for call in ast.walk(node):
-            if not isinstance(call, ast.Call) or dotted(call.func) not in layers or not call.args:
+        """A region that is off."""
+        if any(is_disabled(self.source, item.context_expr) for item in node.items):
+            self._look_into(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:  # noqa: N802
+        """A function that is such a region as a whole."""
+        if any(is_disabled(self.source, mark) for mark in node.decorator_list):
+            self._look_into(node)
+
+    def _look_into(self, region: ast.AST) -> None:
+        inside = set(map(id, ast.walk(region)))
+        layers = self._layers(region)
+        for node in ast.walk(region):
+            if not isinstance(node, (ast.Call, ast.BinOp)) or not is_in_disabled_region(self.source, node):
                 continue
-            if self._is_half(call.args[0], layers, set(map(id, ast.walk(node))), 0):
-                self.report(call)
+            if isinstance(node, ast.Call) and node.args and self._is_layer(node.func, layers):
+                if self._is_half(node.args[0], inside):
+                    self.report(node)
+            elif given := self._widened(node):
+                if asks_for_dtype(self.source, node) or not has_gradient(self.source, node, surely=False):
+                    continue
+                if all(self._is_half(one, inside) for one in given):
+                    self._report_narrow(node, given[0], "autocast")
+                elif all(self._is_half(one, inside, surely=False) for one in given):
+                    self._report_narrow(node, given[0], "input")
+
+    def _report_narrow(self, node: ast.Call | ast.BinOp, given: ast.expr, holds: Holds) -> None:
+        name = "a power" if isinstance(node, ast.BinOp) else self.source.call_name(node)
+        text = self.source.code(given)
+        spelled = text if len(text) <= 40 else "what it is given"
+        self.report(
+            node,
+            seen=f"autocast is off here, and nothing casts {spelled}: {name} is computed in its 16 bits, "
+            "where autocast would compute it in FP32",
+            advice=f"cast at the border: {text}.float()" if spelled.isidentifier() else "cast at the border: x.float()",
+            holds=holds,
+        )
 
     def _layers(self, node: ast.AST) -> set[str]:
         """`self.x` that the class makes from a layer with weights."""
@@ -168,24 +264,74 @@ class Net(torch.nn.Module):
                         found.add(dotted(name))
         return found
 
-    def _is_half(self, node: ast.expr, layers: set[str], inside: set[int], depth: int) -> bool:
-        """Whether a layer outside the region made it, and nothing cast it since."""
-        if depth > _DEPTH:
+    def _is_layer(self, called: ast.expr, layers: set[str]) -> bool:
+        """`self.head`, or `head` of a plain function, where the file makes it from a layer with weights."""
+        made = self.source.value(called)
+        return dotted(called) in layers or (isinstance(made, ast.Call) and self.source.path(made.func) in _LAYERS)
+
+    def _widened(self, node: ast.Call | ast.BinOp) -> list[ast.expr]:
+        """The tensors that something is given that autocast would compute in FP32; none where it is nothing such."""
+        if isinstance(node, ast.BinOp):
+            return [node.left] if isinstance(node.op, ast.Pow) else []
+        made = self.source.value(node.func)
+        name = self.source.call_name(made if isinstance(made, ast.Call) else node)
+        path = self.source.path(node.func)
+        if isinstance(made, ast.Call):  # loss_fn = nn.MSELoss()
+            given = node.args if name in WIDENED_MODULES and self.source.path(made.func).startswith("torch.") else []
+        elif name not in WIDENED:
+            given = []
+        elif path:
+            given = node.args if path.startswith("torch.") else []
+        else:
+            given = [node.func.value, *node.args] if isinstance(node.func, ast.Attribute) else []
+        given = given[: 2 if name in _OF_TWO else 1]
+        return [] if any(isinstance(one, ast.Starred) for one in given) or self.source.dtype(node) == "wide" else given
+
+    def _is_half(self, node: ast.expr, inside: set[int], *, surely: bool = True, depth: int = 0) -> bool:
+        """Whether a layer or product outside the region made it, and nothing cast it since.
+
+        Args:
+            node: The value.
+            inside: The nodes of the region.
+            surely: Whether the file must show what made it; else the name of a parameter is enough.
+            depth: How many values lie between it and what was asked for.
+        """
+        if depth > _DEPTH or self.source.dtype(node):  # who casts to 16 bits means it
             return False
         if isinstance(node, ast.IfExp):
-            return any(self._is_half(side, layers, inside, depth + 1) for side in (node.body, node.orelse))
+            return any(self._is_half(one, inside, surely=surely, depth=depth + 1) for one in (node.body, node.orelse))
         if isinstance(node, ast.Name):
-            values = reaching_values(self.source, node)
-            return bool(values) and all(
-                value is not None and self._is_half(value, layers, inside, depth + 1) for value in values
-            )
-        if not isinstance(node, ast.Call):
-            return False
-        if dotted(node.func) in layers:
-            return id(node) not in inside
+            values = self._values(node)
+            if not values and not surely:
+                return is_of_model(self.source, node)
+            return bool(values) and all(self._is_half(one, inside, surely=surely, depth=depth + 1) for one in values)
+        if id(node) not in inside:
+            is_cast = isinstance(node, ast.Call) and "cast" in self.source.call_name(node)
+            return not is_cast and shows_narrow(self.source, node, surely=surely)
+        made = self._kept(node)
+        return bool(made) and all(self._is_half(one, inside, surely=surely, depth=depth + 1) for one in made)
+
+    def _values(self, node: ast.Name) -> list[ast.expr]:
+        """What a name holds before its own statement: what it was assigned, is part of, or is given as a parameter."""
+        if values := [one for one in reaching_values(self.source, node) if one is not None]:
+            return values
+        function = self.source.function(node)
+        if not isinstance(function, ast.Module) and node.id in parameters(function):
+            return [one for one in given_to(self.source, function, node.id) if not isinstance(one, ast.Constant)]
+        before = [at for at, _ in assignments(self.source, function).get(node.id, ())]
+        return [at.value for at in before if isinstance(at, ast.Assign) and (at.end_lineno or 0) < node.lineno]
+
+    def _kept(self, node: ast.expr) -> list[ast.expr]:
+        """The tensors whose dtype an expression has; none where it is not known."""
+        if isinstance(node, (ast.Subscript, ast.Attribute)):
+            return [node.value] if isinstance(node, ast.Subscript) or node.attr in ("T", "mT") else []
+        if isinstance(node, ast.UnaryOp):
+            return [node.operand]
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Pow, ast.MatMult)):
+            return [one for one in (node.left, node.right) if self.source.number(one) is None]
+        if not isinstance(node, ast.Call) or self.source.call_name(node) not in _KEEPS:
+            return []
         path = self.source.path(node.func)
-        if path.startswith("torch.") and path.rpartition(".")[2] in _KEEPS and node.args:
-            return self._is_half(node.args[0], layers, inside, depth + 1)
-        if isinstance(node.func, ast.Attribute) and not path and node.func.attr in _KEEPS:
-            return self._is_half(node.func.value, layers, inside, depth + 1)
-        return False
+        if path.startswith("torch."):
+            return node.args[:1]
+        return [node.func.value] if isinstance(node.func, ast.Attribute) and not path else []

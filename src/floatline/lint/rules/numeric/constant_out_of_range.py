@@ -135,7 +135,9 @@ class ConstantOutOfRange(Rule):
         if reached is None or not self.source.is_tensor(target.value) or stays_silent(self.source, node, target.value):
             return
         seen = f"{reached.number:g} is {self._inf(reached.number)} once it is written to an FP16 tensor"
-        self.report(node, seen=seen, of=target.value)
+        # It raises nothing, and an infinity hides or ranks as such a number does: harm is done only to whole rows.
+        holds: Holds | None = None if self.source.dtype(target.value) == "half" else "input"
+        self.report(node, seen=seen, of=target.value, holds=holds)
 
     def _beyond(self, node: ast.expr) -> Reached | None:
         if isinstance(node, ast.Constant) and not isinstance(node.value, (int, float)):
