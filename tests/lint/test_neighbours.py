@@ -3,7 +3,7 @@
 import pytest
 
 from floatline.lint.paths import lint_paths
-from floatline.lint.reading.neighbours import Neighbours
+from floatline.lint.reading.neighbours import LintedTree
 from floatline.lint.settings import Settings
 
 CONSTANTS = "NEG_INF: float = -1e9  # for masks\nEPS = 1e-8\nTWO = 1.0\nTWO = 2.0\nLOW = make()\nif x:\n    IN = 1.0\n"
@@ -76,7 +76,7 @@ def test_a_parameter_or_an_assignment_of_the_same_name_hides_it(tmp_path):
 def test_only_numbers_that_are_given_once_at_the_top_are_known(tmp_path):
     file = str(tmp_path / "constants.py")
     write(tmp_path, {"constants.py": CONSTANTS})
-    found = Neighbours([file])
+    found = LintedTree([file])
     numbers = {
         name: found.find_number(str(tmp_path / "a.py"), ".constants", name) for name in ("EPS", "TWO", "LOW", "IN")
     }

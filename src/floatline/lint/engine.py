@@ -13,7 +13,7 @@ from typing import Any
 from floatline.hardware import Hardware
 from floatline.lint.baseline import drop_allowed, read_allowed
 from floatline.lint.configs import CONFIG_ENDINGS, lint_config
-from floatline.lint.reading.neighbours import Neighbours
+from floatline.lint.reading.neighbours import LintedTree
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.under_autocast import shows_pure_half
 from floatline.lint.rule import LintFinding, Rule
@@ -29,7 +29,7 @@ def lint_text(
     rules: Sequence[type[Rule]],
     on: Hardware | None = None,
     half: bool = False,
-    neighbours: Neighbours | None = None,
+    neighbours: LintedTree | None = None,
 ) -> list[LintFinding]:
     """The findings of one file, in the order of its lines.
 

@@ -12,7 +12,7 @@ from floatline.base.files import read_bounded
 from floatline.fixes import FixKind, NodePlace, rewrite_places
 from floatline.lint.engine import lint_text
 from floatline.lint.notebooks import NOTEBOOK
-from floatline.lint.reading.neighbours import Neighbours
+from floatline.lint.reading.neighbours import LintedTree
 from floatline.lint.rule import LintFinding, Rule
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def fix_files(
     rules: Sequence[type[Rule]],
     on: Hardware | None = None,
     unsafe: bool = False,
-    neighbours: Neighbours | None = None,
+    neighbours: LintedTree | None = None,
 ) -> Fixes:
     """The rewrites for what is told, file by file; notebooks are left alone.
 
@@ -116,7 +116,7 @@ def fix_text(
     tells: Callable[[LintFinding], bool] = lambda _: True,
     found: Sequence[LintFinding] | None = None,
     passes: int = _MOST_PASSES,
-    neighbours: Neighbours | None = None,
+    neighbours: LintedTree | None = None,
 ) -> tuple[str, list[LintFinding]]:
     """The file with everything fixed that can be, and the findings that were.
 

@@ -15,7 +15,7 @@ from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
 from floatline.lint.fixing import Fixes, Telling, file_of, fix_files, read_text
 from floatline.lint.notebooks import NOTEBOOK, place_in_cells, read_notebook
-from floatline.lint.reading.neighbours import Neighbours
+from floatline.lint.reading.neighbours import LintedTree
 from floatline.lint.reading.under_autocast import shows_16_bits, shows_pure_half, trains_in_pure_half
 from floatline.lint.rule import LintFinding, Rule
 from floatline.lint.rules import choose_rules
@@ -85,7 +85,7 @@ def lint_paths(
     hardware = _find_hardware(settings.on)
     files = find_files(paths, exclude=settings.exclude, root=settings.root)
     jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
-    neighbours = Neighbours(files)
+    neighbours = LintedTree(files)
     task = _Task(tuple(rules), hardware, neighbours)
     if jobs <= 1:
         parts = [task(files)]
@@ -189,7 +189,7 @@ class _Task:
 
     rules: tuple[type[Rule], ...]
     hardware: Hardware | None
-    neighbours: Neighbours
+    neighbours: LintedTree
 
     def __call__(self, files: Sequence[str]) -> _Part:
         part = _Part()

@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _SCHEDULER = re.compile(r"^[ \t]+(self\.\w+)[ \t]*=[ \t]*(?:[\w.]*\.)?(\w+LR|get_\w*schedule\w*)\(", re.MULTILINE)
 
 
-class Neighbours:
+class LintedTree:
     """The Python files of a linted tree.
 
     Args:

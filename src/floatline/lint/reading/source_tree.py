@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from floatline.lint.reading.neighbours import Neighbours
+from floatline.lint.reading.neighbours import LintedTree
 
 _HOMES = ("torch.nn.functional.", "torch.special.", "torch.linalg.", "torch.fft.", "torch.Tensor.", "torch.")
 _ALIASES = {
@@ -80,7 +80,7 @@ class SourceTree(ABC):
         SyntaxError: It is not Python.
     """
 
-    def __init__(self, text: str, file: str = "example.py", *, neighbours: Neighbours | None = None) -> None:
+    def __init__(self, text: str, file: str = "example.py", *, neighbours: LintedTree | None = None) -> None:
         self.text, self.file, self.neighbours = text, file, neighbours
         self.tree = ast.parse(text)
         self.lines = text.split("\n")
