@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -56,6 +56,7 @@ class ReadValues:
         self.lines: dict[str, list[float]] = {}
         self.printed = PrintedValues()
         self._inside = False
+        self._others: set[CodeType] = set()  # code that is not the script's
         self._places: dict[tuple[str, int], list[int]] = {}  # of each line: where in its code it reads
 
     def patch(self, patches: Patches) -> None:
@@ -66,9 +67,11 @@ class ReadValues:
 
     def _reading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def read(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if self._inside or not _is_number(tensor):
+            frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+            # An optimizer reads the count of steps of each of its parameters.
+            if frame.f_code in self._others or self._inside or not _is_number(tensor):
                 return original(tensor, *args, **kwargs)
-            kept = self._find_row(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+            kept = self._find_row(frame)
             self._inside = True
             try:
                 value = original(tensor, *args, **kwargs)
@@ -82,12 +85,15 @@ class ReadValues:
 
     def _find_row(self, frame: FrameType) -> list[float] | None:
         file, line = frame.f_code.co_filename, frame.f_lineno
+        if not is_users(file):
+            self._others.add(frame.f_code)
+            return None
         places = self._places.setdefault((file, line), [])
         if frame.f_lasti not in places:
             places.append(frame.f_lasti)
         number = places.index(frame.f_lasti) + 1
         key = f"{file}:{line}" + (f"#{number}" if number > 1 else "")
-        if key not in self.lines and is_users(file) and len(self.lines) < _MOST_LINES:
+        if key not in self.lines and len(self.lines) < _MOST_LINES:
             if _SCALE in linecache.getline(file, line):
                 return None
             self.lines[key] = []
