@@ -102,7 +102,8 @@ VARIANTS: dict[str, dict[str, object]] = {
         "loss": "log-of-sigmoid",
         "normalize": False,
         "feature_offset": 600.0,
-        "feature_scale": 0.4,
+        "feature_scale": 0.5,
+        "learning_rate": 0.002,
         **_SMALL,
     },
     # Scores that differ by 20, and a loss without eps: the log of 0. The loss is inf, and never NaN.
