@@ -6,9 +6,7 @@ from tools import workload_pages
 
 PAGES = sorted(path for path in workload_pages.PAGES.glob("*.md") if "diagnose" in path.read_text(encoding="utf-8"))
 COMMANDS = {
-    command: shown
-    for page in PAGES
-    for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"))
+    command: shown for page in PAGES for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"))
 }
 # Minutes on two cores: the whole model, at its full size.
 LONG = ("dbnet:", "mmgcn:stagnating", "conditioned:overflow")
