@@ -88,7 +88,7 @@ SCALER_MISUSE = Cause(
         "scaler.scale(loss / num_micro_batches).backward()  # every micro-batch",
         "scaler.unscale_(optimizer)  # once, after the last one, if you clip",
         "scaler.step(optimizer)  # never optimizer.step()",
-        "scaler.update()  # once, also where scaler.step skipped the step; not after a batch you left out yourself",
+        "scaler.update()  # once, also where step skipped; not for a batch you left out",
     ),
     wrong_fix=(
         "Dividing the learning rate by the scale: right until the scale changes. Switching to Adam: it hides "
