@@ -19,9 +19,10 @@ from pathlib import Path
 
 import torch
 
+from floatline.numerics import HalfOnCPU
 from floatline.plans.presets import resolve_plan
 from floatline.probe.runs.runs import run_target
-from floatline.systems.distill import Config
+from floatline.systems.distill import Config, team_loop
 from floatline.systems.distill.model import unigram_perplexity
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target
@@ -49,6 +50,7 @@ ARMS = (
     Arm("without a teacher (kd_weight 0)", settings=("kd_weight=0", "feature_weight=0")),
     Arm("preset `balanced`", target="distill:balanced", seeds=1),
     Arm("preset `ultra-conservative`", target="distill:ultra-conservative", seeds=1),
+    Arm("`team-fix` with an exact master", target="distill:team-fix", plan="fp16-true"),
 )
 
 
@@ -69,7 +71,15 @@ def first_nan(seed: int) -> int:
     return next(i for i, loss in enumerate(losses, 1) if not math.isfinite(loss))
 
 
-def describe(rows: dict[str, list[dict[str, float]]], nan_steps: list[int], *, steps: int) -> str:
+def first_nan_of_team(seed: int) -> int | None:
+    """The same of the team's whole fix, in their own loop."""
+    with HalfOnCPU():
+        return team_loop.train(steps=12, seed=seed).first_nan
+
+
+def describe(
+    rows: dict[str, list[dict[str, float]]], nan_steps: list[int], team_steps: list[int | None], *, steps: int
+) -> str:
     """The table."""
     reference = [row["perplexity"] for row in rows["FP32"]]
     baseline = unigram_perplexity(Config())
@@ -90,6 +100,9 @@ def describe(rows: dict[str, list[dict[str, float]]], nan_steps: list[int], *, s
         lines.append(f"| {title} | {len(values)} | {statistics.fmean(values):.1f} | {change} | {100 * applied:.0f} % |")
     said = ", ".join(str(step) for step in nan_steps)
     lines.append(f"| `broken`: FP16 weights under torch's Adam | {len(nan_steps)} | NaN | NaN from step {said} on | |")
+    theirs = ", ".join(str(step) for step in team_steps)
+    title = "`team-fix`: their whole fix in their loop, FP16 weights under AdamW"
+    lines.append(f"| {title} | {len(team_steps)} | NaN | NaN from step {theirs} on | |")
     return "\n".join(lines) + "\n"
 
 
@@ -117,7 +130,10 @@ def main() -> None:
     rows = {
         arm.title: [kept[key] for s in range(arguments.seeds) if (key := f"{arm.title} {s}") in kept] for arm in ARMS
     }
-    text = describe(rows, [first_nan(seed) for seed in range(arguments.seeds)], steps=arguments.steps)
+    seeds = range(arguments.seeds)
+    text = describe(
+        rows, [first_nan(seed) for seed in seeds], [first_nan_of_team(seed) for seed in seeds], steps=arguments.steps
+    )
     print(text)
     if arguments.out is not None:
         arguments.out.write_text(text)

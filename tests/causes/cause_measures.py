@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import pytest
 import torch
 
+from floatline.checkup.memory import estimate_memory
 from floatline.formats import FP16, Format
+from floatline.plans.presets import resolve_plan
+from floatline.workload import Workload
 
 HALF = torch.float16
 
@@ -160,3 +164,17 @@ def raises_beyond(v: float) -> bool:
 
 def adam_default(name: str):
     return torch.optim.Adam([torch.ones(1)]).defaults[name]
+
+
+@cache
+def bytes_of_a_parameter(plan: str, part: str) -> float:
+    """Bytes that a parameter of a large model takes under AdamW, as `floatline doctor` counts them."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(200, 200, bias=False) for _ in range(2)))
+    row = torch.zeros(1, 200)
+    workload = Workload(
+        model, [((row,), (row,))], torch.nn.functional.mse_loss, plan, lambda m: torch.optim.AdamW(m.parameters())
+    )
+    optimizer = workload.make_optimizer(model)
+    found = estimate_memory(workload, [resolve_plan(plan)], optimizer=optimizer, like_cuda=True).parts[plan]
+    sizes = {**found.as_json(), "all": (found.total or 0) - (found.activations or 0)}
+    return round((sizes[part] or 0) / 80_000, 2)

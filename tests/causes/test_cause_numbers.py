@@ -12,6 +12,7 @@ from tests.causes.cause_measures import (
     HALF,
     adam_default,
     bad_steps_until_no_inverse,
+    bytes_of_a_parameter,
     clipped_then_unscaled_norm,
     counts_up_to,
     derivative_of_acos_is_infinite_at,
@@ -202,6 +203,14 @@ CHECKS: dict[str, dict[str, Check]] = {
         "50,257": lambda v: round(math.log(v), 1) == 10.8 and v == 50257,
         "50257": lambda v: round(math.log(v), 1) == 10.8 and v == 50257,
         "10.8": about(loss_clamped_at(100.0), digits=3),
+    },
+    "out-of-memory": {
+        "16": lambda v: bytes_of_a_parameter("fp32", "all") == v,
+        "4": lambda v: bytes_of_a_parameter("fp32", "weights") == bytes_of_a_parameter("fp32", "gradients") == v,
+        "8": lambda v: bytes_of_a_parameter("fp32", "states") == v,
+        "2": lambda v: bytes_of_a_parameter("fp16-mixed", "copies") == v,
+        "18": lambda v: bytes_of_a_parameter("fp16-mixed", "all") == v,
+        "14": lambda v: bytes_of_a_parameter("fp16-true", "all") == v,
     },
 }
 

@@ -49,6 +49,7 @@ IDS = [
     "singular-gradient",
     "clamp-kills-gradient",
     "distributed-desync",
+    "out-of-memory",
 ]
 
 every_cause = pytest.mark.parametrize("cause", CAUSES.values(), ids=list(CAUSES))

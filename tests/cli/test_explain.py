@@ -121,7 +121,7 @@ def test_text_of_the_user_is_not_read_as_markup():
     [
         (["eps-underflw"], b"", "Did you mean 'eps-underflow'"),
         (["quaternion"], b"", "'quaternion' is not in the catalogue"),
-        (["CUDA out of memory"], b"", "No cause matches the message 'CUDA out of memory'"),
+        (["The disk is full"], b"", "No cause matches the message 'The disk is full'"),
         (["a message of " + "many words " * 20], b"", "..."),
         ([" "], b"", "The message is empty"),
         (["-"], b"", "The message is empty"),
@@ -143,3 +143,11 @@ def test_explaining_does_not_load_torch():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert result.stdout.endswith("False\n")
+
+
+def test_out_of_memory_is_explained_by_what_doctor_counts():
+    text = flat(shown("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 15.89 GiB"))
+    assert text.startswith("out-of-memory")
+    assert "Mixed precision keeps all of these and adds a copy of 2 for autocast, so 18." in text
+    assert "floatline doctor FILE.py counts these parts" in text
+    assert "floatline doctor" not in shown("eps-underflow")

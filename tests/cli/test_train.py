@@ -298,3 +298,14 @@ def test_the_default_folder_is_named_after_the_target(text, name):
     from floatline.training.settings import name_folder
 
     assert name_folder(text) == name
+
+
+def test_a_preset_has_a_folder_of_its_own(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ("layers=1", "num_batches=2", "batch_size=4", "held_out=4")
+    for more in ((), ("--preset", "fixed")):
+        code, _, err = command("conditioned", *more, "--plan", "fp32", "--steps", "2", *small)
+        assert code == 0, err
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["conditioned", "conditioned-fixed"]
+    code, _, err = command("conditioned", "--preset", "fixed", "--plan", "fp32", "--steps", "2", *small)
+    assert code == 2 and "runs/conditioned-fixed already holds a run" in err

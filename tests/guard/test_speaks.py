@@ -41,6 +41,26 @@ def test_ten_failed_steps_in_a_row_are_a_line_on_stderr(capsys, monkeypatch):
     assert guard.accounts.run.applied == 15
 
 
+def test_a_norm_above_the_threshold_is_told_and_trained_on(tmp_path, capsys):
+    model, guard = make(tmp_path / "run", policy=fl.Policy(warn_norm_above=100.0))
+    for size in (1.0, 1e4, 1e4, 1.0, 1e4, math.nan, 1.0):
+        guard.step(lambda x, size=size: model(x).mean() * size, torch.ones(8, 4))
+    guard.close()
+    (line,) = lines(capsys)
+    assert "large gradient norm in step 2: " in line and "is above 100 (warn_norm_above); it is trained on" in line
+    assert guard.accounts.run.applied == 6
+    told = "".join(part.read_text() for part in (tmp_path / "run").glob("ledger-*.jsonl"))
+    assert [f"norm in step {n}" in told for n in range(1, 8)] == [False, True, False, False, True, False, False]
+
+
+def test_without_a_threshold_no_norm_is_told(capsys):
+    model, guard = make()
+    for size in (1.0, 1e4):
+        guard.step(lambda x, size=size: model(x).mean() * size, torch.ones(8, 4))
+    guard.close()
+    assert lines(capsys) == []
+
+
 def test_nine_are_not(capsys):
     model, guard = make()
     train(model, guard, 60, bad=lambda i: i % 10 != 9)

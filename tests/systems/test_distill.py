@@ -3,14 +3,16 @@
 import contextlib
 import json
 import math
+import re
 
 import pytest
 import torch
-from tests.slow import slow
+from tests.slow import mostly_slow, slow
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.errors import GuardError, TargetError
+from floatline.numerics import HalfOnCPU
 from floatline.plans.presets import resolve_plan
 from floatline.probe.runs.runs import run_target
 from floatline.probe.steps.other_precision import as_fp32
@@ -20,9 +22,9 @@ from floatline.workload import load_target
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 
-from floatline.systems.distill import VARIANTS, Config, build
+from floatline.systems.distill import VARIANTS, Config, build, team_loop
 from floatline.systems.distill.alignment import align_positions, coarsen, share_vocabulary, token_bytes
-from floatline.systems.distill.model import diverge, perplexity, unigram_perplexity
+from floatline.systems.distill.model import TermLog, diverge, perplexity, unigram_perplexity
 from floatline.systems.distill.text import load_tokenizer, read_text, split_text
 
 QUICK = {"num_batches": 30}  # enough to learn
@@ -189,6 +191,52 @@ def test_the_ledger_tells_how_many_batches_had_no_distillation(tmp_path):
     assert result.applied == 3
     lines = "".join(part.read_text() for part in (tmp_path / "run").glob("ledger-*.jsonl"))
     assert "3 batches were trained on the text alone" in lines
+
+
+def test_the_ledger_tells_the_parts_of_the_loss_and_the_success_rate(tmp_path):
+    workload = build(Config(**QUICK))
+    Trainer(workload, plan="fp32", folder=tmp_path / "run", steps=3, save_every=3).run()
+    lines = "".join(part.read_text() for part in sorted((tmp_path / "run").glob("ledger-*.jsonl")))
+    said = re.findall(r"kd=([\d.]+), ce=([\d.]+) over (\d+) batches, 100 % of them finite", lines)
+    assert sum(int(batches) for *_, batches in said) == 3
+    assert all(float(kd) > 0 and 5 < float(ce) < 8 for kd, ce, _ in said)
+    assert "success rate 100.00 %" in lines
+
+
+def test_means_leave_out_what_is_not_finite_and_say_so():
+    terms = TermLog()
+    assert terms.describe() == ""
+    for number in (1.0, 3.0, math.nan):
+        terms.add(torch.tensor(number / 2), torch.tensor(number))
+    assert terms.describe() == "kd=1.0000, ce=2.0000 over 3 batches, 67 % of them finite"
+    assert terms.describe() == ""
+    terms.add(*torch.full((2,), math.inf))
+    assert terms.describe() == "kd and ce not finite over 1 batches, 0 % of them finite"
+
+
+def test_a_progressive_start_raises_every_learning_rate_evenly_and_then_keeps_it():
+    workload = build(Config(**QUICK, progressive_steps=4, student_lr=0.008, router_lr=0.004))
+    optimizer = workload.make_optimizer(workload.model)
+    seen = []
+    for _ in range(6):
+        seen.append([group["lr"] for group in optimizer.param_groups[:2]])
+        optimizer.step()
+    assert seen == [[0.002, 0.001], [0.004, 0.002], [0.006, 0.003], [0.008, 0.004], [0.008, 0.004], [0.008, 0.004]]
+
+
+@pytest.mark.parametrize("seed", mostly_slow([0, 1, 2], every=3))
+def test_the_teams_whole_fix_is_nan_from_the_second_step_on_half_weights(seed, caplog):
+    with HalfOnCPU():
+        run = team_loop.train(14, seed)
+    assert run.first_nan == 2 and run.applied == 1 and math.isnan(run.perplexity)
+    assert len(run.losses) == 11 and "Too many NaN batches" in caplog.text
+
+
+def test_the_same_settings_and_weights_stay_finite_with_an_exact_master():
+    workload = build(Config(**QUICK | VARIANTS["team-fix"]))
+    plan = resolve_plan("fp16-true").model_copy(update={"update": "exact"})
+    result = Trainer(workload, plan=plan, folder=None, steps=4).run()
+    assert result.applied == 4 and math.isfinite(result.metric)
 
 
 def test_selecting_the_loss_alone_would_let_nan_into_the_gradients():

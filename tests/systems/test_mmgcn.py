@@ -1,5 +1,6 @@
 """The mmgcn workload: it learns in every plan, fails as its team saw, and the true causes are named."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ from floatline.guard.policy import Policy
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plans import Clip, Plan
 from floatline.plans.presets import resolve_plan
+from floatline.probe.runs.runs import run_target
 from floatline.rescuing.rescue import find_plan
 from floatline.systems import mmgcn
 from floatline.systems.mmgcn.interactions import Interactions
+from floatline.systems.mmgcn.losses import LOSSES
 from floatline.systems.mmgcn.messages import Neighbours
 from floatline.systems.mmgcn.ranking import Ranking
 from floatline.systems.mmgcn.tables import load_interactions
@@ -73,35 +76,78 @@ def test_no_negative_was_taken_in_training() -> None:
     assert not any((int(u), int(i)) in taken for u, i in zip(users, negatives, strict=True))
 
 
-def test_the_teams_loss_is_infinite_in_fp16_and_the_run_stops_with_epoch_and_batch() -> None:
-    workload = load_target("mmgcn:broken").build()
+def run_as_the_team(target: str, steps: int) -> list[float]:
+    """The team's trainer: plain AMP, and their check of the loss."""
+    losses = run_target(load_target(target), steps=steps).losses
+    for step, loss in enumerate(losses):
+        if math.isnan(loss):
+            raise ValueError(f"Training loss is nan at step {step}")
+    return losses
+
+
+def test_the_broken_variant_ends_as_the_team_saw_it_before_the_first_update() -> None:
+    with pytest.raises(ValueError, match="Training loss is nan at step 0"):
+        run_as_the_team("mmgcn:broken", 2)
+
+
+@pytest.mark.parametrize("variant", ["no-eps", "eps"])
+def test_the_log_of_zero_is_infinite_and_never_nan(variant: str) -> None:
+    assert run_as_the_team(f"mmgcn:{variant}", 6) == [math.inf] * 6
+
+
+@pytest.mark.parametrize("variant", ["broken", "no-eps", "eps"])
+def test_every_variant_of_their_loss_trains_in_fp32(variant: str) -> None:
+    result = Trainer(load_target(f"mmgcn:{variant}").build(), plan="fp32", folder=None, steps=12).run(evaluate=False)
+    assert result.applied == 12
+    assert result.last_loss is not None and result.first_loss is not None
+    assert result.last_loss < 0.5 * result.first_loss
+
+
+def test_two_scores_beyond_fp16_make_nan_and_an_eps_does_not_help() -> None:
+    scores = torch.tensor([[70_010.0, 70_000.0]])
+    for name in ("log-of-sigmoid", "log-of-sigmoid-eps"):
+        with torch.autocast("cpu", dtype=torch.float16):
+            assert LOSSES[name](scores).isnan()
+        assert float(LOSSES[name](scores)) == pytest.approx(4.54e-5, rel=1e-2)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert float(LOSSES["logsigmoid"](scores)) == pytest.approx(4.54e-5, rel=1e-2)
+
+
+def test_the_run_stops_with_epoch_and_batch() -> None:
+    workload = load_target("mmgcn:eps").build()
     result = Trainer(workload, folder=None, steps=40, policy=Policy(most_bad=10)).run()
     assert result.applied == 0
     assert result.stopped is not None and "(epoch 0, batch " in result.stopped
 
 
-def test_the_teams_loss_trains_in_fp32() -> None:
-    result = Trainer(load_target("mmgcn:broken").build(), plan="fp32", folder=None, steps=15).run(evaluate=False)
-    assert result.applied == 15
-    assert result.last_loss is not None and result.first_loss is not None
-    assert result.last_loss < 0.5 * result.first_loss
-
-
 def test_logsigmoid_trains_where_the_teams_loss_does_not() -> None:
-    workload = load_target("mmgcn:broken", pairs=["loss=logsigmoid"]).build()
+    workload = load_target("mmgcn:eps", pairs=["loss=logsigmoid"]).build()
     result = Trainer(workload, folder=None, steps=15).run(evaluate=False)
     assert result.last_loss is not None and result.first_loss is not None
     assert result.applied >= 12 and result.last_loss < 0.5 * result.first_loss
 
 
+@pytest.mark.parametrize(
+    ("variant", "cause", "code"),
+    [
+        ("broken", "activation-overflow", "torch.matmul(scores"),
+        pytest.param("no-eps", "rounded-onto-singularity", "torch.log(torch.sigmoid(difference)))", marks=slow),
+        pytest.param("eps", "eps-underflow", "1e-8", marks=slow),
+    ],
+)
+def test_the_cause_of_each_variant_is_named_with_its_line(variant: str, cause: str, code: str) -> None:
+    result = diagnose(f"mmgcn:{variant}", steps=4)
+    assert result.verdict == "precision"
+    assert result.primary is not None and result.primary.cause.id == cause
+    source = Path(result.primary.file).read_text(encoding="utf-8").splitlines()
+    assert Path(result.primary.file).name == "losses.py" and code in source[result.primary.line - 1]
+
+
 @slow
-def test_the_lost_eps_is_named_and_a_plan_that_trains_is_found() -> None:
-    rescued = find_plan("mmgcn:broken", steps=6)
+def test_a_plan_that_trains_is_found_for_the_lost_eps() -> None:
+    rescued = find_plan("mmgcn:eps", steps=6)
     primary = rescued.diagnosis.primary
     assert primary is not None and primary.cause.id == "eps-underflow"
-    source = Path(primary.file).read_text(encoding="utf-8").splitlines()
-    assert Path(primary.file).name == "losses.py" and "1e-8" in source[primary.line - 1]
-    assert primary.fix == primary.cause.advice
     assert rescued.plan is not None and rescued.plan.compute == "fp16"
 
 
@@ -115,7 +161,7 @@ def test_bare_tensors_are_named_and_not_blamed_on_precision() -> None:
 def test_bare_tensors_are_no_parameters() -> None:
     names = [name for name, _ in load_target("mmgcn:unregistered").build().model.named_parameters()]
     assert not any("embedding" in name or "preference" in name for name in names)
-    whole = [name for name, _ in load_target("mmgcn:broken").build().model.named_parameters()]
+    whole = [name for name, _ in load_target("mmgcn:eps").build().model.named_parameters()]
     assert "id_embedding" in whole and "gcns.visual.preference" in whole
 
 

@@ -260,6 +260,44 @@ DISTRIBUTED_DESYNC = Cause(
     reference="NVIDIA-NeMo/Automodel#2468, lightseekorg/TorchSpec#126",
 )
 
+OUT_OF_MEMORY = Cause(
+    id="out-of-memory",
+    title="The GPU's memory is full",
+    family="not-precision",
+    mechanism=(
+        "FP16 halves what is stored in 16 bits, and nothing else. In FP32, AdamW takes 16 bytes for a "
+        "parameter: 4 of weight, 4 of gradient, 8 of its own state. Mixed precision keeps all of these and "
+        "adds a copy of 2 for autocast, so 18. FP16 weights with an exact master take 14. Activations are "
+        "what halves, and only those of operations that run in 16 bits: a large batch gains much, a large "
+        "model with a small batch can need more than in FP32."
+    ),
+    told_apart=(
+        "Ask which part is large: weights, gradients, states, copies or activations. If the memory grows from "
+        "step to step, something keeps the graph of each, often a sum of losses. If the message tells of much "
+        "that is reserved but unallocated, the cache is in pieces. Another process on the same GPU counts as "
+        "well. No number is wrong, which tells it from activation-overflow and all other causes."
+    ),
+    advice="Make the largest part smaller: activations by smaller batches or checkpointing, states by the optimizer.",
+    remedies=(
+        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)  # activations: computed again",
+        "scaler.scale(loss / num_micro_batches).backward()  # activations: smaller batches, the same update",
+        "total += loss.item()  # not total += loss, which keeps the graph of every step",
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True where much is reserved and unallocated.",
+    ),
+    wrong_fix=(
+        "Autocast for a model whose weights and optimizer states are what is large: it adds a copy. "
+        "torch.cuda.empty_cache(): it gives back what is free already. FP16 weights under torch's Adam: they "
+        "fit, and are NaN after a step or two."
+    ),
+    messages=(
+        r"(?:CUDA|HIP|XPU) out of memory",
+        r"MPS backend out of memory",
+        r"CUDA error: out of memory",
+        r"OutOfMemoryError",
+    ),
+    reference="https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management, arXiv:1910.02054",
+)
+
 ELSEWHERE = (
     PARAMS_NOT_TRAINED,
     BAD_INPUT_DATA,
@@ -269,4 +307,5 @@ ELSEWHERE = (
     SINGULAR_GRADIENT,
     CLAMP_KILLS_GRADIENT,
     DISTRIBUTED_DESYNC,
+    OUT_OF_MEMORY,
 )

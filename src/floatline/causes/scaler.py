@@ -72,7 +72,9 @@ SCALER_MISUSE = Cause(
         "optimizer.step() instead of scaler.step(optimizer) uses gradients multiplied by 65536: SGD "
         "explodes at once, Adam hides it. unscale_ in every micro-batch divides what was accumulated before "
         "by the scale again; an update() in between silences the error that would say so. Without update() "
-        "the next step raises."
+        "the next step raises. An update() without a step or unscale_ since the last one raises 'No inf "
+        "checks were recorded prior to update': a loop that looks for inf by hand, updates and continues "
+        "ends at its first overflow."
     ),
     told_apart=(
         "Read the order of the calls; most errors of torch.amp.GradScaler name the one that is wrong. Silent "
@@ -86,7 +88,7 @@ SCALER_MISUSE = Cause(
         "scaler.scale(loss / num_micro_batches).backward()  # every micro-batch",
         "scaler.unscale_(optimizer)  # once, after the last one, if you clip",
         "scaler.step(optimizer)  # never optimizer.step()",
-        "scaler.update()  # once, also after a skipped step",
+        "scaler.update()  # once, also where step skipped; not for a batch you left out",
     ),
     wrong_fix=(
         "Dividing the learning rate by the scale: right until the scale changes. Switching to Adam: it hides "

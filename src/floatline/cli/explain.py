@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 # The end of a log holds the error; more would only take longer.
 _MOST_CHARACTERS = 200_000
+# What to run next, where a command answers what the catalogue can only ask.
+_NEXT = {
+    "out-of-memory": "floatline doctor FILE.py counts these parts of your model under every plan, without a GPU. "
+    "FP16 weights with an exact master are a plan of fp16-true with floatline.optim.AdamW."
+}
 # Longer lines are hard to read, however wide the terminal is.
 _WIDTH = 88
 
@@ -169,6 +174,8 @@ def write_cause(console: Console, cause: Cause) -> None:
         console.print(Text.assemble("  ", (code, "green")), soft_wrap=True)
         console.print(Text.assemble("    ", (f"# {why}", "dim")), soft_wrap=True)
     _write_section(console, "What does not help", cause.wrong_fix)
+    if cause.id in _NEXT:
+        _write_section(console, "What to run", _NEXT[cause.id])
     _write_section(console, "Source", cause.reference)
     for source, url in cause.links.items():
         if source != url:

@@ -70,7 +70,7 @@ def train(
     seed: SeedOption = 0,
     folder: Annotated[
         str | None,
-        typer.Option("--folder", metavar="FOLDER", help="Folder of the run. The default is runs/NAME of the target."),
+        typer.Option("--folder", metavar="FOLDER", help="Folder of the run. The default is runs/TARGET-PRESET."),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the newest checkpoint in the folder.")
@@ -106,7 +106,7 @@ def train(
         asked = _approved(target, plan)
     elif asked is None and not resume and not (preset or config or settings):
         asked = _current(target)
-    place = folder if folder is not None else f"runs/{name_folder(target)}"
+    place = folder if folder is not None else f"runs/{name_folder(f'{target}:{preset}' if preset else target)}"
     # What the target prints is not the report.
     with contextlib.redirect_stdout(sys.stderr):
         # A run goes on with the settings it was begun with, unless others are given; they are compared then.

@@ -18,6 +18,8 @@ class Policy:
             was skipped before is trained on, and so is a level that persists.
         outlier_warmup: Accepted steps before the score is used.
         skip_norm_above: A gradient norm above this number is skipped, too; inf never. A folk remedy: see `remedies`.
+        warn_norm_above: A gradient norm that rises above this number is told, and trained on: the first time on stderr,
+            each time in the ledger; inf never.
         score_floor: Smallest scale of the score: ln x must move by score_floor * outlier_score at least.
         probe_after: Loss outliers in a row before the canary batch is asked.
         probe_every: Outliers between two questions after that.
@@ -49,6 +51,7 @@ class Policy:
     skip_outliers: bool = False
     outlier_warmup: int = 32
     skip_norm_above: float = math.inf
+    warn_norm_above: float = math.inf
     score_floor: float = 0.01
     probe_after: int = 3
     probe_every: int = 4
@@ -97,6 +100,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "outlier_score": (1, math.inf),
     "outlier_warmup": (4, 128),
     "skip_norm_above": (1e-6, math.inf),
+    "warn_norm_above": (1e-6, math.inf),
     "score_floor": (1e-6, math.inf),
     "probe_after": (1, math.inf),
     "probe_every": (1, math.inf),

@@ -57,6 +57,7 @@ class Responses:
         self._canary = canary
         self._latest: Outcome | None = None  # the step that is acted on
         self._closure: Callable[[], Loss] | None = None  # gives the loss of the last batch
+        self._norm_was_above = self._told_norm = False
 
     def remember(self, compute_loss: Callable[[Any], Loss], batch: Any) -> None:
         """Keep the last batch, to say where it fails, and the first as canary, where the run can go back at all."""
@@ -98,9 +99,22 @@ class Responses:
             loss_score=numbers["loss_score"],
             norm_score=numbers["norm_score"],
         )
+        self._look_at_norm(outcome.attempt, seen.grad_norm)
         todo = [*self._run.recovery.observe(seen), *self._act_on_lost(lost, numbers["scale"])]
         while todo:
             todo = [*self._do(todo[0]), *todo[1:]]
+
+    def _look_at_norm(self, attempt: int, norm: float) -> None:
+        """Tell of a norm that rose above the number the policy warns at; one that stays there is told once."""
+        limit, before = self._run.policy.warn_norm_above, self._norm_was_above
+        self._norm_was_above = limit < norm < math.inf
+        if before or not self._norm_was_above:
+            return
+        words = f"large gradient norm in step {attempt:,}: {norm:.4g} is above {limit:g} (warn_norm_above)"
+        self._run.diary.note("note", words)
+        if not self._told_norm and is_first_process(self._run.judge.group):
+            say(f"{words}; it is trained on, and further ones are in the ledger")
+        self._told_norm = True
 
     def _act_on_lost(self, lost: Lost | None, scale: float) -> list[Action]:
         """Raise the scale where it can still grow; otherwise say that it cannot.

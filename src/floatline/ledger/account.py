@@ -145,6 +145,13 @@ class Accounts:
         reasons = "".join(f", {count:,} {reason}" for reason, count in run.skipped.items() if count)
         return f"{run.applied:,} of {run.attempted:,} steps applied{reasons}"
 
+    def success(self) -> str:
+        """The share of steps that were applied, rounded down: 100 % is said only where every step was."""
+        run = self.run
+        if not run.attempted:
+            return "success rate unknown: no step yet"
+        return f"success rate {run.applied * 10_000 // run.attempted / 100:.2f} %"
+
     def summary(self) -> str:
         """What happened, in five lines."""
         run = self.run
@@ -161,10 +168,7 @@ class Accounts:
                 if run.scale is None
                 else f"scale {run.scale:.6g} last, {run.lowest_scale:.6g} to {run.highest_scale:.6g}, "
                 f"{run.num_scale_reductions:,} reductions",
-                "success rate unknown: no step yet"
-                if not run.attempted
-                # Rounded down: 100 % is said only where every step was applied.
-                else f"success rate {run.applied * 10_000 // run.attempted / 100:.2f} %",
+                self.success(),
                 f"last event: {self.last_event}" if self.last_event else "no events",
             ]
         )

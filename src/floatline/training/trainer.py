@@ -235,7 +235,7 @@ class Trainer:
         self.guard.drain()
         note = "" if self.workload.note is None else self.workload.note(self.workload.model)
         if note:
-            self.guard.note(note)
+            self.guard.note(f"{note}; {self.guard.accounts.success()}")
         if self.folder is None or self._saved == self.steps_done:
             return
         self.guard.flush()  # first: the ledger lacks no step that a checkpoint holds

@@ -109,6 +109,23 @@ def sum_at_a_hub(fixed):
     return Hub(1 / 400 if fixed else 1.0), batches, F.cross_entropy, "fp16-mixed", sgd(0.05)
 
 
+class Energy(nn.Module):
+    def __init__(self, gain):
+        super().__init__()
+        self.gain, self.inp = gain, nn.Linear(6, 64)
+        self.norm, self.wide, self.head = nn.LayerNorm(4), nn.Linear(1, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        energy = (self.inp(x) * self.gain).square().sum(-1, keepdim=True, dtype=torch.float32)
+        wide = self.wide(energy)  # guilty: fp32_sum_in_a_half_product
+        return self.head(self.norm(wide))
+
+
+@target("activation-overflow")
+def fp32_sum_in_a_half_product(fixed):
+    return Energy(0.5 if fixed else 40.0), classes(6), F.cross_entropy, "fp16-mixed", sgd(0.05)
+
+
 class Cube(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):

@@ -146,6 +146,11 @@ def _describe_misuse(given: RunRecord, failure: Failure) -> Finding:
         cleared = given.of(ClearEvent)[-1]
         file, line, op = cleared.file, cleared.line, "torch.optim.Optimizer.zero_grad"
         fix = "Clear the gradients after the scaler's step, not between the backward pass and the step."
+    elif "No inf checks were recorded prior to update" in failure.message:
+        fix = (
+            "Leave this batch to scaler.step, which checks the gradients and leaves a bad step out by itself; or go on "
+            "(continue) without update: only unscale_ and step record what it reads."
+        )
     elif "unscale_() has already" in failure.message:
         fix = "Call unscale_ once a step, after the last micro-batch, and update the scaler after each step."
     elif "step() has already" in failure.message:

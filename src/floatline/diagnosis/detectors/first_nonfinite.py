@@ -198,14 +198,29 @@ def _is_mask(op: Op) -> bool:
 
 
 def _classify_cast(op: Op, trace: Trace, out: Values) -> Birth:
-    """A cast that overflows is innocent, unless its source is data: whoever made the source is not."""
+    """A cast that overflows is innocent, unless its source is data: whoever made the source is not.
+
+    A sum that was made in FP32 is innocent as well: what autocast takes in 16 bits behind it is not.
+    """
     source = source_of(op.inputs[0], trace)
     limit = _limit(out.dtype)
     maker = maker_of(source, trace)
     if maker is not None and not source.role.startswith(("inputs", "targets")):
+        reader = _product_of(op, trace)
+        if _cause_of_size(maker) == "reduction-overflow" and maker.outputs[0].dtype not in FORMATS and reader:
+            taken = f"{base_name(reader.name)} takes {out.twin_largest or 0.0:.4g}, an FP32 sum, in {out.dtype}"
+            seen = f"{taken}, which ends at {limit:g}: {out.blown:,} elements are not finite"
+            return Birth(reader, "activation-overflow", seen, op)
         return Birth(maker, _cause_of_size(maker), _describe_size(maker, out, limit), op)
     seen = f"{source.role or 'a tensor'} holds {source.value.largest:.4g}, and {out.dtype} ends at {limit:g}"
     return Birth(op, "activation-overflow" if source.role.startswith("param") else "input-out-of-range", seen)
+
+
+def _product_of(cast: Op, trace: Trace) -> Op | None:
+    """The matrix product that reads what was cast, which autocast cast it for; None where another operation does."""
+    readers = (op for op in trace.ops[cast.index + 1 :] if any(own.made_by == cast.index for own in op.inputs))
+    reader = next(readers, None)
+    return reader if reader is not None and base_name(reader.name) in MATMULS else None
 
 
 def _classify_backward(op: Op, trace: Trace, out: Values) -> Birth:

@@ -94,7 +94,7 @@ VARIANTS: dict[str, dict[str, object]] = {
     # Step and sums in FP16: terms of the loss vanish without a sound.
     "broken": {"arithmetic": "as-it-comes", **_DENSE},
     # The paper's formula in FP16: gradients are NaN, and every step is skipped, soon.
-    "steep": {"arithmetic": "as-it-comes", "step": "exponential"},
+    "steep": {"arithmetic": "as-it-comes", "step": "exponential", "image_size": 64, "num_images": 64, "held_out": 64},
     # The team's safe settings; what must be in FP32 is in FP32.
     "fp16_safe": {"precision": "fp16-mixed", "gradient_clip_val": 5.0, "accumulate_grad_batches": 2},
     # Twice the pictures for nearly twice the steps: H-mean scatters half as much from seed to seed.

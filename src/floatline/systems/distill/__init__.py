@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from floatline.plans.presets import resolve_plan
 from floatline.systems.distill.alignment import align_positions, coarsen, share_vocabulary, token_bytes
 from floatline.systems.distill.budget import fit_budget, split_windows
 from floatline.systems.distill.config import VARIANTS, Config
-from floatline.systems.distill.model import DistillationLoss, Distiller, perplexity
+from floatline.systems.distill.model import DistillationLoss, Distiller, TermLog, perplexity
 from floatline.systems.distill.networks import build_student, build_teacher, num_layers, num_positions, outputs_of
 from floatline.systems.distill.text import cut_windows, find_starts, load_tokenizer, read_text, split_text, tile_tokens
 from floatline.workload import Workload
@@ -70,7 +71,7 @@ def build(config: Config, seed: int = 0) -> Workload:
         metric="validation perplexity",
         higher_is_better=False,
         policy=_make_policy(config),
-        note=_count_failures,
+        note=partial(_describe_terms, terms=loss_fn.terms),
     )
     if config.memory_budget_gib is None:
         return workload
@@ -83,9 +84,23 @@ def make_optimizer(model: nn.Module, config: Config) -> torch.optim.Optimizer:
     groups: list[dict[str, Any]] = [
         {"params": list(model.get_submodule(name).parameters()), "lr": lr, "name": name} for name, lr in parts.items()
     ]
+    if config.progressive_steps:
+        for group in groups:
+            group |= {"made": 0, "full_lr": group["lr"], "lr": group["lr"] / config.progressive_steps}
     if config.optimizer == "adam":
-        return torch.optim.Adam(groups)
-    return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=config.weight_decay)
+        optimizer = torch.optim.Adam(groups)
+    else:
+        optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=config.weight_decay)
+    if config.progressive_steps:
+        optimizer.register_step_post_hook(partial(_raise_rates, over=config.progressive_steps))
+    return optimizer
+
+
+def _raise_rates(optimizer: torch.optim.Optimizer, *_: object, over: int) -> None:
+    """The next share of the learning rates; a checkpoint holds how many updates were made."""
+    for group in optimizer.param_groups:
+        group["made"] += 1
+        group["lr"] = group["full_lr"] * min((group["made"] + 1) / over, 1.0)
 
 
 def _draw_starts(text: str, config: Config, seed: int) -> list[int]:
@@ -101,9 +116,11 @@ def _make_policy(config: Config) -> dict[str, float]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _count_failures(model: nn.Module) -> str:
+def _describe_terms(model: nn.Module, terms: TermLog) -> str:
+    """The parts of the loss since the last time, and how many batches went without the teacher so far."""
     failures = int(model.get_buffer("kd_failures"))
-    return f"{failures:,} batches were trained on the text alone: the distillation was not finite" if failures else ""
+    alone = f"{failures:,} batches were trained on the text alone: the distillation was not finite" if failures else ""
+    return "; ".join(said for said in (terms.describe(), alone) if said)
 
 
 def _check_positions(model: nn.Module, length: int, name: str) -> None:

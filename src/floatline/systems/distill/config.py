@@ -19,6 +19,7 @@ class Config(WorkloadConfig):
         router_lr: Of the router.
         projection_lr: Of the projection of states.
         weight_decay: For AdamW.
+        progressive_steps: Updates over which all learning rates rise from their first share, evenly; 0 begins in full.
         clip_norm: Largest gradient norm; null leaves the plan's.
         temperature: Softens both distributions; the distillation is multiplied by its square.
         kd_weight: Weight of the distillation.
@@ -56,6 +57,7 @@ class Config(WorkloadConfig):
     router_lr: float = Field(default=3e-3, gt=0)
     projection_lr: float = Field(default=3e-3, gt=0)
     weight_decay: float = Field(default=0.01, ge=0)
+    progressive_steps: int = Field(default=0, ge=0)
     clip_norm: float | None = Field(default=1.0, gt=0)
     temperature: float = Field(default=1.5, gt=0)
     kd_weight: float = Field(default=0.6, ge=0)
@@ -93,6 +95,17 @@ VARIANTS: dict[str, dict[str, object]] = {
     "clamped-loss": {"clamp_loss": 6.0},
     "clamped-logits": {"clamp_logits": 5.0},
     "norm-skip": {"skip_norm_above": 2.0},
+    # All of their fix at once, on FP16 weights: NaN from the second step on (team_loop.py is their loop).
+    "team-fix": {
+        "precision": "fp16-true",
+        "clip_norm": 0.5,
+        "most_bad": 10,
+        "clamp_loss": 6.0,
+        "clamp_logits": 5.0,
+        "skip_norm_above": 2.0,
+        "projection_lr": 1e-5,
+        **_ULTRA,
+    },
     "balanced": {"precision": "balanced", "clip_norm": 0.5, **_BALANCED},
     "ultra-conservative": {"precision": "ultra-conservative", "clip_norm": 0.5, "most_bad": 10, **_ULTRA},
     # A teacher that knows nothing costs the same: this size is for time and memory.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
 import torch
@@ -167,6 +167,37 @@ def _mean(values: Tensor, aligned: Tensor) -> Tensor:
     return torch.where(aligned, values, 0.0).sum() / aligned.sum().clamp(min=1)
 
 
+class TermLog:
+    """Distillation and cross-entropy of each batch, added up on the device until somebody asks for their means.
+
+    Numerics:
+        Summed in FP64 where the device has it, else in FP32. Batches that are not finite are
+        counted, and left out of the means.
+    """
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+
+    def add(self, kd: Tensor, ce: Tensor) -> None:
+        """One batch; nobody waits for it. A step that is only estimated, on tensors without numbers, is none."""
+        if type(ce) is not Tensor:
+            return
+        parts = torch.stack([kd.detach().float(), ce.detach().float()])
+        finite = parts.isfinite().all()
+        row = torch.cat([torch.where(finite, parts, 0.0), finite[None].float(), torch.ones_like(parts[:1])])
+        row = row if row.device.type == "mps" else row.double()
+        self._sums = row if self._sums is None or self._sums.device != row.device else self._sums + row
+
+    def describe(self) -> str:
+        """The means since it was last asked, '' where there was no batch; reading them waits for the device."""
+        if self._sums is None:
+            return ""
+        kd, ce, finite, batches = cast("list[float]", self._sums.tolist())
+        self._sums = None
+        means = f"kd={kd / finite:.4f}, ce={ce / finite:.4f}" if finite else "kd and ce not finite"
+        return f"{means} over {batches:.0f} batches, {100 * finite / batches:.0f} % of them finite"
+
+
 @dataclass(frozen=True)
 class DistillationLoss:
     """Weighted sum of the terms.
@@ -181,6 +212,7 @@ class DistillationLoss:
         router_weight: Of the router's own loss, which reaches no other weights.
         feature_weight: Of the states.
         clamp: Folk remedy: the cross-entropy and the sum are clamped to it, as people write it; None does not.
+        terms: What each batch's distillation and cross-entropy were.
     """
 
     ce_weight: float
@@ -188,12 +220,14 @@ class DistillationLoss:
     router_weight: float
     feature_weight: float
     clamp: float | None = None
+    terms: TermLog = field(default_factory=TermLog, compare=False)
 
     def __call__(self, terms: LossTerms, labels: Tensor) -> Tensor:
         """The loss of one batch."""
         ce = F.cross_entropy(terms.logits.float().flatten(0, 1), labels.flatten())
         if self.clamp is not None:
             ce = torch.clamp(ce, 0, self.clamp)
+        self.terms.add(torch.where(terms.sound, terms.kd, 0.0), ce)  # before the loss, which a trace takes for the last
         taught = self.kd_weight * terms.kd + self.router_weight * terms.router + self.feature_weight * terms.feature
         loss = self.ce_weight * ce + torch.where(terms.sound, taught, 0.0)
         return loss if self.clamp is None else torch.clamp(loss, 0, self.clamp)

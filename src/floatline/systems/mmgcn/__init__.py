@@ -39,7 +39,7 @@ class Config(WorkloadConfig):
         top_k: Places of the ranked list that recall@K and NDCG@K look at.
         eval_users: Users who are ranked for the metric, at most.
         init: How embeddings begin: `xavier`, or the team's `uniform` from 0 to 1, where all have one sign.
-        loss: `logsigmoid`, or the team's `log-of-sigmoid` with its eps.
+        loss: `logsigmoid`, the team's `log-of-sigmoid`, or theirs with the eps they added, `log-of-sigmoid-eps`.
         registered: Whether embeddings are parameters, or the team's bare tensors.
         aggregation: How messages are summed: `grouped` in FP32, or `scatter` in their own format.
         interaction_file: Table with user and item columns (.csv, .tsv, .inter); null plants interactions.
@@ -54,6 +54,7 @@ class Config(WorkloadConfig):
         hubs: Planted items that nearly everybody takes.
         modalities: Modality to the width of its planted features.
         feature_scale: What planted features are multiplied by: those of other networks are seldom of length 1.
+        feature_offset: What is then added to every planted feature: 8-bit codes and raw units are seldom centred.
     """
 
     use_amp: bool = True
@@ -71,7 +72,7 @@ class Config(WorkloadConfig):
     top_k: int = Field(default=10, ge=1)
     eval_users: int = Field(default=10_000, ge=1)
     init: Literal["xavier", "uniform"] = "xavier"
-    loss: Literal["logsigmoid", "log-of-sigmoid"] = "logsigmoid"
+    loss: Literal["logsigmoid", "log-of-sigmoid", "log-of-sigmoid-eps"] = "logsigmoid"
     registered: bool = True
     aggregation: Literal["grouped", "scatter"] = "grouped"
     interaction_file: str | None = None
@@ -86,14 +87,29 @@ class Config(WorkloadConfig):
     hubs: int = Field(default=0, ge=0)
     modalities: dict[str, int] = Field(default_factory=lambda: {"visual": 64, "acoustic": 32, "textual": 48})
     feature_scale: float = Field(default=1.0, gt=0)
+    feature_offset: float = 0.0
 
 
 # Enough to fail, and quick to look into.
 _SMALL: dict[str, object] = {"num_users": 300, "num_items": 150, "batch_size": 512, "passes": 10, "num_layers": 1}
+# Features as other networks gave them: scores differ by 20 before the first step.
+_APART: dict[str, object] = {"normalize": False, "feature_scale": 16.0}
 
 VARIANTS: dict[str, dict[str, object]] = {
-    # The team's loss: its eps is 0 in FP16. Features as other networks gave them make scores that differ by 20.
-    "broken": {"loss": "log-of-sigmoid", "normalize": False, "feature_scale": 24.0, **_SMALL},
+    # Their loss on features that nobody centred or scaled: scores of 75,000 that differ by less than 88, so that FP32
+    # trains. In FP16 both are inf, and their difference is NaN before the first update.
+    "broken": {
+        "loss": "log-of-sigmoid",
+        "normalize": False,
+        "feature_offset": 600.0,
+        "feature_scale": 0.5,
+        "learning_rate": 0.002,
+        **_SMALL,
+    },
+    # Scores that differ by 20, and a loss without eps: the log of 0. The loss is inf, and never NaN.
+    "no-eps": {"loss": "log-of-sigmoid", **_APART, **_SMALL},
+    # What their fix does: the eps is 0 in FP16, and the loss is as it was.
+    "eps": {"loss": "log-of-sigmoid-eps", **_APART, **_SMALL},
     # The team's tensors: model.parameters() does not have them. FP32 learns no more than FP16.
     "unregistered": {"registered": False, "init": "uniform", **_SMALL},
     # Items that thousands of users took, and sums of messages in FP16.
@@ -170,6 +186,7 @@ def find_data(config: Config) -> Interactions:
             hubs=config.hubs,
             modalities=config.modalities,
             feature_scale=config.feature_scale,
+            feature_offset=config.feature_offset,
             holdout=config.holdout,
             seed=config.data_seed,
         )

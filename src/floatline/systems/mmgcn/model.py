@@ -68,7 +68,9 @@ class MMGCN(nn.Module):
         nodes = self.represent()
         user = nodes[users]
         taken, other = nodes[self.num_users + positives], nodes[self.num_users + negatives]
-        return torch.stack([(user * taken).sum(-1), (user * other).sum(-1)], dim=1)
+        # Sums are FP32 under CUDA's autocast, and not under the CPU's: said here, they are the same on both.
+        scores = [(user * item).sum(-1, dtype=torch.float32) for item in (taken, other)]
+        return torch.stack(scores, dim=1)
 
     def represent(self) -> Tensor:
         """A row for each user and, after them, for each item."""

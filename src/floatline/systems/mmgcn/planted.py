@@ -28,6 +28,7 @@ def plant(
     hubs: int,
     modalities: Mapping[str, int],
     feature_scale: float,
+    feature_offset: float,
     holdout: float,
     seed: int,
 ) -> Interactions:
@@ -48,7 +49,8 @@ def plant(
     pairs = torch.stack([keys // num_items, keys % num_items])
     train, held_out = split(pairs, holdout=holdout, generator=generator)
     features = {
-        name: feature_scale * _features(item_taste, num_tastes, width, generator) for name, width in modalities.items()
+        name: feature_offset + feature_scale * _features(item_taste, num_tastes, width, generator)
+        for name, width in modalities.items()
     }
     return Interactions(num_users, num_items, train, held_out, features)
 

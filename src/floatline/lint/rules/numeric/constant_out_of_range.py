@@ -75,6 +75,7 @@ class ConstantOutOfRange(Rule):
             fixed="import torch\nscores = torch.where(mask, x, torch.finfo(x.dtype).min)\ny = scores.softmax(-1)",
         ),
         "import torch\nbias = torch.full((4, 4), -1e9, dtype=torch.float16)",
+        "import torch\nh = q @ k\nbias = torch.full(h.shape, -1e9, dtype=h.dtype)",
         "import torch\nbest = torch.full_like(x, -1e6)",
         "import torch\ns = q @ k.transpose(-1, -2)\nkeep = keep.to(s.dtype)\ns = s + (1.0 - keep) * -1e9",
         "import torch\ndrop = torch.zeros_like(x)\nscores = x - 1e30 * drop",
@@ -97,7 +98,7 @@ class ConstantOutOfRange(Rule):
                 "input" if _may_be_mask(found) and self.source.dtype(found.operand) != "half" else None
             )
             fix = "mask-constant" if can_fix else None
-            self.report(node, seen=self._say(found, reached), fix=fix, of=found.operand, holds=holds)
+            self.report(node, seen=self._say(found, reached), fix=fix, of=_filled(found), holds=holds)
             return
 
     def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
@@ -156,8 +157,9 @@ class ConstantOutOfRange(Rule):
                 return False
             if source.dtype(found.node) == "half":
                 return True
-            is_of_tensor = isinstance(told, ast.Attribute) and told.attr == "dtype" and not source.path(told)
-            return is_of_tensor and not stays_silent(source, found.node, found.node)
+            if not isinstance(told, ast.Attribute) or told.attr != "dtype" or source.path(told):
+                return False
+            return not stays_silent(source, found.node, told.value)  # it has the dtype of that tensor
         if found.name == "where":
             sides = [side for side in found.args[:2] if side is not given]
             if len(found.args) != 2 or found.is_method or any(source.number(side) is not None for side in sides):
@@ -199,6 +201,14 @@ class ConstantOutOfRange(Rule):
     @staticmethod
     def _inf(number: float) -> str:
         return "-inf" if number < 0 else "inf"
+
+
+def _filled(found: Operation) -> ast.expr | None:
+    """The tensor whose dtype decides; torch.full has none, and may be told the dtype of another: `dtype=x.dtype`."""
+    told = found.keywords.get("dtype")
+    if found.name == "full" and isinstance(told, ast.Attribute) and told.attr == "dtype":
+        return told.value
+    return found.operand
 
 
 def _may_be_mask(found: Operation) -> bool:

@@ -1,0 +1,48 @@
+"""The pages of the reference workloads show what `floatline diagnose` says, at the lines that the sources have."""
+
+import pytest
+from tests.slow import mostly_slow
+from tools import workload_pages
+
+PAGES = sorted(path for path in workload_pages.PAGES.glob("*.md") if "diagnose" in path.read_text(encoding="utf-8"))
+COMMANDS = {
+    command: shown for page in PAGES for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"))
+}
+# Minutes on two cores: the whole model, at its full size.
+LONG = ("dbnet:", "mmgcn:stagnating", "conditioned:overflow")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_place_on_a_page_shows_the_line_that_the_source_has(page):
+    assert list(workload_pages.find_moved(page.read_text(encoding="utf-8"))) == []
+
+
+def test_a_line_that_moved_would_be_found():
+    page = next(page for page in PAGES if page.stem == "mmgcn").read_text(encoding="utf-8")
+    assert "losses.py:48, aten.log\n         48 |" in page
+    wrong = page.replace("losses.py:48, aten.log\n         48 |", "losses.py:47, aten.log\n         47 |")
+    assert list(workload_pages.find_moved(wrong)) == [
+        "src/floatline/systems/mmgcn/losses.py:47 shows 47 | "
+        "return -torch.mean(torch.log(torch.sigmoid(difference) + 1e-8))"
+    ]
+
+
+@pytest.mark.parametrize(
+    "command", mostly_slow([one for one in COMMANDS if not any(word in one for word in LONG)], every=100)
+)
+def test_the_page_shows_what_diagnose_says_today(command):
+    printed = workload_pages.run_command(command)
+    assert workload_pages.comparable(COMMANDS[command]) == workload_pages.comparable(printed)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("command", [one for one in COMMANDS if any(word in one for word in LONG)])
+def test_the_page_shows_what_a_long_diagnosis_says_today(command):
+    printed = workload_pages.run_command(command)
+    assert workload_pages.comparable(COMMANDS[command]) == workload_pages.comparable(printed)
+
+
+def test_another_place_is_another_answer_and_another_time_is_none():
+    shown = next(shown for command, shown in COMMANDS.items() if "mmgcn:eps" in command)
+    assert workload_pages.comparable(shown.replace(":48", ":49")) != workload_pages.comparable(shown)
+    assert workload_pages.comparable(shown.replace(" s; a", "1 s; a")) == workload_pages.comparable(shown)

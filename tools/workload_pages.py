@@ -1,0 +1,70 @@
+"""Runs each `floatline diagnose` on the pages of the reference workloads, and writes down what it says there.
+
+python tools/workload_pages.py            every page of docs/workloads
+python tools/workload_pages.py mmgcn      one page
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "workloads"
+_BLOCK = re.compile(r"^```(?:text|console)\n\$ (floatline diagnose [^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# What follows the findings: a chart of exponents, whose bars are for a terminal.
+_CHART = "\nThe step in "
+_PLACE = re.compile(r"^  where  (\S+):(\d+)[^\n]*\n +(\d+) \| ([^\n]*)$", re.MULTILINE)
+_NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(\^[-\d]+)?")
+
+
+def read_blocks(page: str) -> list[tuple[str, str]]:
+    """Each command on a page, and what is shown below it."""
+    return [(found[1], found[2]) for found in _BLOCK.finditer(page)]
+
+
+def run_command(command: str) -> str:
+    """What the command prints today, up to the chart."""
+    words = [sys.executable, "-m", "floatline", *shlex.split(command)[1:]]
+    run = subprocess.run(
+        words, cwd=ROOT, env={**os.environ, "COLUMNS": "100"}, capture_output=True, text=True, check=False
+    )
+    if run.returncode not in (0, 1):
+        raise SystemExit(f"{command}: {run.stderr}")
+    return run.stdout.partition(_CHART)[0].rstrip() + "\n"
+
+
+def fill(page: str) -> str:
+    """The page, with what its commands print today."""
+    for command, shown in read_blocks(page):
+        page = page.replace(f"$ {command}\n{shown}", f"$ {command}\n{run_command(command)}")
+    return page
+
+
+def comparable(text: str) -> str:
+    """What is shown without what differs from machine to machine; places and their lines of code are kept whole."""
+    placed = {line for found in _PLACE.finditer(text) for line in found[0].splitlines()}
+    lines = [line if line in placed else _NUMBER.sub("0", line) for line in text.splitlines()]
+    return " ".join(" ".join(lines).split())
+
+
+def find_moved(page: str) -> Iterator[str]:
+    """Places on a page whose line of code is not, or no longer, the one that the source has there."""
+    for found in _PLACE.finditer(page):
+        file, line, shown, code = ROOT / found[1], int(found[2]), int(found[3]), found[4]
+        if not file.is_file():
+            continue  # in another package
+        source = file.read_text(encoding="utf-8").splitlines()
+        if line != shown or line > len(source) or source[line - 1].strip() != code.strip():
+            yield f"{found[1]}:{line} shows {shown} | {code}"
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:] or sorted(path.stem for path in PAGES.glob("*.md")):
+        path = PAGES / f"{name}.md"
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
