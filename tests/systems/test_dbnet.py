@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 import torch
@@ -17,7 +16,7 @@ from floatline.systems import dbnet
 from floatline.systems.dbnet.boxes import find_words, match_words
 from floatline.systems.dbnet.losses import compute_loss, compute_loss_as_it_comes
 from floatline.systems.dbnet.model import Binarization, Predicted
-from floatline.systems.dbnet.scenes import IGNORED, Scene, load_icdar
+from floatline.systems.dbnet.scenes import IGNORED, Scene
 from floatline.systems.dbnet.targets import make_maps, offset, shrink_distance
 from floatline.training.trainer import Trainer
 from floatline.workload import load_target
@@ -54,7 +53,7 @@ def test_an_untrained_model_is_below_brightness() -> None:
 def test_a_seed_changes_weights_and_order_but_not_the_task() -> None:
     config = dbnet.Config(**TINY)
     first, second = dbnet.build(config, seed=0), dbnet.build(config, seed=1)
-    assert not torch.equal(first.model.stem.weight, second.model.stem.weight)
+    assert not torch.equal(first.model.backbone.stem.weight, second.model.backbone.stem.weight)
     images = [torch.cat([inputs[0] for inputs, _ in each.batches]) for each in (first, second)]
     assert not torch.equal(*images)
     assert torch.equal(*(each.sum((1, 2, 3)).sort().values for each in images))
@@ -238,43 +237,3 @@ def test_the_safe_preset_is_the_teams() -> None:
     plan = dbnet.make_plan(dbnet.Config(**dbnet.VARIANTS["fp16_safe"]))
     assert plan.compute == "fp16" and plan.accumulate == 2
     assert plan.clip is not None and plan.clip.max_norm == 5.0
-
-
-def save_icdar(folder: Path, scenes: list[Scene]) -> None:
-    folder.mkdir(parents=True)
-    for number, scene in enumerate(scenes):
-        cv2.imwrite(str(folder / f"img_{number}.png"), scene.image)
-        rows = [
-            ",".join(f"{value:.2f}" for value in polygon.flatten()) + f",{text}, and more\n"
-            for polygon, text in zip(scene.polygons, scene.texts, strict=True)
-        ]
-        (folder / f"gt_img_{number}.txt").write_text("\ufeff" + "".join(rows), encoding="utf-8")
-
-
-def test_icdar_folders_are_read(tmp_path: Path) -> None:
-    train, held_out = dbnet.find_scenes(dbnet.Config(**TINY))
-    save_icdar(tmp_path / "train", train)
-    save_icdar(tmp_path / "test", held_out)
-    own, _ = dbnet.find_scenes(dbnet.Config(**{**TINY, "icdar_folder": str(tmp_path)}))
-    assert sorted(len(scene.texts) for scene in own) == sorted(len(scene.texts) for scene in train)
-    np.testing.assert_allclose(own[0].polygons[0], train[0].polygons[0], atol=0.01)
-    assert own[0].texts[0] == f"{train[0].texts[0]}, and more"
-    half = load_icdar(tmp_path / "train", size=32)
-    np.testing.assert_allclose(half[0].polygons[0], (train[0].polygons[0] + 0.5) / 2 - 0.5, atol=0.01)
-
-
-@pytest.mark.parametrize("line", ["1,2,3\n", "1,2,3,4,5,6,7,8\n", "a,2,3,4,5,6,7,8,word\n", "1,2,3,4,5,6,7,nan,word\n"])
-def test_a_bad_label_is_one_line(tmp_path: Path, line: str) -> None:
-    save_icdar(tmp_path / "train", dbnet.find_scenes(dbnet.Config(**TINY))[0][:1])
-    (tmp_path / "train" / "gt_img_0.txt").write_text(line)
-    with pytest.raises(TargetError, match="line 1: '") as error:
-        load_icdar(tmp_path / "train", size=64)
-    assert "\n" not in str(error.value)
-
-
-def test_a_picture_without_labels_and_an_empty_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="no pictures"):
-        load_icdar(tmp_path, size=64)
-    cv2.imwrite(str(tmp_path / "img_1.png"), np.zeros((8, 8)))
-    with pytest.raises(TargetError, match="no label file"):
-        load_icdar(tmp_path, size=64)

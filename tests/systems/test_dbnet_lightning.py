@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from tests.slow import slow
+from tests.systems.test_dbnet_data import save_icdar
 
 import floatline as fl
+from floatline.errors import TargetError
 from floatline.systems import dbnet
 from floatline.systems.dbnet.__main__ import train
 from floatline.validation.metrics.text import read_csv
@@ -64,6 +68,75 @@ def test_a_run_is_logged_to_wandb_without_a_network(tmp_path: Path) -> None:
     run(tmp_path, "trainer=fp16_safe", "trainer.max_epochs=1", "logger.wandb.enabled=true", "exp_name=offline")
     (kept,) = (tmp_path / "wandb").glob("offline-run-*")
     assert next(kept.glob("*.wandb")).stat().st_size > 0
+
+
+def test_wandb_online_without_a_key_is_one_line(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("wandb", reason="wandb is not installed")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # where a key would be kept
+    with pytest.raises(TargetError, match=r"No API key.*logger\.wandb\.mode=offline") as error:
+        run(tmp_path, "logger.wandb.enabled=true", "logger.wandb.mode=online")
+    assert "\n" not in str(error.value)
+    with pytest.raises(TargetError, match="Use offline or online"):
+        run(tmp_path, "logger.wandb.enabled=true", "logger.wandb.mode=sometimes")
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_the_same_weights(tmp_path: Path) -> None:
+    run(tmp_path / "whole", "trainer=fp16_safe", "checkpoints.keep=-1")
+    kept = sorted((tmp_path / "whole" / "checkpoints").glob("epoch_*.ckpt"))
+    assert len(kept) == 3 and "epoch_0_hmean_0." in kept[0].name
+    run(tmp_path / "again", "trainer=fp16_safe", f"resume='{kept[0]}'")
+    whole, again, early = (
+        torch.load(path, weights_only=True)["state_dict"]
+        for path in (tmp_path / "whole/checkpoints/last.ckpt", tmp_path / "again/checkpoints/last.ckpt", kept[0])
+    )
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert not all(torch.equal(whole[name], early[name]) for name in whole)
+
+
+def test_checkpoints_can_be_left_out_and_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    run(tmp_path, "trainer.max_epochs=1", "checkpoints.enabled=false")
+    assert not list(tmp_path.rglob("*.ckpt"))
+    with pytest.raises(TargetError, match=r"gone\.ckpt' is no checkpoint"):
+        run(tmp_path, "resume=gone.ckpt")
+
+
+# Every override in the team's guide.
+GUIDE = [
+    "trainer=fp16_safe",
+    "trainer=default",
+    'trainer.precision="16-mixed"',
+    'trainer.precision="32-true"',
+    "trainer.max_epochs=3",
+    "trainer.limit_val_batches=50",
+    "trainer.limit_train_batches=0",
+    "exp_name=fp32_baseline",
+    "logger.wandb.enabled=true",
+]
+
+
+@pytest.mark.parametrize("override", GUIDE)
+def test_every_override_of_the_guide_is_taken(override: str) -> None:
+    name, _, value = override.partition("=")
+    found = settings(override)
+    if name != "trainer":
+        for part in name.split("."):
+            found = found[part]
+        assert str(found).lower() == value.strip('"')
+
+
+@slow
+def test_a_folder_of_pictures_trains_as_the_guide_runs_it(tmp_path: Path) -> None:
+    save_icdar(tmp_path / "icdar", num=4)
+    own = [f"workload.icdar_folder={tmp_path / 'icdar'}", "workload=icdar2015", "workload.image_size=64"]
+    own += ["workload.test_height=64", "workload.batch_size=2", "workload.neck=8", "workload.head=8", "num_workers=1"]
+    guide = ["trainer=fp16_safe", "trainer.max_epochs=2", "trainer.limit_val_batches=50", "exp_name=fp16_test"]
+    train(settings(*own, *guide, f"folder={tmp_path / 'run'}", "logger.wandb.enabled=true"))
+    recorded = read_csv(tmp_path / "run" / "metrics.csv")
+    assert len(recorded.curve("val/hmean")) >= 3
+    assert (tmp_path / "run" / "checkpoints" / "last.ckpt").is_file()
+    losses = [value for _, value in recorded.curve("train/loss")]
+    assert losses[-1] < losses[0]
 
 
 def test_a_comparison_of_runs_that_trained_on_nothing_is_refused(tmp_path: Path) -> None:

@@ -34,7 +34,8 @@ class Reference:
 
     Args:
         name: As in `floatline train NAME`.
-        module: Has `Config`, `VARIANTS` and `build(config, seed)`.
+        module: Has `Config`, `VARIANTS` and `build(config, seed)`; and `read_settings(settings, path)` where it knows
+            files of another project.
         config: The settings.
     """
 
@@ -70,7 +71,7 @@ def find_reference(
     module = _import(name)
     layers: list[Mapping[str, Any]] = [_variant(module, name, each) for each in (variant, preset) if each]
     if config is not None:
-        layers.append(_of(name, read_config(config), config))
+        layers.append(_read_file(module, name, config))
     settings = merge(*layers, parse_pairs(pairs))
     try:
         return Reference(name, module, module.Config(**settings))
@@ -103,6 +104,13 @@ def _variant(module: ModuleType, name: str, variant: str) -> Mapping[str, Any]:
     if variant not in known:
         raise TargetError(f"Workload '{name}' has no variant '{variant}'. {suggest(variant, known)}")
     return known[variant]
+
+
+def _read_file(module: ModuleType, name: str, path: str | Path) -> Mapping[str, Any]:
+    """The settings of a file; a workload may know files of another project as well."""
+    own = _of(name, read_config(path), path)
+    translate: Callable[[Mapping[str, Any], Path], dict[str, Any]] | None = getattr(module, "read_settings", None)
+    return own if translate is None else translate(own, Path(path))
 
 
 def _of(name: str, settings: dict[str, Any], path: str | Path) -> dict[str, Any]:

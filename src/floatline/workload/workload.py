@@ -24,7 +24,7 @@ class Workload:
 
     Args:
         model: The module.
-        batches: A list of (inputs, targets), each a tuple.
+        batches: A list of (inputs, targets), each a tuple; or another sequence, such as `OnDemand`.
         loss_fn: Gives the loss: `loss_fn(model(*inputs), *targets)`.
         precision: The plan it is meant to run in: a name, a YAML file or a Plan.
         make_optimizer: Gives the optimizer of a model.
@@ -83,7 +83,7 @@ def _find_problem(workload: Workload) -> str:
     model, batches = cast("object", workload.model), cast("object", workload.batches)
     if not isinstance(model, nn.Module):
         return f"model is {describe(model)}. It must be a torch.nn.Module."
-    if not is_row(batches) or not batches:
+    if not is_sequence(batches) or not batches:
         return f"batches is {describe(batches)}. It must be a list of (inputs, targets), not empty."
     first = batches[0]
     if not is_row(first) or len(first) != 2:
@@ -99,6 +99,11 @@ def _find_problem(workload: Workload) -> str:
     except PlanError as error:
         return f"precision: {error}"
     return ""
+
+
+def is_sequence(value: object) -> TypeGuard[Sequence[object]]:
+    """Whether it has a length and entries by number, and is no text."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def is_row(value: object) -> TypeGuard[Sequence[object]]:

@@ -15,11 +15,14 @@ from floatline.plans.presets import resolve_plan
 from floatline.systems.audio_lora.batches import AudioCollator, as_pair, draw_batches, make_examples
 from floatline.systems.audio_lora.config import VARIANTS, Config
 from floatline.systems.audio_lora.model import Answerer, accuracy, add_adapters, answer_loss, build_base
+from floatline.systems.audio_lora.recordings import load_examples
 from floatline.systems.audio_lora.speech import HELD_OUT_VOICES, TRAIN_VOICES, WORDS, draw_utterances
-from floatline.workload import Workload
+from floatline.workload import OnDemand, Workload
 
 __all__ = ["VARIANTS", "Config", "build"]
 
+# Utterances that are evaluated together.
+_EVALUATED = 48
 # transformers leaves these buffers in FP32 when it loads a model in 16 bits; a cast of the whole model does not.
 _POSITIONS = KeptModule(pattern="*rotary_emb", reason="16 bits round the frequencies of rotary positions.")
 
@@ -36,11 +39,13 @@ def build(config: Config, seed: int = 0) -> Workload:
     collate = AudioCollator(tokens, positions=base.config.audio_config.max_source_positions)
     torch.manual_seed(seed)
     model = Answerer(add_adapters(base, config))
-    train, held = make_data(config, bins=base.config.audio_config.num_mel_bins, seed=seed)
-    held_batches = [as_pair(collate(held[i : i + 48])) for i in range(0, len(held), 48)]
+    train, held = make_data(config, collate, bins=base.config.audio_config.num_mel_bins, seed=seed)
+    parts = OnDemand(lambda i: as_pair(collate(held[i : i + _EVALUATED])), range(0, len(held), _EVALUATED))
+    held_batches = list(parts) if config.audio is None else parts
+    count = config.num_batches if config.audio is None else max(len(train) // config.batch_size, 1)
     return Workload(
         model,
-        draw_batches(train, collate, size=config.batch_size, count=config.num_batches, seed=seed),
+        draw_batches(train, collate, size=config.batch_size, count=count, seed=seed),
         answer_loss,
         make_plan(config),
         lambda model: make_optimizer(model, config),
@@ -50,8 +55,20 @@ def build(config: Config, seed: int = 0) -> Workload:
     )
 
 
-def make_data(config: Config, *, bins: int, seed: int) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
-    """Examples to train on, with noise of the seed, and clean ones of other voices."""
+def make_data(
+    config: Config, collate: AudioCollator, *, bins: int, seed: int
+) -> tuple[Sequence[dict[str, Any]], Sequence[dict[str, Any]]]:
+    """Examples to train on, with noise of the seed, and clean ones of other voices; or recordings as they are."""
+    if config.audio is not None:
+        return load_examples(
+            config.audio,
+            bins=bins,
+            positions=collate.positions,
+            tokens=collate.tokens,
+            holdout=config.holdout,
+            seed=config.data_seed,
+            cut=config.cut_audio,
+        )
     train = draw_utterances(WORDS, TRAIN_VOICES, takes=config.takes, seed=config.data_seed)
     used = config.batch_size * config.num_batches
     if used < len(train):

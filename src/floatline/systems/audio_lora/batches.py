@@ -15,6 +15,7 @@ from transformers.audio_utils import mel_filter_bank  # pyright: ignore[reportUn
 
 from floatline.systems.audio_lora.speech import SAMPLE_RATE, Utterance, resample, speak
 from floatline.systems.audio_lora.tokens import Tokens
+from floatline.workload import OnDemand
 
 IGNORED = -100
 """Label of what is no part of an answer."""
@@ -94,14 +95,19 @@ def num_audio_tokens(frames: int) -> int:
 
 def draw_batches(
     examples: Sequence[dict[str, Any]], collate: AudioCollator, *, size: int, count: int, seed: int
-) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """Batches in an order of the seed: pass after pass over the examples, each shuffled again."""
+) -> Sequence[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
+    """Batches in an order of the seed: pass after pass over the examples, each shuffled again.
+
+    Those of files are made when they are asked for: a data set may not fit in memory.
+    """
     chance, order = random.Random(f"order {seed}"), list[int]()  # noqa: S311
     while len(order) < size * count:
         order += chance.sample(range(len(examples)), len(examples))
-    return [
-        as_pair(collate([examples[i] for i in order[first : first + size]])) for first in range(0, size * count, size)
-    ]
+    batches = OnDemand(
+        lambda first: as_pair(collate([examples[i] for i in order[first : first + size]])),
+        range(0, size * count, size),
+    )
+    return batches if isinstance(examples, OnDemand) else list(batches)
 
 
 def as_pair(batch: dict[str, Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:

@@ -26,13 +26,18 @@ class Config(WorkloadConfig):
         checkpointing: Gradient checkpointing in encoder and language model.
         batch_size: Utterances of a batch.
         accumulate: Batches for each update.
-        num_batches: Batches of a pass.
+        num_batches: Batches of a pass; with `audio` it is all of the recordings.
         takes: Times that each voice speaks each word for training.
+        audio: Folder or JSONL file of recordings with their texts; null speaks words.
+        holdout: Share of the recordings that is held out, where nothing says which.
+        cut_audio: Cut off recordings that are longer than the encoder takes; else they are refused.
+        question: What a loaded base is asked after the audio.
         noise_db: How many decibels the noise of training is below the speech.
         data_seed: Of rates and pitches; noise and order are the run's seed.
         base: 'shipped', a small one that has learnt other words; 'random', one of the sizes below that knows
             nothing, to measure time and memory.
-        base_path: Folder of a Qwen2-Audio model with safetensors and tokenizer.json; null takes `base`.
+        base_path: Folder of a Qwen2-Audio model with safetensors, in one file or several, and tokenizer.json; null
+            takes `base`.
         base_weights: Format that the frozen base is held in.
         mel_bins: Of a random base.
         audio_positions: Positions of a random base's encoder, 20 ms each; shorter audio is padded.
@@ -58,6 +63,10 @@ class Config(WorkloadConfig):
     accumulate: int = Field(default=1, ge=1)
     num_batches: int = Field(default=54, ge=1)
     takes: int = Field(default=1, ge=1)
+    audio: str | None = None
+    holdout: float = Field(default=0.1, gt=0, lt=1)
+    cut_audio: bool = False
+    question: str = "Which word is spoken? "
     noise_db: float = 25.0
     data_seed: int = 0
     base: Literal["shipped", "random"] = "shipped"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainingArguments
 
+from floatline.errors import TargetError
 from floatline.integrations.transformers import prepare_trainer
 from floatline.systems.audio_lora import make_data
 from floatline.systems.audio_lora.batches import AudioCollator
@@ -24,9 +25,10 @@ def make_trainer(
     epochs: float = 1.0,
     max_steps: int = -1,
     seed: int = 0,
+    save_steps: int = 0,
     kind: type[Trainer] = Trainer,
 ) -> Trainer:
-    """A Trainer for the settings, not guarded yet; the base is saved in `output/base`.
+    """A Trainer for the settings, not guarded yet; a base that was not loaded is saved in `output/base`.
 
     Args:
         config: The settings. Their plan, and optimizers other than the Trainer's own, are for `prepare_trainer`.
@@ -34,13 +36,17 @@ def make_trainer(
         epochs: Passes over the examples.
         max_steps: Ends it sooner; -1 does not.
         seed: Of adapters, noise and order.
+        save_steps: Steps from one checkpoint to the next; 0 makes one after each epoch. The last two are kept.
         kind: The Trainer or a class of yours.
     """
     base, tokens = build_base(config)
     audio = base.config.audio_config
-    train, held = make_data(config, bins=audio.num_mel_bins, seed=seed)
-    base.save_pretrained(Path(output) / "base")
-    base.config.name_or_path = base.name_or_path = str(Path(output) / "base")  # PEFT writes it beside the adapters
+    collate = AudioCollator(tokens, positions=audio.max_source_positions)
+    train, held = make_data(config, collate, bins=audio.num_mel_bins, seed=seed)
+    place = config.base_path or str(Path(output) / "base")
+    if config.base_path is None:
+        base.save_pretrained(place)
+    base.config.name_or_path = base.name_or_path = place  # PEFT writes it beside the adapters
     torch.manual_seed(seed)
     arguments = TrainingArguments(
         output_dir=str(output),
@@ -58,7 +64,9 @@ def make_trainer(
         fp16=config.precision.startswith("fp16") and torch.cuda.is_available(),  # on a CPU the guard alone does it
         bf16=config.precision.startswith("bf16"),
         use_cpu=not torch.cuda.is_available(),
-        save_strategy="no",
+        save_strategy="steps" if save_steps else "epoch",
+        save_steps=save_steps or 500,
+        save_total_limit=2,
         report_to=[],
         logging_steps=10,
         remove_unused_columns=False,
@@ -68,7 +76,7 @@ def make_trainer(
     trainer = kind(
         cast("Any", add_adapters(base, config)),
         arguments,
-        data_collator=cast("Any", AudioCollator(tokens, positions=audio.max_source_positions)),
+        data_collator=cast("Any", collate),
         train_dataset=cast("Any", train),
         eval_dataset=cast("Any", held),
         compute_metrics=_measure,
@@ -81,16 +89,34 @@ def make_trainer(
 
 
 def train(
-    config: Config, output: str | Path, *, epochs: float = 1.0, max_steps: int = -1, seed: int = 0
+    config: Config,
+    output: str | Path,
+    *,
+    epochs: float = 1.0,
+    max_steps: int = -1,
+    seed: int = 0,
+    save_steps: int = 0,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Train guarded in the plan of the settings, evaluate, and save the adapters as PEFT does.
+
+    Args:
+        config: The settings.
+        output: Folder for adapters, base, checkpoints and logs.
+        epochs: Passes over the examples.
+        max_steps: Ends it sooner; -1 does not.
+        seed: Of adapters, noise and order.
+        save_steps: Steps from one checkpoint to the next; 0 makes one after each epoch.
+        resume: Go on from the last checkpoint in the folder.
 
     Returns:
         What the evaluation measured, `eval_accuracy` among it, and what the guard saw as `summary`.
     """
-    trainer = make_trainer(config, output, epochs=epochs, max_steps=max_steps, seed=seed)
+    if resume and not list(Path(output).glob("checkpoint-*")):
+        raise TargetError(f"'{output}' has no checkpoint to go on from. Leave --resume out.")
+    trainer = make_trainer(config, output, epochs=epochs, max_steps=max_steps, seed=seed, save_steps=save_steps)
     guard = prepare_trainer(trainer, config.precision)
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resume or None)
     found = trainer.evaluate()
     trainer.save_model(str(output))
     return {**found, "summary": guard.summary()}

@@ -61,8 +61,8 @@ def answer_loss(logits: Tensor, labels: Tensor) -> Tensor:
 def build_base(config: Config) -> tuple[Any, Tokens]:
     """The base, frozen and in its format, and its tokens: from `base_path`, the shipped weights, or random."""
     if config.base_path is not None:
-        model: Any = _load(config.base_path)
-        tokens = read_tokens(config.base_path, model.config)
+        model: Any = _load(config.base_path, DTYPES[config.base_weights])
+        tokens = read_tokens(config.base_path, model.config, question=config.question)
     else:
         with torch.random.fork_rng():
             torch.manual_seed(0)  # pyright: ignore[reportUnknownMemberType]
@@ -130,13 +130,16 @@ def _sinusoids(length: int, width: int) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def _load(folder: str) -> Any:
-    """A model from a local folder; safetensors only, since a pickle can run anything."""
+def _load(folder: str, dtype: torch.dtype) -> Any:
+    """A model from a local folder; safetensors only, since a pickle can run anything.
+
+    Each weight is brought to its format as it is read: there is never a second copy of the model.
+    """
     if not list(Path(folder).glob("*.safetensors")):
         raise TargetError(f"base_path '{folder}' has no .safetensors file. Save the model there with safetensors.")
     try:
         return Qwen2AudioForConditionalGeneration.from_pretrained(
-            folder, use_safetensors=True, local_files_only=True, dtype=torch.float32
+            folder, use_safetensors=True, local_files_only=True, dtype=dtype
         )
     except (OSError, ValueError) as error:
         said = next(iter(str(error).splitlines()), "")

@@ -13,7 +13,6 @@ from floatline.errors import TargetError
 
 _PAD, _END, _AUDIO, _ASK, _FIRST = range(5)
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_QUESTION = "Which word is spoken? "
 
 
 @dataclass(frozen=True)
@@ -42,21 +41,28 @@ class Tokens:
 def spell() -> Tokens:
     """A letter for each token."""
 
+    def encode(word: str) -> list[int]:
+        strange = next((letter for letter in word if letter not in _LETTERS), None)
+        if strange is not None:
+            raise TargetError(f"Text '{word[:40]}' has '{strange}': the shipped base writes a to z. Give a base_path.")
+        return [_FIRST + _LETTERS.index(letter) for letter in word]
+
     def decode(ids: list[int]) -> str:
         return "".join(_LETTERS[i - _FIRST] for i in ids if i >= _FIRST and i - _FIRST < len(_LETTERS))
 
     return Tokens(
         audio=_AUDIO, pad=_PAD, end=_END, before=(), after=(_ASK,),
-        encode=lambda word: [_FIRST + _LETTERS.index(letter) for letter in word], decode=decode,
+        encode=encode, decode=decode,
     )  # fmt: skip
 
 
-def read_tokens(folder: str, config: Any) -> Tokens:
+def read_tokens(folder: str, config: Any, *, question: str) -> Tokens:
     """Those of a model in a folder; one that the Trainer or `save_pretrained` wrote from the shipped base spells.
 
     Args:
         folder: Has tokenizer.json, unless the model has as few tokens as the shipped one.
         config: The model's.
+        question: What it is asked after the audio.
     """
     text = config.text_config
     file = Path(folder) / "tokenizer.json"
@@ -71,8 +77,8 @@ def read_tokens(folder: str, config: Any) -> Tokens:
     if end is None:
         raise TargetError(f"base_path '{folder}' names no token that ends a text. Set eos_token_id in config.json.")
     pad = config.pad_token_id if getattr(config, "pad_token_id", None) is not None else end
-    question = tokenizer.encode(_QUESTION, add_special_tokens=False).ids
+    asked = tokenizer.encode(question, add_special_tokens=False).ids
     return Tokens(
-        audio=config.audio_token_id, pad=pad, end=end, before=before, after=(*closing, *question),
+        audio=config.audio_token_id, pad=pad, end=end, before=before, after=(*closing, *asked),
         encode=lambda word: tokenizer.encode(word, add_special_tokens=False).ids, decode=tokenizer.decode,
     )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -14,11 +16,14 @@ from floatline.errors import TargetError
 from floatline.plans import Clip, Plan
 from floatline.plans.presets import resolve_plan
 from floatline.systems.dbnet.boxes import Matches, find_by_brightness, find_words, match_words
+from floatline.systems.dbnet.icdar import load_icdar
 from floatline.systems.dbnet.losses import LOSSES
-from floatline.systems.dbnet.model import ArithmeticName, Binarization, DBNet, StepName
-from floatline.systems.dbnet.scenes import Scene, draw_scenes, load_icdar
+from floatline.systems.dbnet.model import ArithmeticName, Binarization, DBNet, SmallBackbone, StepName
+from floatline.systems.dbnet.resnet import ResNet, load_weights
+from floatline.systems.dbnet.scenes import Scene, draw_scenes
 from floatline.systems.dbnet.targets import make_maps
-from floatline.workload import Workload, WorkloadConfig
+from floatline.systems.dbnet.views import augment, fit_height, fit_square
+from floatline.workload import OnDemand, Workload, WorkloadConfig
 
 __all__ = ["VARIANTS", "Config", "build", "find_scenes", "measure_baseline", "measure_hmean"]
 
@@ -42,9 +47,15 @@ class Config(WorkloadConfig):
         words: The most words in a picture.
         text_height: Of the smallest and the largest font, in pixels.
         data_seed: Of the pictures: the task. `seed` of a run changes weights and order.
-        icdar_folder: Pictures with ICDAR labels in its `train` and `test`; null draws pictures.
-        widths: Channels of the backbone's stages.
-        depth: Residual blocks of each stage.
+        icdar_folder: Where ICDAR 2015 was unpacked, or pictures with such labels in `train` and `test`; null draws.
+        test_height: Height that held-out pictures of a folder are scaled to; null scales them as those of training.
+        augment: Turn, flip and crop the training pictures, as the paper does.
+        passes: Times that each training picture is in an epoch; with `augment`, each time otherwise.
+        colour: Pictures in colour, not grey.
+        backbone: `small`, of the sizes below, or `resnet18` or `resnet50`, which want colour.
+        backbone_weights: File with a ResNet's weights by torchvision's names; null begins with random ones.
+        widths: Channels of the small backbone's stages.
+        depth: Residual blocks of each of its stages.
         neck: Channels of the feature pyramid.
         head: Channels inside of the heads.
         channels_last: Keep the model's numbers in the order that convolutions of a GPU are fastest in.
@@ -65,6 +76,12 @@ class Config(WorkloadConfig):
     text_height: tuple[Count, Count] = (10, 24)
     data_seed: int = 3
     icdar_folder: str | None = None
+    test_height: Annotated[int, Field(ge=32)] | None = None
+    augment: bool = False
+    passes: Count = 1
+    colour: bool = False
+    backbone: Literal["small", "resnet18", "resnet50"] = "small"
+    backbone_weights: str | None = None
     widths: tuple[Count, ...] = (16, 32, 64, 128)
     depth: tuple[Count, ...] = (1, 1, 1, 1)
     neck: Annotated[int, Field(ge=4)] = 32
@@ -75,8 +92,13 @@ class Config(WorkloadConfig):
 
     @model_validator(mode="after")
     def _sizes_fit(self) -> Config:
-        if self.image_size % 32:
-            raise TargetError(f"image_size is {self.image_size}, no multiple of 32. Change it.")
+        for name in ("image_size", "test_height"):
+            if (getattr(self, name) or 0) % 32:
+                raise TargetError(f"{name} is {getattr(self, name)}, no multiple of 32. Change it.")
+        if self.backbone != "small" and not self.colour:
+            raise TargetError(f"backbone {self.backbone} takes pictures in colour. Set colour=true.")
+        if self.backbone == "small" and self.backbone_weights is not None:
+            raise TargetError("backbone_weights are given for the small backbone. Set backbone=resnet18 or resnet50.")
         if len(self.depth) != len(self.widths):
             raise TargetError(
                 f"depth has {len(self.depth)} stages, and widths has {len(self.widths)}. Make them equal."
@@ -99,6 +121,21 @@ VARIANTS: dict[str, dict[str, object]] = {
     "fp16_safe": {"precision": "fp16-mixed", "gradient_clip_val": 5.0, "accumulate_grad_batches": 2},
     # Twice the pictures for nearly twice the steps: H-mean scatters half as much from seed to seed.
     "long": {"batch_size": 16, "num_images": 768, "held_out": 768, "total_steps": 1500},
+    # As in the paper: a ResNet, pictures in colour, cropped to 640 pixels, tested at a height of 736. Wants a folder.
+    "icdar2015": {
+        "backbone": "resnet18",
+        "colour": True,
+        "augment": True,
+        "passes": 4,
+        "image_size": 640,
+        "test_height": 736,
+        "batch_size": 16,
+        "total_steps": 10_000,
+        "neck": 256,
+        "head": 64,
+        "learning_rate": 0.001,
+        "channels_last": True,
+    },
     # 57 GiB in FP32.
     "h200": {
         "image_size": 640,
@@ -121,49 +158,93 @@ def build(config: Config, seed: int = 0) -> Workload:
     """The workload; the pictures follow from the config, weights and order of batches from the seed."""
     train, held_out = find_scenes(config)
     torch.manual_seed(seed)
+    backbone, widths = make_backbone(config)
     model = DBNet(
-        widths=config.widths,
-        depth=config.depth,
+        backbone,
+        widths=widths,
         neck=config.neck,
         head=config.head,
         binarization=Binarization(config.step, config.arithmetic),
     )
     return Workload(
         model=model.to(memory_format=torch.channels_last) if config.channels_last else model,  # pyright: ignore
-        batches=make_batches(train, batch_size=config.batch_size, seed=seed),
+        batches=make_batches(train, config, seed=seed),
         loss_fn=LOSSES[config.arithmetic],
         precision=make_plan(config),
         make_optimizer=partial(make_optimizer, config=config),
-        evaluate=partial(measure_hmean, scenes=held_out),
+        evaluate=partial(measure_hmean, scenes=held_out, at_once=num_at_once(config)),
         metric="hmean",
         higher_is_better=True,
     )
 
 
-def make_batches(scenes: list[Scene], *, batch_size: int, seed: int) -> list[tuple[tuple[Tensor], tuple[Tensor, ...]]]:
-    """Batches of pictures and their maps, in the seed's order; a rest that fills no batch is left out."""
-    images, maps = to_tensor(scenes), [make_maps(scene) for scene in scenes]
-    names = ("text", "text_mask", "threshold", "threshold_mask")
-    targets = [torch.from_numpy(np.stack([getattr(each, name) for each in maps])) for name in names]
-    order = torch.randperm(len(scenes), generator=torch.Generator().manual_seed(seed))
-    rows = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    whole = [row for row in rows if len(row) == batch_size] or rows
-    return [((images[row],), tuple(target[row] for target in targets)) for row in whole]
+def make_backbone(config: Config) -> tuple[nn.Module, tuple[int, ...]]:
+    """The backbone, with its weights where there are some, and the channels of its stages."""
+    if config.backbone == "small":
+        return SmallBackbone(3 if config.colour else 1, config.widths, config.depth), config.widths
+    network = ResNet(config.backbone)
+    if config.backbone_weights is not None:
+        load_weights(network, config.backbone_weights, config.backbone)
+    return network, network.widths
 
 
-def to_tensor(scenes: list[Scene]) -> Tensor:
-    """Pictures from -1 to 1, of shape (number, 1, height, width)."""
-    return torch.from_numpy(np.stack([scene.image for scene in scenes])[:, None] / 127.5 - 1).float()
+Batch = tuple[tuple[Tensor], tuple[Tensor, ...]]
 
 
-def find_scenes(config: Config) -> tuple[list[Scene], list[Scene]]:
+def make_batches(scenes: Sequence[Scene], config: Config, *, seed: int) -> Sequence[Batch]:
+    """Batches of pictures and their maps, in the seed's order; a rest that fills no batch is left out.
+
+    Those of drawn pictures are made now, those of files when they are asked for: a data set may not fit in memory.
+    """
+    generator, size = torch.Generator().manual_seed(seed), config.batch_size
+    orders: list[list[int]] = [torch.randperm(len(scenes), generator=generator).tolist() for _ in range(config.passes)]
+    rows = [order[i : i + size] for order in orders for i in range(0, len(order), size)]
+    rows = [row for row in rows if len(row) == size] or rows
+
+    def make(number: int) -> Batch:
+        chosen = [scenes[i] for i in rows[number]]
+        if config.augment:
+            draws = (np.random.default_rng([seed % 2**32, number, place]) for place in range(len(chosen)))
+            chosen = [augment(scene, rng, config.image_size) for scene, rng in zip(chosen, draws, strict=True)]
+        maps = [make_maps(scene) for scene in chosen]
+        names = ("text", "text_mask", "threshold", "threshold_mask")
+        targets = tuple(torch.from_numpy(np.stack([getattr(each, name) for each in maps])) for name in names)
+        return (to_tensor(chosen),), targets
+
+    batches = OnDemand(make, len(rows))
+    return batches if isinstance(scenes, OnDemand) else list(batches)
+
+
+def to_tensor(scenes: Sequence[Scene]) -> Tensor:
+    """Pictures from -1 to 1, of shape (number, channels, height, width)."""
+    images = torch.from_numpy(np.stack([scene.image for scene in scenes])).float()
+    images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2).contiguous()
+    return images / 127.5 - 1
+
+
+def num_at_once(config: Config) -> int:
+    """Pictures that are evaluated together: with a height of their own they may differ in width."""
+    return EVALUATED_AT_ONCE if config.test_height is None else 1
+
+
+def find_scenes(config: Config) -> tuple[Sequence[Scene], Sequence[Scene]]:
     """Training and held-out pictures: of a folder, or drawn."""
     if config.icdar_folder is not None:
-        parts = [load_icdar(f"{config.icdar_folder}/{part}", size=config.image_size) for part in ("train", "test")]
-        return parts[0], parts[1]
-    return _draw(
+        square: Callable[[Scene], Scene] = partial(fit_square, size=config.image_size)
+        tested = square if config.test_height is None else partial(fit_height, height=config.test_height)
+        load = partial(load_icdar, config.icdar_folder, colour=config.colour)
+        return load("train", fit=_as_it_is if config.augment else square), load("test", fit=tested)
+    drawn = _draw(
         config.num_images, config.held_out, config.image_size, config.words, config.text_height, config.data_seed
     )
+    if not config.colour:
+        return drawn
+    train, held_out = ([replace(s, image=np.repeat(s.image[..., None], 3, -1)) for s in part] for part in drawn)
+    return train, held_out
+
+
+def _as_it_is(scene: Scene) -> Scene:
+    return scene
 
 
 @cache
@@ -204,19 +285,19 @@ def share_of_rate(step: int, total: int) -> float:
     return max(min((step + 1) / rise, (total - step) / (total - rise + 1)), 0.0)
 
 
-def measure_hmean(model: nn.Module, *, scenes: list[Scene]) -> float:
+def measure_hmean(model: nn.Module, *, scenes: Sequence[Scene], at_once: int = EVALUATED_AT_ONCE) -> float:
     """H-mean of the words that a model finds in the pictures."""
     device = next(model.parameters()).device
     total = Matches()
-    for start in range(0, len(scenes), EVALUATED_AT_ONCE):
-        part = scenes[start : start + EVALUATED_AT_ONCE]
+    for start in range(0, len(scenes), at_once):
+        part = list(scenes[start : start + at_once])
         maps = model(to_tensor(part).to(device)).probability.float().cpu().numpy()
         for scene, probability in zip(part, maps, strict=True):
             total += match_words(find_words(probability), scene.polygons, scene.ignored)
     return total.hmean
 
 
-def measure_baseline(scenes: list[Scene]) -> float:
+def measure_baseline(scenes: Sequence[Scene]) -> float:
     """H-mean of the detector that looks at brightness alone."""
     found = (match_words(find_by_brightness(scene.image), scene.polygons, scene.ignored) for scene in scenes)
     return sum(found, Matches()).hmean

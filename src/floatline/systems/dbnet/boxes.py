@@ -130,9 +130,9 @@ def find_by_brightness(image: Numbers) -> list[Numbers]:
     """The detector to beat: what stands out of its surroundings, joined to blobs; no training.
 
     Args:
-        image: Grey values from 0 to 255.
+        image: Grey values from 0 to 255, or colours, whose mean is taken.
     """
-    grey = image.clip(0, 255).astype(np.uint8)
+    grey = (image if image.ndim == 2 else image.mean(-1)).clip(0, 255).astype(np.uint8)
     contrast = cv2.morphologyEx(grey, cv2.MORPH_GRADIENT, np.ones((3, 3), np.uint8))
     _, bitmap = cv2.threshold(contrast, 0, 255, cv2.THRESH_BINARY + cv2.THRESH_OTSU)
     joined = cv2.morphologyEx(bitmap, cv2.MORPH_CLOSE, np.ones((3, 7), np.uint8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
@@ -26,7 +27,7 @@ class TextDetector(lightning.LightningModule):
         scenes: Held-out pictures.
     """
 
-    def __init__(self, config: dbnet.Config, workload: Workload, scenes: list[Scene]) -> None:
+    def __init__(self, config: dbnet.Config, workload: Workload, scenes: Sequence[Scene]) -> None:
         super().__init__()
         self.model, self.loss_fn = workload.model, workload.loss_fn
         self._config, self._scenes = config, scenes
@@ -43,7 +44,7 @@ class TextDetector(lightning.LightningModule):
         """Count the words that are found; in FP32, as `floatline train` does."""
         with torch.autocast(self.device.type, enabled=False):
             maps = self.model.float()(batch.float()).probability.cpu().numpy()
-        first = batch_idx * dbnet.EVALUATED_AT_ONCE
+        first = batch_idx * dbnet.num_at_once(self._config)
         for scene, probability in zip(self._scenes[first : first + len(maps)], maps, strict=True):
             self._found += match_words(find_words(probability), scene.polygons, scene.ignored)
 

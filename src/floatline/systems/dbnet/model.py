@@ -135,23 +135,18 @@ class Binarization(nn.Module):
             return Predicted(logits, probability, threshold, binary)
 
 
-class DBNet(nn.Module):
-    """Finds text: pictures in, maps out.
+class SmallBackbone(nn.Module):
+    """Features of some stages; the first has a quarter of the picture's resolution, each other half of the one before.
 
     Args:
-        widths: Channels of the stages; the first has a quarter of the picture's resolution, each other half of the
-            one before.
+        channels: Of a picture.
+        widths: Channels of the stages.
         depth: Residual blocks of each stage.
-        neck: Channels of the pyramid.
-        head: Channels inside of the heads.
-        binarization: The step between the maps; it has no weights.
     """
 
-    def __init__(
-        self, *, widths: Sequence[int], depth: Sequence[int], neck: int, head: int, binarization: Binarization
-    ) -> None:
+    def __init__(self, channels: int, widths: Sequence[int], depth: Sequence[int]) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(1, widths[0], 3, 2, 1, bias=False)
+        self.stem = nn.Conv2d(channels, widths[0], 3, 2, 1, bias=False)
         self.stem_norm = nn.BatchNorm2d(widths[0])
         self.stages = nn.ModuleList()
         inputs = widths[0]
@@ -159,6 +154,33 @@ class DBNet(nn.Module):
             rest = [Residual(width, width, 1) for _ in range(blocks - 1)]
             self.stages.append(nn.Sequential(Residual(inputs, width, 2), *rest))
             inputs = width
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """The stages, the finest first."""
+        x = F.relu(self.stem_norm(self.stem(images)))
+        found: list[Tensor] = []
+        for stage in self.stages:
+            x = stage(x)
+            found.append(x)
+        return found
+
+
+class DBNet(nn.Module):
+    """Finds text: pictures in, maps out.
+
+    Args:
+        backbone: Gives the features of its stages, the finest first, at a quarter of the picture's resolution.
+        widths: Channels of these stages.
+        neck: Channels of the pyramid.
+        head: Channels inside of the heads.
+        binarization: The step between the maps; it has no weights.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, *, widths: Sequence[int], neck: int, head: int, binarization: Binarization
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
         self.pyramid = Pyramid(widths, neck)
         self.probability = Head(self.pyramid.width, head)
         self.threshold = Head(self.pyramid.width, head)
@@ -168,11 +190,6 @@ class DBNet(nn.Module):
         self.binarization = binarization
 
     def forward(self, images: Tensor) -> Predicted:
-        """The maps of pictures of shape (batch, 1, height, width)."""
-        x = F.relu(self.stem_norm(self.stem(images)))
-        found: list[Tensor] = []
-        for stage in self.stages:
-            x = stage(x)
-            found.append(x)
-        features = self.pyramid(found)
+        """The maps of pictures of shape (batch, channels, height, width)."""
+        features = self.pyramid(self.backbone(images))
         return self.binarization(self.probability(features), self.threshold(features))

@@ -39,7 +39,7 @@ class Maps:
 
 def make_maps(scene: Scene) -> Maps:
     """The targets of a scene."""
-    shape = scene.image.shape
+    shape = scene.image.shape[:2]
     maps = Maps(*(np.full(shape, value, np.float32) for value in (0, 1, 0, 0)))
     for polygon, ignored in zip(scene.polygons, scene.ignored, strict=True):
         distance = shrink_distance(polygon)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -11,8 +14,10 @@ from torch import nn
 from floatline.errors import TargetError
 from floatline.plans import Clip, Plan, Scaling
 from floatline.plans.presets import resolve_plan
+from floatline.systems.mmgcn.folders import load_folder
 from floatline.systems.mmgcn.interactions import Interactions, make_batches
 from floatline.systems.mmgcn.losses import LOSSES
+from floatline.systems.mmgcn.mmrec import translate
 from floatline.systems.mmgcn.model import MMGCN
 from floatline.systems.mmgcn.planted import plant
 from floatline.systems.mmgcn.ranking import Ranking
@@ -44,6 +49,9 @@ class Config(WorkloadConfig):
         aggregation: How messages are summed: `grouped` in FP32, or `scatter` in their own format.
         interaction_file: Table with user and item columns (.csv, .tsv, .inter); null plants interactions.
         feature_files: Modality to .npy file, a row for each item; with `interaction_file`.
+        data_path: Folder that holds data sets.
+        dataset: Folder below it, with MMRec's or MMGCN's own files; the two above are then looked for in it.
+        first_item: Number of the first item in MMGCN's files, where items follow users; null is the smallest that fits.
         holdout: Share of interactions that is held out, where the table does not say which.
         data_seed: Of planted interactions and of the split: the task. `seed` of a run changes weights and order.
         num_users: Planted users.
@@ -77,6 +85,9 @@ class Config(WorkloadConfig):
     aggregation: Literal["grouped", "scatter"] = "grouped"
     interaction_file: str | None = None
     feature_files: dict[str, str] = Field(default_factory=dict)
+    data_path: str = ""
+    dataset: str | None = None
+    first_item: int | None = Field(default=None, ge=0)
     holdout: float = Field(default=0.2, gt=0, lt=1)
     data_seed: int = 0
     num_users: int = Field(default=1000, ge=2)
@@ -172,8 +183,25 @@ def build(config: Config, seed: int = 0) -> Workload:
     )
 
 
+def read_settings(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Settings of a file: mmgcn's own, or MMRec's; what of the latter means nothing here is named on stderr."""
+    found, ignored = translate(settings, Config.model_fields)
+    if ignored:
+        sys.stderr.write(f"floatline: {path}: ignored, since mmgcn has no such setting: {', '.join(ignored)}\n")
+    return found
+
+
 def find_data(config: Config) -> Interactions:
     """The interactions and features that a config names: of files, or planted."""
+    if config.dataset is not None:
+        return load_folder(
+            Path(config.data_path) / config.dataset,
+            config.interaction_file,
+            config.feature_files,
+            first_item=config.first_item,
+            holdout=config.holdout,
+            seed=config.data_seed,
+        )
     if config.interaction_file is None:
         if config.feature_files:
             raise TargetError("feature_files are given without an interaction_file. Give both, or neither.")

@@ -8,9 +8,11 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from floatline.errors import TargetError
@@ -20,6 +22,8 @@ _SEPARATORS = {".csv": ",", ".tsv": "\t", ".inter": "\t"}
 # Names that columns have in the usual data sets, in lower case and without what follows a colon.
 _USER = ("user", "user_id", "userid", "uid")
 _ITEM = ("item", "item_id", "itemid", "iid")
+# How a .npy file begins.
+_NPY = b"\x93NUMPY"
 # 0 is training, 1 validation, 2 test.
 _SPLIT = ("x_label", "split")
 
@@ -42,7 +46,35 @@ def load_interactions(path: str, feature_files: Mapping[str, str], *, holdout: f
     if not feature_files:
         raise TargetError("feature_files names no modality. Give at least one .npy file, a row for each item.")
     pairs, labels = _read_table(Path(path))
-    features = {name: _read_features(Path(file), name) for name, file in feature_files.items()}
+    features = {name: read_features(Path(file), name) for name, file in feature_files.items()}
+    return assemble(pairs, labels, features, feature_files, path=path, num_users=None, holdout=holdout, seed=seed)
+
+
+def assemble(
+    pairs: Tensor,
+    labels: Tensor | None,
+    features: dict[str, Tensor],
+    feature_files: Mapping[str, str],
+    *,
+    path: str | Path,
+    num_users: int | None,
+    holdout: float,
+    seed: int,
+) -> Interactions:
+    """Interactions of pairs and features, checked against each other, and split.
+
+    Users without a training interaction are not ranked: nothing is known of them.
+
+    Args:
+        pairs: Users and items, of shape (2, E).
+        labels: 0 training, 1 validation, 2 test; None splits by chance.
+        features: Modality to a row for each item.
+        feature_files: Where they are from.
+        path: Where the pairs are from.
+        num_users: How many there are; None takes those with a pair.
+        holdout: Share held out where there are no labels.
+        seed: Of that split.
+    """
     num_items = _count_items(features, feature_files)
     largest = int(pairs[1].max())
     if largest >= num_items:
@@ -50,7 +82,7 @@ def load_interactions(path: str, feature_files: Mapping[str, str], *, holdout: f
             f"'{path}' has item {largest}, but features have {num_items:,} rows, 0 to {num_items - 1}. "
             "Give features of all items."
         )
-    num_users = int(pairs[0].max()) + 1
+    num_users = num_users or int(pairs[0].max()) + 1
     keys, first = (pairs[0] * num_items + pairs[1]).unique(return_inverse=True)
     unique = torch.stack([keys // num_items, keys % num_items])
     if labels is None:
@@ -59,6 +91,7 @@ def load_interactions(path: str, feature_files: Mapping[str, str], *, holdout: f
         # A pair that is there twice counts as training where one of them is.
         label = torch.full((len(keys),), 2).scatter_reduce(0, first, labels, "amin")
         train, held_out = unique[:, label == 0], unique[:, label == 2]
+        held_out = held_out[:, torch.isin(held_out[0], train[0])]
     for part, what in ((train, "training"), (held_out, "test")):
         if part.shape[1] == 0:
             raise TargetError(f"'{path}' leaves no interactions for {what}. Check its split, or use more rows.")
@@ -117,16 +150,29 @@ def _read_numbers(row: Sequence[str], columns: Sequence[int], path: Path, line: 
     return numbers
 
 
-def _read_features(path: Path, name: str) -> Tensor:
+def load_array(path: Path, what: str, *, advice: str = "Save them with numpy.save.") -> NDArray[Any]:
+    """An array of a .npy file that holds numbers; TargetError with the advice where it holds objects, or is another."""
     try:
         array = np.load(path, allow_pickle=False)
     except OSError as error:
-        raise TargetError(f"Features '{path}' cannot be read: {error.strerror or 'not a file'}. Check it.") from None
+        raise TargetError(f"{what} '{path}' cannot be read: {error.strerror or 'not a file'}. Check it.") from None
     except (ValueError, EOFError):
-        raise TargetError(f"Features '{path}' are no .npy file of numbers. Save them with numpy.save.") from None
-    if not isinstance(array, np.ndarray) or array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
-        shape = getattr(array, "shape", "several arrays")
-        raise TargetError(f"Features '{path}' of {name} have shape {shape}. They must be numbers, a row for each item.")
+        with path.open("rb") as file:
+            pickled = file.read(len(_NPY)) == _NPY
+        why = "hold Python objects, which may run anything" if pickled else "are something else"
+        raise TargetError(f"{what} '{path}' {why}, not a .npy file of numbers. {advice}") from None
+    if not isinstance(array, np.ndarray):
+        raise TargetError(f"{what} '{path}' are several arrays, not a .npy file of numbers. {advice}")
+    return array
+
+
+def read_features(path: Path, name: str) -> Tensor:
+    """A modality's features, a row for each item."""
+    array = load_array(path, "Features")
+    if array.ndim != 2 or array.dtype.kind not in "fiu" or 0 in array.shape:
+        raise TargetError(
+            f"Features '{path}' of {name} have shape {array.shape}. They must be numbers, a row for each item."
+        )
     if not np.isfinite(array).all():
         raise TargetError(f"Features '{path}' of {name} hold NaN or inf. Repair or fill those rows.")
     return torch.from_numpy(array.astype(np.float32))
