@@ -72,10 +72,15 @@ def test_a_state_in_bf16_cannot_hold_a_decay_of_less_than_half_a_spacing(dtype, 
     optimizer = torch.optim.Adam([weight], lr=1e-3, betas=(0.5, beta))
     weight.grad = torch.ones_like(weight)
     optimizer.step()
-    rows = {row.name: row for row in find_stuck_states(optimizer)}
-    assert rows["exp_avg_sq"].num == 64
-    assert rows["exp_avg_sq"].num_stuck == (64 if stuck else 0)
-    assert rows["exp_avg"].num_stuck == 0
+    rows = {row.name: (row.num, row.num_stuck) for row in find_stuck_states(optimizer)}
+    assert rows == ({"exp_avg_sq": (64, 64)} if stuck else {})
+
+
+def test_what_is_not_counted_does_move():
+    values = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    assert (values * (1 - 2.0**-22) != values).all()
+    assert (values.to(BF16) * (1 - 2.0**-6) != values.to(BF16)).all()
+    assert (values.to(BF16) * (1 - 2.0**-10) == values.to(BF16)).any()
 
 
 def test_states_that_are_rounded_at_random_are_not_stuck():

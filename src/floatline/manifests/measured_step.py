@@ -75,6 +75,16 @@ class MeasuredStep:
         self._scaled = False
 
     @property
+    def num_applied(self) -> list[int]:
+        """Steps that each optimizer has made."""
+        return list(self._applied.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be measured, and why."""
+        return list(dict.fromkeys(self._notes))
+
+    @property
     def models(self) -> list[nn.Module]:
         """What is trained: what was given, or the modules that the loop calls and that are no part of another."""
         if self._model is not None:
@@ -223,7 +233,7 @@ class MeasuredStep:
                 states=tuple(self._states),
                 sums=tuple(self._found_sums),
                 peaks=tuple(row for watch in self._watches for row in watch.peaks),
-                notes=tuple(dict.fromkeys(self._notes)),
+                notes=tuple(self.notes),
                 rank=rank,
                 num_ranks=num_ranks,
             )

@@ -37,7 +37,7 @@ def sample(tensor: Tensor) -> Tensor:
         Every element up to 2**16 of them. Of more, every k-th with k odd, so that a row whose length is a power of two
         is not met at the same columns again and again. Checked by tests/manifests/test_samples.py.
     """
-    flat = local_part(tensor.detach()).reshape(-1)
+    flat = local_part(tensor).detach().reshape(-1)
     step = -(-flat.numel() // MOST)
     return flat if step <= 1 else flat[:: step | 1]
 
@@ -155,8 +155,9 @@ def find_stuck_states(optimizer: Optimizer) -> list[StateRow]:
     """States that decay, and how many of their values the decay leaves as they are.
 
     Numerics:
-        A value v stays where v times the decay, in the state's own format, rounds to v. States of floatline's
-        optimizers are rounded at random, so that their mean decays: they are not counted.
+        A value v stays where v times the decay, in the state's own format, rounds to v. A decay that takes more than a
+        spacing at 1 off moves every normal number: such states are not counted, and none in FP32 is. Nor are those of
+        floatline's optimizers, which are rounded at random, so that their mean decays.
     """
     if type(optimizer).__module__.startswith("floatline.optim"):
         return []
@@ -184,7 +185,7 @@ def _find_decays(optimizer: Optimizer, parameter: Tensor, group: dict[str, Any])
         if not isinstance(value, Tensor) or not is_measured(value) or given is None:
             continue
         decay = float(given if place is None else given[place])
-        if 0 < decay < 1:
+        if 0 < decay < 1 and 1 - decay < torch.finfo(value.dtype).eps:
             yield name, value, decay
 
 

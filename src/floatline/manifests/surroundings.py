@@ -88,7 +88,7 @@ def find_tied(weights: Iterable[NamedWeight]) -> tuple[TiedRow, ...]:
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
     narrow, wide = sorted((one, other), key=lambda tensor: tensor.element_size())
-    first, second = (local_part(tensor.detach()).reshape(-1)[:_COMPARED] for tensor in (narrow, wide))
+    first, second = (local_part(tensor).detach().reshape(-1)[:_COMPARED] for tensor in (narrow, wide))
     if first.device != second.device or not first.numel() or bool((first == first[0]).all()):
         return False
     return torch.equal(first, second.to(first.dtype))

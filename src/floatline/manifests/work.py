@@ -152,7 +152,8 @@ class WorkWatch(TorchDispatchMode):
         if result is None or not result.numel():
             return
         with Aside():
-            top = cast(Tensor, torch.linalg.vector_norm(result.detach(), float("inf")))
+            low, high = result.detach().aminmax()
+            top = torch.maximum(-low, high)
             key = format_name(result.dtype), self._where("forward")
             old = self._peaks.get(key)
             self._peaks[key] = top if old is None else torch.maximum(old, top)

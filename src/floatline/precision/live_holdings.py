@@ -135,7 +135,7 @@ def _holds_more(state: Tensor, weight: Tensor) -> bool:
     """Whether a state is the weight with more bits: by its values, so that it may have any name."""
     if state.dtype != torch.float32 or weight.dtype not in (torch.float16, torch.bfloat16):
         return False
-    wide, narrow = (local_part(one.detach()).reshape(-1)[:_COMPARED] for one in (state, weight))
+    wide, narrow = (local_part(one).detach().reshape(-1)[:_COMPARED] for one in (state, weight))
     return bool(narrow.any()) and torch.equal(wide.to(narrow.dtype), narrow)
 
 
