@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.optim.mesh import local_part
-from floatline.precision.holding import HeldKind, Holding, LayerGroup
+from floatline.plans import Plan
+from floatline.precision.holding import HeldKind, Holding, LayerGroup, describe_holdings
 from floatline.precision.wrappers import unwrap
 
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -109,6 +110,22 @@ def find_holdings(
                 group: LayerGroup = "norms" if "running_" in name else "body"
                 rows.add("buffers", NamedWeight(name, group, buffer), "", buffer)
     return rows.made
+
+
+def describe_start(model: nn.Module, optimizer: Optimizer, plan: Plan) -> str:
+    """One line on what a run starts with, before its first step: states are there in a run that goes on.
+
+    Args:
+        model: The model.
+        optimizer: Its optimizer.
+        plan: What it computes in.
+    """
+    held = describe_holdings(find_holdings([model], [optimizer]))
+    update = getattr(optimizer, "update", "") if type(optimizer).__module__.startswith("floatline.optim") else ""
+    if update and update != "nearest":
+        held = held.replace("without a master copy", f"with {update} updates")
+    where = " under autocast" if plan.mixed else ""
+    return f"{held}; {type(optimizer).__name__}; computes in {plan.compute.upper()}{where}"
 
 
 def _find_owner(
