@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from floatline.guard.policy import Policy
     from floatline.guard.scaler import LossScaler
     from floatline.ledger.ledger import Ledger
+    from floatline.manifests.live import manifest
     from floatline.numerics.half_on_cpu import HalfOnCPU
     from floatline.plans.plan import Plan
     from floatline.rescuing.rescue import rescue
@@ -33,6 +34,7 @@ __all__ = [
     "Policy",
     "__version__",
     "diagnose",
+    "manifest",
     "optim",
     "rescue",
     "validate",
@@ -51,6 +53,7 @@ _load = offer(
         "Plan": "plans.plan",
         "Policy": "guard.policy",
         "diagnose": "diagnosis.target_diagnosis",
+        "manifest": "manifests.live",
         "optim": "optim",
         "rescue": "rescuing.rescue",
         "validate": "validation.target_study",

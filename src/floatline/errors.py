@@ -16,6 +16,7 @@ FloatlineError
 ├── RescueError      a rescue's folder or stage that cannot be used
 ├── LedgerError      a ledger that cannot be written, read or locked, or a record it cannot hold
 ├── ComparisonError  a comparison's setting, run or result that cannot be used
+├── ManifestError    a manifest that cannot be measured, read or written, or that is not what was expected
 ├── ApprovalError    a sign-off that cannot be given, found, read or written
 └── TensorError      a tensor that cannot be measured or rounded
 
@@ -83,6 +84,10 @@ class ComparisonError(FloatlineError, ValueError):
 
 class ApprovalError(FloatlineError):
     """A sign-off that cannot be given, found, read or written."""
+
+
+class ManifestError(FloatlineError, AssertionError):
+    """A manifest that cannot be measured, read or written, or that is not what was expected."""
 
 
 class ReplayError(FloatlineError, ValueError):

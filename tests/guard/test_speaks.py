@@ -117,3 +117,21 @@ def test_the_diagnosis_comes_first_where_a_run_is_watched(tmp_path):
     cause = next(i for i, line in enumerate(text) if "exp-overflow at train.py:7" in line)
     assert cause < next(i for i, line in enumerate(text) if line.startswith("loss"))
     assert "exp-overflow" in document_of([run])[0].flags[0]
+
+
+def test_the_header_says_what_the_run_starts_with(tmp_path):
+    _, guard = make(tmp_path)
+    guard.close()
+    line = fl.Ledger.read(tmp_path).header.metadata["manifest"]
+    assert line == guard.manifest == "weights FP32; SGD; computes in FP32"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [(torch.optim.AdamW, "weights BF16 without a master copy"), (fl.optim.AdamW, "weights BF16 with exact updates")],
+)
+def test_the_header_tells_whether_16_bit_weights_keep_what_they_drop(tmp_path, kind, said):
+    model = nn.Linear(4, 1).to(torch.bfloat16)
+    with fl.Guard(model, kind(model.parameters(), lr=0.1), plan="bf16-true", folder=tmp_path):
+        pass
+    assert fl.Ledger.read(tmp_path).header.metadata["manifest"].startswith(said)

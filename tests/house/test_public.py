@@ -21,6 +21,7 @@ PUBLIC = {
     "Policy",
     "__version__",
     "diagnose",
+    "manifest",
     "optim",
     "rescue",
     "validate",

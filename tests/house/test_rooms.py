@@ -17,7 +17,7 @@ LONG_LISTS = ("lint/rules", "cli")
 # Folders of tests that belong to no room: the project itself, attacks, and the cases and scripts that are tried.
 OF_NO_ROOM = {"house", "hostile", "cases", "scripts", "plants", "data"}
 # What stands beside the tests of a room for them to read.
-MATERIAL = {"diagnosis/targets", "diagnosis/loops"}
+MATERIAL = {"diagnosis/targets", "diagnosis/loops", "manifests/traps"}
 
 
 def too_full(counts: dict[str, int]) -> dict[str, int]:

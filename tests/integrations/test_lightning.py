@@ -152,6 +152,9 @@ def test_a_skipped_step_changes_nothing_and_is_told(tmp_path, capsys):
     assert history.header.metadata["steps"] == 10
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("floatline: ")]
     path = tmp_path / "run"
+    start, *said = said
+    assert start == f"floatline: {history.header.metadata['manifest']}"
+    assert start.startswith("floatline: weights FP32") and "computes in FP16 under autocast" in start
     assert said == [f"floatline: 9 of 10 steps applied, 1 forward-nonfinite; floatline watch {path}"]
 
 

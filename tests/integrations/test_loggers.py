@@ -192,6 +192,7 @@ def test_events_and_the_plan_are_where_the_tools_show_them(logged, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (run,) = MlflowClient((folder / "mlruns").as_uri()).search_runs(["0"])
     assert run.data.tags["floatline.plans"] == "fp16-mixed"
+    assert run.data.tags["floatline.manifest"].startswith("weights FP32; ")
     assert run.data.tags["floatline.event.0001"] == "step 57: note: half way <b>"
     assert run.info.status == "FINISHED"
     path = find_wandb_file(folder)
@@ -237,6 +238,7 @@ def test_rows_are_the_first_every_nth_the_skipped_and_the_last():
     assert {8, 21} <= set(heard.steps)
     assert heard.rows[-1].values["floatline/skipped"] == guard.accounts.run.num_skipped
     assert heard.finished and heard.metadata["plan"]["name"] == "fp16-mixed"
+    assert heard.metadata["manifest"] == guard.manifest
 
 
 def test_every_step_has_a_row_where_that_is_asked_for():

@@ -77,6 +77,14 @@ PRIVATES: tuple[Private, ...] = (
         only="the group in older, the groups in newer versions",
     ),
     Private(
+        (
+            "torch.distributed.fsdp.FSDPState()._mp_policy",
+            "torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data",
+        ),
+        "a manifest tells what processes exchange gradients in",
+        fallback="it is not told",
+    ),
+    Private(
         ("torch.cuda._compile_kernel",),
         "compiles the kernel that counts ranges on a GPU",
         fallback="torch's own operations count",

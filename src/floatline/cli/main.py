@@ -19,6 +19,7 @@ from floatline.cli import (
     doctor,
     explain,
     lint,
+    manifest,
     replay,
     report,
     rescue,
@@ -87,6 +88,7 @@ app.command(cls=TargetOrCommand)(diagnose.diagnose)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(lint.lint)
+app.command(cls=TargetOrCommand)(manifest.manifest)
 app.command()(replay.replay)
 app.command()(report.report)
 app.command(cls=TargetOrCommand)(rescue.rescue)

@@ -37,6 +37,7 @@ from floatline.optim.survey import Decision, Survey
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.applied_plan import AppliedPlan
+from floatline.precision.live_holdings import describe_start
 from floatline.precision.micro_batches import (
     Loss,
     LossSum,
@@ -83,6 +84,7 @@ class Guard(GuardedRun):
         process_group: Processes that train together; None is the default group.
 
     Attributes:
+        manifest: What weights, states and buffers are held in at the start, as one line; it is in the ledger's header.
         lost: Gradients that FP16 lost to zero, in the last step in which they were counted.
         on_outcome: Called with each outcome once its numbers are on the host.
     """
@@ -113,6 +115,7 @@ class Guard(GuardedRun):
         device = admit(model, optimizer, plan)
         self.clip_norm, self.clip_value, self.norm_type = choose_clipping(plan, clip_norm, clip_value, norm_type)
         self._late = policy.read_after if device.type == "cuda" else 0
+        self.manifest = describe_start(unwrap(model), optimizer, plan)
         self.run = Run(
             model=model,
             optimizer=optimizer,
@@ -122,7 +125,7 @@ class Guard(GuardedRun):
             judge=Judge(device, scaling=plan.scaling, policy=policy, group=process_group, launch=judge_for(device)),
             schedules=Schedules(optimizer, late=self._late > 0),
             applied=AppliedPlan(unwrap(model), plan, loss_fn=loss_fn),
-            diary=Diary(folder, resume=resume, metadata=_metadata(plan, steps), group=process_group),
+            diary=Diary(folder, resume=resume, metadata=_metadata(plan, steps, self.manifest), group=process_group),
             recovery=Recovery(
                 policy,
                 floor=None if plan.scaling is None else plan.scaling.floor,
@@ -444,6 +447,6 @@ class Guard(GuardedRun):
         self.close()
 
 
-def _metadata(plan: Plan, steps: int | None) -> dict[str, Any]:
+def _metadata(plan: Plan, steps: int | None, manifest: str) -> dict[str, Any]:
     """For the ledger's header."""
-    return {"plan": plan.model_dump(mode="json")} | ({} if steps is None else {"steps": steps})
+    return {"plan": plan.model_dump(mode="json"), "manifest": manifest} | ({} if steps is None else {"steps": steps})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from floatline.guard.diary import is_first_process
+from floatline.guard.diary import is_first_process, say
 from floatline.guard.failures import OnFailure
 from floatline.guard.guard import Guard
 from floatline.guard.policy import Policy, resolve_policy
@@ -81,6 +81,8 @@ class Guarding:
         )
         self.scaler.add(guard)
         self.open = True
+        if is_first_process(None):
+            say(guard.manifest)
         return guard
 
     def begin(self, device: torch.device) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from floatline.errors import GuardError
 from floatline.guard.checkpoints.guard_state import collect_own, restore_own
+from floatline.guard.diary import is_first_process, say
 from floatline.guard.failures import OnFailure
 from floatline.guard.guard import Guard
 from floatline.guard.outcome import Outcome
@@ -171,6 +172,8 @@ class GuardedSteps:
         guard.on_outcome = self._learn
         guard.share_scale(self.scale, self._good_steps, self._overflows)
         self.guards.append(guard)
+        if is_first_process(None):
+            say(guard.manifest)
         self._usual_clips[id(guard)] = guard.clip_norm, guard.clip_value, guard.norm_type
         if number < len(self._saved):
             _restore(guard, self._saved[number])

@@ -69,6 +69,8 @@ class MLflowLogger(Logger):
 
     def _describe(self, metadata: Mapping[str, Any]) -> None:
         plan = plan_of(metadata)
+        if isinstance(line := metadata.get("manifest"), str):
+            self._client.set_tag(self.run_id, "floatline.manifest", line[:_LONGEST_TAG])
         for name in ("name", "compute", "weights"):
             if name in plan:
                 key = "floatline.plans" if name == "name" else f"floatline.{name}"

@@ -68,6 +68,45 @@ class _EnoughSteps(BaseException):
     """Ends a script that has made as many steps as were asked for."""
 
 
+@dataclass(frozen=True)
+class ScriptEnd:
+    """How a script ended.
+
+    Args:
+        exit_code: What it ends with.
+        error: What it raised, or what it ended for with an exit code; None where it came to its end.
+    """
+
+    exit_code: int = 0
+    error: BaseException | None = None
+
+
+def run_prepared(words: list[str], *, begin: Callable[[], None] | None = None) -> ScriptEnd:
+    """Run a script in this process; what it raises is printed as Python would.
+
+    Args:
+        words: The script's file, or `-m` and a module, and its arguments.
+        begin: Called when its code is about to run.
+    """
+    try:
+        run = prepare_script(words)
+        if begin is not None:
+            begin()
+        run()
+    except SystemExit as end:
+        code = read_exit_code(end)
+        return ScriptEnd(code, end.__context__ if code else None)
+    except _EnoughSteps:
+        return ScriptEnd()
+    except KeyboardInterrupt:
+        return ScriptEnd(130)
+    except BaseException as error:
+        kind, trace = type(error), skip_own_frames(error.__traceback__)
+        sys.excepthook(kind, error.with_traceback(trace), trace)
+        return ScriptEnd(1, error)
+    return ScriptEnd()
+
+
 class _LimitedCapture(StepCapture):
     """Ends the script after a number of steps; None lets it run."""
 
@@ -107,20 +146,8 @@ class ScriptWatch:
             self._capture = capture = _LimitedCapture(seen, self._ends_after, self._records)
             seen.listener, seen.locate = capture, find_script_line
             try:
-                run = prepare_script(self._words)
-                capture.begin_setup()
-                run()
-            except SystemExit as end:
-                self.exit_code = read_exit_code(end)
-                self._error = end.__context__ if self.exit_code and end.__context__ is not None else None
-            except _EnoughSteps:
-                pass
-            except KeyboardInterrupt:
-                self.exit_code = 130
-            except BaseException as error:
-                self.exit_code, self._error = 1, error
-                kind, trace = type(error), skip_own_frames(error.__traceback__)
-                sys.excepthook(kind, error.with_traceback(trace), trace)
+                ended = run_prepared(self._words, begin=capture.begin_setup)
+                self.exit_code, self._error = ended.exit_code, ended.error
             finally:
                 capture.finish()
         sys.stdout.flush()

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from floatline.numerics.foreach import choose
+from floatline.optim.mesh import local_part
 from floatline.probe.watch.events import StepEvent
 from floatline.probe.watch.patches import Aside
 
@@ -298,7 +299,8 @@ def _read_marks(held: Held) -> _Marks:
 def largest_of(gradients: list[Tensor]) -> Tensor | None:
     """The largest magnitude in each gradient, as one tensor; NaN where one holds NaN."""
     with Aside():
-        dense = [g.coalesce().values() if g.is_sparse else g.detach() for g in gradients]
+        own = [local_part(gradient) for gradient in gradients]
+        dense = [g.coalesce().values() if g.is_sparse else g.detach() for g in own]
         dense = [gradient for gradient in dense if gradient.numel()]
         if not dense:
             return None

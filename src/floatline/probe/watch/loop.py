@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -200,6 +200,13 @@ class AutocastRegions:
         inner = self._open.pop() if self._open else enabled
         if error is not None and (self.failed is None or self.failed[0] is not error):
             self.failed = (error, inner, any(self._open))
+
+    @property
+    def state(self) -> Literal["on", "off", "disabled"]:
+        """How autocast stands here; 'disabled': a region is on, and another inside of it switches that off."""
+        if not any(self._open):
+            return "off"
+        return "on" if self._open[-1] else "disabled"
 
     @property
     def current(self) -> int:

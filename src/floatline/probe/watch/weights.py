@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from floatline.optim.mesh import local_part
 from floatline.probe.watch.patches import Aside
 
 # Above this many weights, copies and comparisons cost more than they tell.
@@ -81,7 +82,7 @@ def copy_weights(parameters: Sequence[Tensor]) -> list[Tensor] | None:
     if sum(parameter.numel() for parameter in parameters) > _MOST:
         return None
     with Aside():
-        return [parameter.detach().clone() for parameter in parameters]
+        return [local_part(parameter).detach().clone() for parameter in parameters]
 
 
 def match_masters(masters: Sequence[Tensor], own: Sequence[Tensor]) -> dict[int, list[Tensor]]:

@@ -1,0 +1,278 @@
+"""The verdict on a manifest: pure functions from its facts to lines, each with the catalogue's id and the fix."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from floatline.causes import Cause, find_cause
+from floatline.manifests.facts import ManifestFacts
+from floatline.manifests.rows import UpdateRow
+from floatline.precision.holding import (
+    NARROW_FORMATS,
+    describe_holdings,
+    formats_of,
+    is_without_master,
+    say_formats,
+)
+
+# Shares from which on something is told: of lost updates in 16 bits and in FP32, of lost decay, of states that stand
+# still, of an accumulated gradient, of FLOPs in FP32 under autocast, of FP16's range.
+_UPDATES, _UPDATES_OF_FP32, _DECAYS, _STUCK, _SUMS, _FLOPS, _RANGE = 0.01, 0.1, 0.5, 0.5, 1e-3, 0.25, 0.25
+_POSITIONS = re.compile(r"(inv_freq|freqs|sinusoid|rotary|position|cos_cached|sin_cached|pos_emb)")
+_AVERAGES = re.compile(r"(running_mean|running_var|ema|shadow|average)")
+
+
+@dataclass(frozen=True)
+class ManifestLine:
+    """One thing that is wrong.
+
+    Args:
+        text: What was seen, with its numbers.
+        cause: The entry of the catalogue.
+        fix: What to change, as one line.
+    """
+
+    text: str
+    cause: Cause
+    fix: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields that a finding of any command has."""
+        fields = {"cause": self.cause.id, "seen": self.text, "fix": self.fix}
+        return {**fields, "remedies": list(self.cause.remedies)}
+
+    def __str__(self) -> str:
+        """Three lines for people."""
+        return f"{self.text}\n  fix:  {self.fix}\n  why:  floatline explain {self.cause.id}"
+
+
+def judge(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    """What is wrong with what a run computes in, the worst first."""
+    yield from _judge_updates(facts)
+    yield from _judge_decay(facts)
+    yield from _judge_states(facts)
+    yield from _judge_sums(facts)
+    yield from _judge_autocast(facts)
+    yield from _judge_scale(facts)
+    yield from _judge_tied(facts)
+    yield from _judge_buffers(facts)
+    yield from _judge_loss(facts)
+    yield from _judge_peaks(facts)
+    yield from _judge_exchange(facts)
+
+
+def summarize(facts: ManifestFacts) -> str:
+    """One line: weights, states, where FLOPs ran, the loss."""
+    if facts.step is None:
+        return f"{describe_holdings(facts.holdings)} (no step was measured)"
+    flops = facts.flops()
+    parts = [describe_holdings(facts.holdings)]
+    if flops:
+        parts.append(f"{_list_shares(flops)} of FLOPs")
+    loss = Counter({row.format: row.num for row in facts.ran if row.kind == "loss"})
+    if loss:
+        parts.append(f"loss {say_formats(loss)}")
+    if all(name == "fp32" for row in facts.holdings for name in [row.format]) and set(flops) <= {"fp32"}:
+        return f"FP32 as believed: {'; '.join(parts)}"
+    return "; ".join(parts)
+
+
+def _list_shares(flops: Counter[str]) -> str:
+    total = sum(flops.values()) or 1
+    return ", ".join(f"{name.upper()} {_percent(num / total)}" for name, num in flops.most_common())
+
+
+def _percent(share: float) -> str:
+    """'61 %'; two digits below one per cent, and never 100 for less than all."""
+    if share < 0.01:
+        return f"{100 * share:.2g} %"
+    return f"{min(100 * share, 99.9) if share < 1 else 100.0:.3g} %"
+
+
+def _judge_updates(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    cause = find_cause("update-lost-to-rounding")
+    without = is_without_master(facts.holdings)
+    for row in sorted(_merge_updates(facts), key=lambda row: -_share_lost(row)):
+        share, name = _share_lost(row), row.format.upper()
+        of = {"adapters": "adapters"}.get(row.group, "weights")
+        if row.format in NARROW_FORMATS and share >= _UPDATES:
+            fix = cause.advice if of == "weights" else "Keep adapters in FP32: autocast_adapter_dtype=True in PEFT."
+            where = f", most in {row.example}" if row.example else ""
+            yield ManifestLine(
+                f"{name} {of} without a master copy: {_percent(share)} of updates round away{where}", cause, fix
+            )
+        elif row.format not in NARROW_FORMATS and share >= _UPDATES_OF_FP32:
+            fix = f"The learning rate {row.rate:g} is below what these weights can take: raise it."
+            yield ManifestLine(f"{name} {of}: {_percent(share)} of updates round away", cause, fix)
+    if not facts.updates and without:
+        formats = formats_of(facts.holdings, "weights")
+        narrow = [name for name in formats if name in NARROW_FORMATS]
+        bound = "|w|/512" if narrow[0] == "bf16" else "|w|/4096"
+        yield ManifestLine(
+            f"{narrow[0].upper()} weights without a master copy: updates below {bound} round away", cause, cause.advice
+        )
+
+
+def _merge_updates(facts: ManifestFacts) -> list[UpdateRow]:
+    """Updates by format, those of adapters apart."""
+    found: dict[tuple[str, str], UpdateRow] = {}
+    for row in facts.updates:
+        key = ("adapters" if row.group == "adapters" else "", row.format)
+        old = found.get(key)
+        if old is None:
+            found[key] = row
+            continue
+        worse = max(old, row, key=lambda one: (_share_lost(one), one.num_lost))
+        found[key] = UpdateRow(
+            key[0],
+            row.format,
+            old.num_updates + row.num_updates,
+            old.num_lost + row.num_lost,
+            old.num_decays + row.num_decays,
+            old.num_decays_lost + row.num_decays_lost,
+            max(old.rate, row.rate),
+            max(old.decay, row.decay),
+            worse.example,
+        )
+    return list(found.values())
+
+
+def _share_lost(row: UpdateRow) -> float:
+    return row.num_lost / row.num_updates if row.num_updates else 0.0
+
+
+def _judge_decay(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    cause = find_cause("update-lost-to-rounding")
+    for row in _merge_updates(facts):
+        share = row.num_decays_lost / row.num_decays if row.num_decays else 0.0
+        if row.format in NARROW_FORMATS and share >= _DECAYS:
+            yield ManifestLine(
+                f"weight decay of {row.format.upper()} weights: {_percent(share)} rounds away "
+                f"(learning rate × decay is {row.rate * row.decay:.2g})",
+                cause,
+                cause.advice,
+            )
+
+
+def _judge_states(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    for row in facts.states:
+        share = row.num_stuck / row.num if row.num else 0.0
+        if share >= _STUCK:
+            yield ManifestLine(
+                f"{row.name} in {row.format.upper()} cannot hold its decay of {row.decay:g}: {_percent(share)} of its "
+                "values stay as they are",
+                find_cause("accumulator-stagnation"),
+                "Keep the optimizer's states in FP32: FP32 weights under torch.autocast, or an optimizer that does.",
+            )
+
+
+def _judge_sums(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    for row in facts.sums:
+        if row.share >= _SUMS:
+            yield ManifestLine(
+                f"gradients of {row.num_passes} backward passes are added up in {row.format.upper()}: "
+                f"{_percent(row.share)} of the accumulated gradient is lost",
+                find_cause("accumulator-stagnation"),
+                "Accumulate in FP32: FP32 weights under torch.autocast, or FP32 buffers that gradients are added to.",
+            )
+
+
+def _judge_autocast(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    flops = facts.flops()
+    total = sum(flops.values())
+    if not total or not facts.regions:
+        return
+    share = flops["fp32"] / total
+    if share >= _FLOPS:
+        yield ManifestLine(
+            f"autocast is on but {_percent(share)} of FLOPs run in FP32 because {_explain_fp32(facts)}",
+            find_cause("autocast-region-misuse"),
+            "Put the whole forward pass and the loss into the region, and nothing behind it.",
+        )
+
+
+def _explain_fp32(facts: ManifestFacts) -> str:
+    """Why most of the FP32 products are in FP32."""
+    # A backward pass follows what its forward pass did, and regions are left by then.
+    own = [row for row in facts.work if row.format == "fp32" and row.phase == "forward"]
+    worst = max(own, key=lambda row: row.flops, default=None)
+    if worst is None:
+        return "a backward pass computes in it"
+    where = f", most in {worst.example}" if worst.example else ""
+    if worst.region == "off":
+        return f"they are outside of the region{where}"
+    if worst.region == "disabled":
+        return f"the region is switched off around them{where}"
+    return f"autocast does not cast these operations{where}"
+
+
+def _judge_scale(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    flops = facts.flops("backward")
+    if facts.scaled or not flops["fp16"]:
+        return
+    yield ManifestLine(
+        f"FP16 computes {_percent(flops['fp16'] / sum(flops.values()))} of the backward pass, and the loss is not "
+        "scaled: gradients up to 2.98e-08 are zero",
+        find_cause("gradient-underflow"),
+        "Scale the loss: torch.amp.GradScaler, or compute in BF16.",
+    )
+
+
+def _judge_tied(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    for row in facts.tied:
+        names, formats = row.names, [name.upper() for name in row.formats]
+        yield ManifestLine(
+            f"{names[0]} is {formats[0]} and {names[1]} is {formats[1]}, with the same numbers: they were tied, and "
+            "train apart from here",
+            find_cause("dtype-mismatch"),
+            f"Cast both, or tie them again: {names[1].rpartition('.')[0]}.weight = {names[0]}.",
+        )
+
+
+def _judge_buffers(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    for row in facts.holdings:
+        if row.kind != "buffers" or row.format not in NARROW_FORMATS:
+            continue
+        if _POSITIONS.search(row.example):
+            cause, what = find_cause("integer-not-exact"), "positions are computed from it"
+        elif _AVERAGES.search(row.example):
+            cause, what = find_cause("accumulator-stagnation"), "an average is kept in it"
+        else:
+            continue
+        yield ManifestLine(f"buffer {row.example} is {row.format.upper()}, and {what}", cause, cause.advice)
+
+
+def _judge_loss(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    for row in facts.ran:
+        if row.kind == "loss" and row.format in NARROW_FORMATS:
+            yield ManifestLine(
+                f"the loss is computed in {row.format.upper()} ({row.name})",
+                find_cause("changed-in-16-bits"),
+                "Compute the loss in FP32: loss_fn(logits.float(), target).",
+            )
+
+
+def _judge_peaks(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    for row in facts.peaks:
+        if row.format in NARROW_FORMATS and not row.largest < _RANGE * row.end:
+            yield ManifestLine(
+                f"the largest {row.format.upper()} activation is {row.largest:.4g}, {_percent(row.largest / row.end)} "
+                f"of what the format holds, in {row.example or 'the model'}",
+                find_cause("activation-overflow"),
+                f"Keep {row.example or 'this module'} in FP32 or BF16, or make its activations smaller.",
+            )
+
+
+def _judge_exchange(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    for row in facts.exchanges:
+        if row.reduce in NARROW_FORMATS and facts.num_ranks > 1:
+            who = "FSDP2" if row.kind == "fsdp2" else "a communication hook of DDP"
+            yield ManifestLine(
+                f"{who} sums up gradients of {facts.num_ranks} processes in {row.reduce.upper()}",
+                find_cause("accumulator-stagnation"),
+                "Reduce in FP32: MixedPrecisionPolicy(reduce_dtype=torch.float32), or no hook that compresses.",
+            )

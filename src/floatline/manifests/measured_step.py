@@ -1,0 +1,265 @@
+"""MeasuredStep: told of the steps of a watched loop, measures one of them, and makes the manifest."""
+# torch shows its dispatcher to Python under private names only.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from floatline.manifests.manifest import Manifest
+from floatline.manifests.rows import StateRow, SumRow, TiedRow, UpdateRow
+from floatline.manifests.samples import GradientSums, StepSamples, find_stuck_states
+from floatline.manifests.surroundings import find_devices, find_exchanges, find_tied, read_switches
+from floatline.manifests.work import WorkWatch
+from floatline.precision.holding import Holding
+from floatline.precision.live_holdings import NamedWeight, find_holdings, format_name, name_weights
+from floatline.probe.watch.events import AutocastEvent, ForwardEvent, ScalerStepEvent, StepEvent
+from floatline.probe.watch.health import LateHealth, ScaledLoss
+from floatline.probe.watch.loop import Watch
+from floatline.probe.watch.own_updates import Updates
+from floatline.probe.watch.patches import Aside, Eagerly, is_inside_compiled
+from floatline.probe.watch.weights import match_masters
+
+
+class MeasuredStep:
+    """A listener of a light watch. It measures the first step from a number on in which a learning rate is above zero.
+
+    A step counts when every optimizer that the loop has made has stepped, or one of them steps again.
+
+    Attributes:
+        manifest: What was found; None until the step is over.
+        records: Whether the step is being measured.
+
+    Args:
+        seen: The watch.
+        model: What is trained; None takes the modules that the loop calls.
+        first: Number of the applied step, from 1.
+        on_done: Called once the manifest is made.
+    """
+
+    def __init__(
+        self,
+        seen: Watch,
+        model: nn.Module | None = None,
+        *,
+        first: int = 1,
+        on_done: Callable[[Manifest], None] | None = None,
+    ) -> None:
+        self._seen, self._model, self._first, self._on_done = seen, model, first, on_done
+        self.manifest: Manifest | None = None
+        self.records = False
+        self._applied: dict[int, int] = {}  # steps of each optimizer, by id
+        self._stepped: dict[int, Optimizer] = {}  # in the step that is measured
+        self._around = contextlib.ExitStack()
+        self._notes: list[str] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is known of a step."""
+        self._work: WorkWatch | None = None
+        self._sums: GradientSums | None = None
+        self._samples: StepSamples | None = None
+        self._gradients: list[Holding] = []
+        self._masters: dict[int, list[Tensor]] = {}
+        self._found_sums: list[SumRow] = []
+        self._updates: list[UpdateRow] = []
+        self._states: list[StateRow] = []
+        self._tied: tuple[TiedRow, ...] = ()
+        self._watches: list[WorkWatch] = []
+        self._scaled = False
+
+    @property
+    def num_applied(self) -> list[int]:
+        """Steps that each optimizer has made."""
+        return list(self._applied.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be measured, and why."""
+        return list(dict.fromkeys(self._notes))
+
+    @property
+    def models(self) -> list[nn.Module]:
+        """What is trained: what was given, or the modules that the loop calls and that are no part of another."""
+        if self._model is not None:
+            return [self._model]
+        roots = list(self._seen.modules.roots.values())
+        inner = {id(part) for root in roots for part in root.modules() if part is not root}
+        return [root for root in roots if id(root) not in inner]
+
+    # What the watch tells.
+
+    def begin_forward(self, root: nn.Module, args: Any, kwargs: Any, event: ForwardEvent) -> None:
+        """A root module is about to run, with gradients."""
+        del root, args, kwargs, event
+        due = max(self._applied.values(), default=0) >= self._first - 1
+        if due and self.manifest is None and self._work is None and not is_inside_compiled():
+            self._try(self._begin)
+
+    def begin_backward(self) -> None:
+        """A loop that calls no module is about to go backward: nothing can be told of its modules."""
+
+    def see_gradients(self, optimizer: Optimizer, event: StepEvent, health: LateHealth | float) -> None:
+        """An optimizer is about to step."""
+        del health
+        if self.manifest is None and id(optimizer) in self._stepped:
+            self._finish()  # an optimizer that the loop has made never steps
+        elif self.manifest is None and self._work is not None and not isinstance(optimizer, Updates):
+            self._try(lambda: self._look(optimizer, event))
+
+    def see_weights(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        self._applied[id(optimizer)] = self._applied.get(id(optimizer), 0) + 1
+        if self._samples is not None:
+            self._try(lambda: self._compare(optimizer))
+
+    def see_attempt(self, event: ScalerStepEvent, losses: Sequence[ScaledLoss | float]) -> None:
+        """A scaler has let a step through, or not."""
+        del losses
+        self._scaled = self._scaled or event.scale != 1.0
+        if not event.applied:
+            self._leave()
+            self._forget()
+
+    def end_step(self, *, late: bool = False) -> None:
+        """A step is over."""
+        del late
+        if self.manifest is not None or not self._stepped:
+            return
+        known = [made.optimizer for made in self._seen.optimizers.values() if not isinstance(made.optimizer, Updates)]
+        if all(id(optimizer) in self._stepped for optimizer in known):
+            self._finish()
+
+    def end_backward(self) -> None:
+        """Gradients of a loop without an optimizer are there."""
+
+    def see_compile(self) -> None:
+        """The loop is about to compile something: the step that is measured runs eagerly."""
+        self._notes.append("compiled code ran eagerly in this step")
+
+    def leave_step(self) -> None:
+        """What comes now is no part of the step, but an evaluation."""
+
+    def leave_mode(self, mode: object) -> None:
+        """The loop leaves a dispatch mode of its own; what was entered above it must be left first."""
+        size = torch._C._len_torch_dispatch_stack()
+        if self._work is None or mode is self._work or not size:
+            return
+        if torch._C._get_dispatch_stack_at(size - 1) is self._work:
+            self._leave()
+
+    # What is done about it.
+
+    def _begin(self) -> None:
+        weights = [weight.tensor for weight in self._weights().values()]
+        if not self._tied:
+            with Aside():
+                self._tied = find_tied(self._weights().values())
+        self._work = WorkWatch(self._seen, self.models)
+        self._watches.append(self._work)
+        self._sums = GradientSums(weights)
+        self._around.enter_context(Eagerly())
+        self._around.enter_context(self._work)
+        self.records = True
+
+    def _leave(self) -> None:
+        """The forward and backward passes of a step are over."""
+        self._work, self.records = None, False
+        self._around.close()
+        if self._sums is not None:
+            self._found_sums += self._sums.end()
+            self._sums = None
+
+    def _weights(self) -> dict[int, NamedWeight]:
+        return name_weights(self.models)
+
+    def _look(self, optimizer: Optimizer, event: StepEvent) -> None:
+        self._leave()
+        if not any(event.rates) and not self._stepped:
+            self._forget()  # a warm-up begins at 0: nothing is to move
+            return
+        self._scaled = self._scaled or any(factor != 1.0 for factor in event.factors)
+        weights, held = self._weights(), [p for group in optimizer.param_groups for p in group["params"]]
+        self._masters |= match_masters([p for p in held if id(p) not in weights], [w.tensor for w in weights.values()])
+        owners = dict(weights)
+        for key, parts in self._masters.items():
+            owner = next((weights[id(part)] for part in parts if id(part) in weights), None)
+            if owner is not None:
+                owners[key] = owner
+        with Aside():
+            self._gradients += [row for row in find_holdings(self.models) if row.kind in ("gradients", "accumulation")]
+        self._samples = StepSamples(optimizer, owners)
+
+    def _compare(self, optimizer: Optimizer) -> None:
+        samples, self._samples = self._samples, None
+        if samples is None:
+            return
+        self._updates += samples.compare()
+        self._states += find_stuck_states(optimizer)
+        self._stepped[id(optimizer)] = optimizer
+
+    def _finish(self) -> None:
+        self._leave()
+        self.manifest = self._make()
+        if self._on_done is not None:
+            self._on_done(self.manifest)
+
+    def _make(self) -> Manifest:
+        optimizers = list(self._stepped.values())
+        with Aside():
+            held = find_holdings(self.models, optimizers, masters=self._masters)
+            gradients = tuple(dict.fromkeys(self._gradients))
+            holdings = (*(row for row in held if row.kind not in ("gradients", "accumulation")), *gradients)
+            rank, num_ranks = read_rank()
+            return Manifest(
+                holdings=holdings,
+                optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
+                devices=find_devices(self.models),
+                switches=read_switches(),
+                exchanges=find_exchanges(self.models),
+                tied=self._tied,
+                step=max(self._applied.values(), default=1),
+                regions=self._find_regions(),
+                work=tuple(row for watch in self._watches for row in watch.work),
+                ran=tuple(row for watch in self._watches for row in watch.ran),
+                scaled=self._scaled,
+                updates=tuple(self._updates),
+                states=tuple(self._states),
+                sums=tuple(self._found_sums),
+                peaks=tuple(row for watch in self._watches for row in watch.peaks),
+                notes=tuple(self.notes),
+                rank=rank,
+                num_ranks=num_ranks,
+            )
+
+    def _find_regions(self) -> tuple[str, ...]:
+        entered = [e for e in self._seen.events if isinstance(e, AutocastEvent) and e.enabled]
+        return tuple(dict.fromkeys(format_name(getattr(torch, e.dtype.removeprefix("torch."))) for e in entered))
+
+    def end(self) -> None:
+        """The loop is over: what was measured of it is a manifest, where an optimizer stepped."""
+        if self.manifest is None and self._stepped:
+            self._finish()
+        self._leave()
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do something beside the loop; what goes wrong with it must not end it."""
+        try:
+            work()
+        except Exception as error:
+            self._notes.append(f"not measured: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            with contextlib.suppress(Exception):
+                self._leave()
+
+
+def read_rank() -> tuple[int, int]:
+    """Number of this process, and how many there are."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()

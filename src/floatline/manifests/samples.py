@@ -1,0 +1,244 @@
+"""Samples of tensors, taken in place: what a step, a decay or a sum left as it was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from floatline.manifests.rows import StateRow, SumRow, UpdateRow
+from floatline.optim.mesh import local_grad, local_part
+from floatline.precision.live_holdings import EXTRAS, NamedWeight, format_name
+from floatline.probe.watch.patches import Aside
+
+# Elements of a tensor that are looked at: all of a small one, and of a large one so many. A share is then off by less
+# than 0.8 % of one, 4 standard deviations.
+MOST = 2**16
+_NARROW = (torch.float16, torch.bfloat16)
+# States that are multiplied by a setting in every step: the key of their group, and the place in it.
+_DECAYS: dict[str, tuple[str, int | None]] = {
+    "exp_avg": ("betas", 0),
+    "exp_avg_sq": ("betas", 1),
+    "square_avg": ("alpha", None),
+    "momentum_buffer": ("momentum", None),
+}
+_DECOUPLED = ("AdamW", "Lion", "Muon")
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """Elements of this process's part of a tensor, evenly spread; a view where the tensor is contiguous.
+
+    Numerics:
+        Every element up to 2**16 of them. Of more, every k-th with k odd, so that a row whose length is a power of two
+        is not met at the same columns again and again. Checked by tests/manifests/test_samples.py.
+    """
+    flat = local_part(tensor).detach().reshape(-1)
+    step = -(-flat.numel() // MOST)
+    return flat if step <= 1 else flat[:: step | 1]
+
+
+def is_measured(parameter: Tensor) -> bool:
+    """Whether a tensor has numbers to be looked at."""
+    return parameter.is_floating_point() and not parameter.is_meta and parameter.numel() > 0
+
+
+@dataclass
+class _Before:
+    """A weight before its step.
+
+    Args:
+        weight: Its name and group.
+        parameter: The tensor that the optimizer updates.
+        values: A sample of it.
+        extras: Samples of what the optimizer keeps of it besides.
+        moves: Which elements are to move.
+        decays: Which weight decay is to shrink; None where there is none.
+        decay_lost: Which of them it cannot; None where that is seen in the step itself.
+        group: The parameter group.
+    """
+
+    weight: NamedWeight
+    parameter: Tensor
+    values: Tensor
+    extras: list[Tensor]
+    moves: Tensor
+    decays: Tensor | None
+    decay_lost: Tensor | None
+    group: dict[str, Any]
+
+
+class StepSamples:
+    """Samples of the weights of an optimizer before its step, and what the step left as it was.
+
+    Numerics:
+        An update is lost where the gradient is finite and not zero, the learning rate is above zero, and every bit of
+        the weight, and of what the optimizer keeps of it besides, is after the step what it was before. A decay is lost
+        where the product that the optimizer makes rounds to what it was made of; where weight and decay are one
+        operation, as in fused optimizers, where the weight stays. Checked by tests/manifests/test_samples.py.
+
+    Args:
+        optimizer: The optimizer, which is about to step.
+        owners: The weight that each of its tensors is, or is the master copy of, by id.
+    """
+
+    def __init__(self, optimizer: Optimizer, owners: dict[int, NamedWeight]) -> None:
+        self._optimizer = optimizer
+        with Aside():
+            self._before = [
+                self._take(parameter, group, owners.get(id(parameter)))
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+                if parameter.grad is not None and not parameter.grad.is_sparse and is_measured(parameter)
+            ]
+
+    def _take(self, parameter: Tensor, group: dict[str, Any], owner: NamedWeight | None) -> _Before:
+        weight = owner or NamedWeight("", "body", parameter)
+        values = sample(parameter).clone()
+        gradient = sample(local_grad(parameter, parameter.grad)) if parameter.grad is not None else values
+        rate, decay = float(group.get("lr", 0.0)), float(group.get("weight_decay", 0.0))
+        moves = gradient.isfinite() & (gradient != 0) if rate else torch.zeros_like(gradient, dtype=torch.bool)
+        decays = values != 0 if rate * decay else None
+        lost = None if decays is None else self._find_lost_decay(values, gradient, rate, decay, group)
+        return _Before(weight, parameter, values, self._extras(parameter), moves, decays, lost, group)
+
+    def _find_lost_decay(
+        self, values: Tensor, gradient: Tensor, rate: float, decay: float, group: dict[str, Any]
+    ) -> Tensor | None:
+        kind = type(self._optimizer)
+        if group.get("fused") or not kind.__module__.startswith("torch.optim"):
+            return None
+        if group.get("decoupled_weight_decay") or kind.__name__.startswith(_DECOUPLED):
+            return values * (1 - rate * decay) == values
+        return gradient.add(values, alpha=decay) == gradient
+
+    def _extras(self, parameter: Tensor) -> list[Tensor]:
+        state: dict[str, Any] = self._optimizer.state.get(parameter, {})
+        found = [value for name, value in state.items() if name in EXTRAS and isinstance(value, Tensor)]
+        return [sample(value).clone() for value in found]
+
+    def compare(self) -> list[UpdateRow]:
+        """What became of the updates, by layer group and format; the step has been made."""
+        counts: list[Tensor] = []
+        with Aside():
+            for before in self._before:
+                same = sample(before.parameter) == before.values
+                now = self._extras(before.parameter)
+                if len(now) == len(before.extras):
+                    for new, old in zip(now, before.extras, strict=True):
+                        same = same & (new == old)
+                elif now:  # made in this step: what they hold now is what the weight could not
+                    same = same & torch.stack([extra == 0 for extra in now]).all(0)
+                decays = before.decays if before.decays is not None else torch.zeros_like(same)
+                lost = same if before.decay_lost is None else before.decay_lost
+                flags = (before.moves, before.moves & same, decays, decays & lost)
+                counts.append(torch.stack([flag.sum() for flag in flags]).cpu())
+        return [*self._add_up([count.tolist() for count in counts])]
+
+    def _add_up(self, counts: list[list[int]]) -> Iterator[UpdateRow]:
+        found: dict[tuple[str, str], list[tuple[_Before, list[int]]]] = {}
+        for before, numbers in zip(self._before, counts, strict=True):
+            key = before.weight.group, format_name(before.parameter.dtype)
+            found.setdefault(key, []).append((before, numbers))
+        for (group, name), own in found.items():
+            sums = [sum(numbers[place] for _, numbers in own) for place in range(4)]
+            worst = max(own, key=lambda one: one[1][1] / max(one[1][0], 1))[0]
+            rate, decay = (max(float(b.group.get(key, 0.0)) for b, _ in own) for key in ("lr", "weight_decay"))
+            yield UpdateRow(group, name, *sums, rate=rate, decay=decay, example=worst.weight.name)
+
+
+def find_stuck_states(optimizer: Optimizer) -> list[StateRow]:
+    """States that decay, and how many of their values the decay leaves as they are.
+
+    Numerics:
+        A value v stays where v times the decay, in the state's own format, rounds to v. A decay that takes more than a
+        spacing at 1 off moves every normal number: such states are not counted, and none in FP32 is. Nor are those of
+        floatline's optimizers, which are rounded at random, so that their mean decays.
+    """
+    if type(optimizer).__module__.startswith("floatline.optim"):
+        return []
+    found: dict[tuple[str, str, float], list[Tensor]] = {}
+    with Aside():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                for name, state, decay in _find_decays(optimizer, parameter, group):
+                    values = sample(state)
+                    held = values != 0
+                    stuck = held & (values * decay == values)
+                    key = name, format_name(state.dtype), decay
+                    found.setdefault(key, []).append(torch.stack([held.sum(), stuck.sum()]).cpu())
+    rows: list[StateRow] = []
+    for key, counts in found.items():
+        total = torch.stack(counts).sum(0)
+        rows.append(StateRow(*key, int(total[0]), int(total[1])))
+    return rows
+
+
+def _find_decays(optimizer: Optimizer, parameter: Tensor, group: dict[str, Any]) -> Iterator[tuple[str, Tensor, float]]:
+    state: dict[str, Any] = optimizer.state.get(parameter, {})
+    for name, (setting, place) in _DECAYS.items():
+        value, given = state.get(name), group.get(setting)
+        if not isinstance(value, Tensor) or not is_measured(value) or given is None:
+            continue
+        decay = float(given if place is None else given[place])
+        if 0 < decay < 1 and 1 - decay < torch.finfo(value.dtype).eps:
+            yield name, value, decay
+
+
+class GradientSums:
+    """Gradients of 16-bit weights as they arrive, added up in FP32 beside what autograd adds up.
+
+    Numerics:
+        Lost is the sum of |FP32 sum - what the weight's gradient holds|, over a sample, against the sum of |FP32 sum|.
+
+    Args:
+        weights: The weights; those in FP32 are left alone.
+    """
+
+    def __init__(self, weights: list[Tensor]) -> None:
+        self._own = [w for w in weights if w.dtype in _NARROW and w.requires_grad and w.is_leaf and is_measured(w)]
+        self._sums: dict[int, Tensor] = {}
+        self._held: dict[int, Tensor] = {}
+        self._passes: dict[int, int] = {}
+        self._hooks: list[Any] = []
+        for weight in self._own:
+            self._hooks.append(weight.register_hook(self._arriving(weight)))
+            self._hooks.append(weight.register_post_accumulate_grad_hook(self._accumulated))
+
+    def _arriving(self, weight: Tensor) -> Any:
+        key = id(weight)
+
+        def add(gradient: Tensor) -> None:
+            with Aside():
+                values = sample(gradient).float()
+                self._passes[key] = self._passes.get(key, 0) + 1
+                self._sums[key] = values.clone() if key not in self._sums else self._sums[key].add_(values)
+
+        return add
+
+    def _accumulated(self, weight: Tensor) -> None:
+        if weight.grad is not None and self._passes.get(id(weight), 0) > 1:
+            with Aside():
+                self._held[id(weight)] = sample(weight.grad).clone()
+
+    def end(self) -> list[SumRow]:
+        """Listen no longer; what was lost, by format, where there was more than one pass."""
+        for hook in self._hooks:
+            hook.remove()
+        found: dict[str, tuple[int, float, float]] = {}
+        with Aside():
+            for weight in self._own:
+                held, total = self._held.get(id(weight)), self._sums.get(id(weight))
+                if held is None or total is None or held.shape != total.shape:
+                    continue
+                size, lost = float(total.abs().sum()), float((total - held.float()).abs().sum())
+                if not math.isfinite(size + lost):
+                    continue
+                passes, *sums = found.get(format_name(weight.dtype), (0, 0.0, 0.0))
+                passes = max(passes, self._passes[id(weight)])
+                found[format_name(weight.dtype)] = (passes, sums[0] + size, sums[1] + lost)
+        return [SumRow(name, *numbers) for name, numbers in found.items()]

@@ -1,0 +1,94 @@
+"""What a run is surrounded by: switches of torch, what processes exchange gradients in, devices, and tied weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from floatline.manifests.rows import ExchangeRow, Switches, TiedRow
+from floatline.optim.mesh import local_part
+from floatline.precision.live_holdings import NamedWeight, format_name
+
+_T = TypeVar("_T")
+# Numbers of two weights that are compared.
+_COMPARED = 4096
+
+
+def read_switches() -> Switches:
+    """Switches of torch as they stand; what this torch does not tell is None."""
+    matmul = torch.backends.cuda.matmul
+    return Switches(
+        matmul=_ask(torch.get_float32_matmul_precision),
+        tf32_convolutions=_ask(lambda: bool(torch.backends.cudnn.allow_tf32)),
+        fp16_reductions=_ask(lambda: bool(matmul.allow_fp16_reduced_precision_reduction)),
+        bf16_reductions=_ask(lambda: bool(matmul.allow_bf16_reduced_precision_reduction)),
+    )
+
+
+def _ask(read: Callable[[], _T]) -> _T | None:
+    try:
+        return read()
+    except RuntimeError:  # newer versions refuse where older and newer switches were mixed
+        return None
+
+
+def find_devices(models: Iterable[nn.Module]) -> tuple[str, ...]:
+    """Kinds of the devices that parameters are on."""
+    return tuple(dict.fromkeys(p.device.type for model in models for p in model.parameters()))
+
+
+def find_exchanges(models: Iterable[nn.Module]) -> tuple[ExchangeRow, ...]:
+    """FSDP2's policies and DDP's hooks, where a model has any."""
+    return tuple(row for model in models for row in _find_exchanges(model))
+
+
+def _find_exchanges(model: nn.Module) -> Iterator[ExchangeRow]:
+    rows: dict[tuple[str, str, str], ExchangeRow] = {}
+    for name, module in cast("Iterator[tuple[str, Any]]", model.named_modules()):
+        if hasattr(module, "_get_fsdp_state"):
+            policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
+            formats = [_name(getattr(policy, f"{key}_dtype", None)) for key in ("param", "reduce", "output")]
+            # Gradients are reduced in the format that weights are gathered in, where nothing else is said.
+            formats[1] = formats[1] or formats[0]
+            rows.setdefault((formats[0], formats[1], formats[2]), ExchangeRow("fsdp2", name, *formats))
+        if hasattr(module, "_get_ddp_logging_data"):
+            hook = str(module._get_ddp_logging_data().get("comm_hook", ""))
+            reduce = next((short for short in ("bf16", "fp16") if short in hook.lower()), "")
+            if hook:
+                rows.setdefault((hook, reduce, ""), ExchangeRow("ddp-hook", hook, reduce=reduce))
+    yield from rows.values()
+
+
+def _name(dtype: Any) -> str:
+    return format_name(dtype) if isinstance(dtype, torch.dtype) else ""
+
+
+def find_tied(weights: Iterable[NamedWeight]) -> tuple[TiedRow, ...]:
+    """Pairs of weights of one shape that hold the same numbers in different formats.
+
+    Numerics:
+        The same numbers: the first 4096 of one, rounded to the other's format, are the other's, bit for bit, and not
+        all of them are one number.
+    """
+    by_shape: dict[tuple[int, ...], list[NamedWeight]] = {}
+    for weight in weights:
+        if weight.tensor.dim() > 1:
+            by_shape.setdefault(tuple(weight.tensor.shape), []).append(weight)
+    pairs = (pair for own in by_shape.values() for pair in combinations(own, 2))
+    return tuple(
+        TiedRow((one.name, other.name), (format_name(one.tensor.dtype), format_name(other.tensor.dtype)))
+        for one, other in pairs
+        if one.tensor.dtype != other.tensor.dtype and _are_same(one.tensor, other.tensor)
+    )
+
+
+def _are_same(one: Tensor, other: Tensor) -> bool:
+    narrow, wide = sorted((one, other), key=lambda tensor: tensor.element_size())
+    first, second = (local_part(tensor).detach().reshape(-1)[:_COMPARED] for tensor in (narrow, wide))
+    if first.device != second.device or not first.numel() or bool((first == first[0]).all()):
+        return False
+    return torch.equal(first, second.to(first.dtype))

@@ -1,0 +1,113 @@
+"""Samples: spread evenly, without a pattern, and counted as the rounding of a format does it."""
+
+import pytest
+import torch
+from torch import nn
+
+import floatline as fl
+from floatline.manifests.samples import MOST, GradientSums, StepSamples, find_stuck_states, sample
+
+BF16 = torch.bfloat16
+
+
+def test_a_small_tensor_is_looked_at_as_a_whole():
+    x = torch.arange(12.0).view(3, 4)
+    assert torch.equal(sample(x), torch.arange(12.0))
+    assert torch.equal(sample(x.t()), x.t().reshape(-1))
+
+
+@pytest.mark.parametrize("shape", [(4096, 256), (1000, 1000), (3, MOST)])
+def test_a_large_tensor_is_met_at_every_column(shape):
+    x = torch.arange(shape[1]).repeat(shape[0], 1).float()
+    found = sample(x)
+    assert MOST // 3 < found.numel() <= MOST
+    if shape[1] < 2000:
+        assert found.unique().numel() == shape[1]
+
+
+def test_every_update_below_half_a_spacing_is_lost():
+    # BF16's spacing below 1 is 2**-8, above it 2**-7; halves of those are ties, which go back to 1.
+    weight = nn.Parameter(torch.ones(4, dtype=BF16))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.tensor([2.0**-9, -(2.0**-7), 0.0, 2.0**-8], dtype=BF16)
+    samples = StepSamples(optimizer, {})
+    optimizer.step()
+    (row,) = samples.compare()
+    assert (row.num_updates, row.num_lost) == (3, 1)
+
+
+def test_fp32_takes_the_same_updates():
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = torch.tensor([2.0**-9, -(2.0**-7), 0.0, 2.0**-8])
+    samples = StepSamples(optimizer, {})
+    optimizer.step()
+    (row,) = samples.compare()
+    assert (row.num_updates, row.num_lost) == (3, 0)
+
+
+@pytest.mark.parametrize(("decay", "lost"), [(1e-3, 4), (0.1, 0)])
+def test_decoupled_decay_is_lost_where_its_product_rounds_back(decay, lost):
+    weight = nn.Parameter(torch.tensor([1.0, 1.25, -3.0, 0.1], dtype=BF16))
+    optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=decay, fused=False)
+    weight.grad = torch.ones(4, dtype=BF16)
+    samples = StepSamples(optimizer, {})
+    optimizer.step()
+    (row,) = samples.compare()
+    assert (row.num_decays, row.num_decays_lost) == (4, lost)
+
+
+def test_decay_in_the_gradient_is_lost_where_the_sum_is_the_gradient():
+    weight = nn.Parameter(torch.tensor([1.0, 1.0], dtype=BF16))
+    optimizer = torch.optim.SGD([weight], lr=0.1, weight_decay=1e-2)
+    weight.grad = torch.tensor([64.0, 0.01], dtype=BF16)
+    samples = StepSamples(optimizer, {})
+    optimizer.step()
+    assert samples.compare()[0].num_decays_lost == 1
+
+
+@pytest.mark.parametrize(("dtype", "beta", "stuck"), [(BF16, 0.999, True), (BF16, 0.9, False), (None, 0.999, False)])
+def test_a_state_in_bf16_cannot_hold_a_decay_of_less_than_half_a_spacing(dtype, beta, stuck):
+    weight = nn.Parameter(torch.randn(64, generator=torch.Generator().manual_seed(0)).to(dtype or torch.float32))
+    optimizer = torch.optim.Adam([weight], lr=1e-3, betas=(0.5, beta))
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    rows = {row.name: (row.num, row.num_stuck) for row in find_stuck_states(optimizer)}
+    assert rows == ({"exp_avg_sq": (64, 64)} if stuck else {})
+
+
+def test_what_is_not_counted_does_move():
+    values = torch.randn(4096, generator=torch.Generator().manual_seed(0))
+    assert (values * (1 - 2.0**-22) != values).all()
+    assert (values.to(BF16) * (1 - 2.0**-6) != values.to(BF16)).all()
+    assert (values.to(BF16) * (1 - 2.0**-10) == values.to(BF16)).any()
+
+
+def test_states_that_are_rounded_at_random_are_not_stuck():
+    weight = nn.Parameter(torch.ones(64, dtype=BF16))
+    optimizer = fl.optim.AdamW([weight], lr=1e-3, states="bf16")
+    weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert find_stuck_states(optimizer) == []
+
+
+def test_what_is_lost_of_a_sum_is_told_against_fp32():
+    weight = nn.Parameter(torch.zeros(2, dtype=BF16))
+    sums = GradientSums([weight])
+    for gradient in (1.0, 2.0**-9, 2.0**-9):
+        (weight * torch.tensor([gradient, gradient], dtype=BF16)).sum().backward()
+    (row,) = sums.end()
+    assert row.num_passes == 3
+    assert row.total == pytest.approx(2 * (1 + 2.0**-8))
+    assert row.lost == pytest.approx(2 * 2.0**-8)
+    (weight * 2.0).sum().backward()
+    assert sums.end()[0].num_passes == 3  # its hooks are gone
+
+
+@pytest.mark.parametrize(("dtype", "passes"), [(torch.float32, 3), (BF16, 1)])
+def test_fp32_and_single_passes_lose_nothing(dtype, passes):
+    weight = nn.Parameter(torch.zeros(2, dtype=dtype))
+    sums = GradientSums([weight])
+    for _ in range(passes):
+        (weight * 3.0).sum().backward()
+    assert sums.end() == []
