@@ -21,6 +21,7 @@ from floatline.ledger.parts import list_parts
 from floatline.plans.yaml_files import parse_yaml
 from floatline.validation.metrics.metric_files import choose_recorded, list_files, read_all
 from floatline.validation.metrics.recorded import Recorded
+from floatline.validation.metrics.wandb_api import PREFIX, fetch_runs
 from floatline.validation.study.commands import as_run
 from floatline.validation.study.study import refuse_equal_seeds
 from floatline.validation.verdict.comparison import Comparison
@@ -63,8 +64,8 @@ def compare(
     Raises:
         ComparisonError: A side has no runs, the metric is not there, or a setting cannot be used.
     """
-    places = Path(baseline), Path(candidate)
     names = str(baseline), str(candidate)
+    places = tuple(fetch_runs(name) if name.startswith(PREFIX) else Path(name) for name in names)
     if names[0] == names[1] and not (places[0] / "study.json").is_file():
         raise ComparisonError(f"Both sides are '{names[0]}'. Give two different runs, or folders of runs.")
     if names[0] == names[1]:
