@@ -15,6 +15,7 @@ from floatline.plans import Plan, Scaling
 from floatline.plans.presets import resolve_plan
 from floatline.systems.conditioned.data import IGNORED, Sequences, make_rules, sample_sequences
 from floatline.systems.conditioned.model import ConditionedTransformer, ConditioningName, MaskName
+from floatline.systems.conditioned.tensors import load_sequences
 from floatline.workload import Workload, WorkloadConfig
 
 __all__ = ["VARIANTS", "Config", "build", "make_data"]
@@ -36,6 +37,7 @@ class Config(WorkloadConfig):
         batch_size: Sequences in a batch.
         held_out: Sequences that the metric is taken on.
         data_seed: Of rules, training set and held-out set.
+        data_file: Your own sequences, .npz or .safetensors, whose sizes are then taken; null draws them.
         width: Of the residual stream.
         heads: Of the attention; divides width.
         layers: Blocks.
@@ -55,6 +57,7 @@ class Config(WorkloadConfig):
     batch_size: Count = 64
     held_out: Count = 512
     data_seed: int = 0
+    data_file: str | None = None
     width: Annotated[int, Field(ge=2)] = 32
     heads: Count = 2
     layers: Count = 2
@@ -100,7 +103,7 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 def build(config: Config, seed: int = 0) -> Workload:
     """The workload; `seed` draws the weights and the order of the data, `config.data_seed` the data."""
-    _, train, held_out = make_data(config)
+    config, train, held_out = find_data(config)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(seed))
     parts = [train.rows(order[i : i + config.batch_size]) for i in range(0, len(train), config.batch_size)]
     torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
@@ -114,6 +117,21 @@ def build(config: Config, seed: int = 0) -> Workload:
         metric="held_out_loss",
         higher_is_better=False,
     )
+
+
+def find_data(config: Config) -> tuple[Config, Sequences, Sequences]:
+    """The settings, with the sizes of the data, the training set and the held-out set: of a file, or drawn."""
+    if config.data_file is None:
+        _, train, held_out = make_data(config)
+        return config, train, held_out
+    vocabulary, train, held_out = load_sequences(config.data_file, held_out=config.held_out, seed=config.data_seed)
+    sizes = {
+        "vocabulary": vocabulary,
+        "length": train.tokens.shape[1],
+        "num_accuracies": train.accuracies.shape[1],
+        "num_categories": int(torch.cat([train.categories, held_out.categories]).max()) + 1,
+    }
+    return config.model_copy(update=sizes), train, held_out
 
 
 def make_data(config: Config) -> tuple[Tensor, Sequences, Sequences]:
