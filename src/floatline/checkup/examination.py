@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from floatline.checkup.choose import Note, PlanDecision, choose_plan
@@ -11,6 +11,7 @@ from floatline.findings import Finding
 from floatline.hardware import Hardware, Machine, detect_devices, find_hardware
 from floatline.plans import Plan
 from floatline.plans.presets import PLANS, resolve_plan
+from floatline.precision.holding import Holding
 from floatline.workload import Target, Workload
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class Checkup:
         findings: What would break.
         notes: What else to know.
         memory: Bytes by part and plan; None without a target.
+        holdings: What the target's weights and buffers are held in as it builds them; a manifest tells it after a step.
     """
 
     machine: Machine | None
@@ -43,6 +45,7 @@ class Checkup:
     findings: tuple[Finding, ...]
     notes: tuple[Note, ...]
     memory: Memory | None
+    holdings: tuple[Holding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The object that `floatline doctor --format json` prints."""
@@ -56,6 +59,7 @@ class Checkup:
             "findings": [finding.as_json() for finding in self.findings],
             "notes": [{"topic": note.topic, "text": note.text} for note in self.notes],
             "memory": self.memory.as_json() if self.memory else None,
+            "holdings": [asdict(row) for row in self.holdings],
         }
 
 
@@ -91,7 +95,10 @@ def examine(target: Target | None = None, *, on: str | None = None, plan: Plan |
         raise TargetError(f"Target '{target.text}': {error}") from error.__cause__
     notes += [*_plan_notes(asked, hardware), *more]
     choice = choose_plan(hardware, model=workload.model)
-    return Checkup(machine, hardware, choice, target.text, asked, tuple(findings), tuple(notes), memory)
+    from floatline.precision.live_holdings import find_holdings  # torch is there by now
+
+    held = find_holdings([workload.model])
+    return Checkup(machine, hardware, choice, target.text, asked, tuple(findings), tuple(notes), memory, held)
 
 
 def _machine_notes(machine: Machine | None) -> list[Note]:

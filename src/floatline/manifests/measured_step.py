@@ -19,7 +19,7 @@ from floatline.manifests.surroundings import find_devices, find_exchanges, find_
 from floatline.manifests.work import WorkWatch
 from floatline.precision.holding import Holding
 from floatline.precision.live_holdings import NamedWeight, find_holdings, format_name, name_weights
-from floatline.probe.watch.events import AutocastEvent, ForwardEvent, ScalerStepEvent, StepEvent
+from floatline.probe.watch.events import AutocastEvent, BackwardEvent, ForwardEvent, ScalerStepEvent, StepEvent
 from floatline.probe.watch.health import LateHealth, ScaledLoss
 from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.own_updates import Updates
@@ -30,7 +30,8 @@ from floatline.probe.watch.weights import match_masters
 class MeasuredStep:
     """A listener of a light watch. It measures the first step from a number on in which a learning rate is above zero.
 
-    A step counts when every optimizer that the loop has made has stepped, or one of them steps again.
+    It is over when every optimizer that the loop has made has stepped, or one of them steps again; where nobody is
+    called then, when the loop is.
 
     Attributes:
         manifest: What was found; None until the step is over.
@@ -40,7 +41,7 @@ class MeasuredStep:
         seen: The watch.
         model: What is trained; None takes the modules that the loop calls.
         first: Number of the applied step, from 1.
-        on_done: Called once the manifest is made.
+        on_done: Called once the manifest is made; None measures until `end`.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class MeasuredStep:
         self._updates: list[UpdateRow] = []
         self._states: list[StateRow] = []
         self._tied: tuple[TiedRow, ...] = ()
-        self._watches: list[WorkWatch] = []
+        self._counted = WorkWatch(self._seen)
         self._scaled = False
 
     @property
@@ -130,7 +131,7 @@ class MeasuredStep:
     def end_step(self, *, late: bool = False) -> None:
         """A step is over."""
         del late
-        if self.manifest is not None or not self._stepped:
+        if self.manifest is not None or not self._stepped or self._on_done is None:
             return
         known = [made.optimizer for made in self._seen.optimizers.values() if not isinstance(made.optimizer, Updates)]
         if all(id(optimizer) in self._stepped for optimizer in known):
@@ -161,8 +162,8 @@ class MeasuredStep:
         if not self._tied:
             with Aside():
                 self._tied = find_tied(self._weights().values())
-        self._work = WorkWatch(self._seen, self.models)
-        self._watches.append(self._work)
+        self._counted.name_modules(self.models)
+        self._work = self._counted
         self._sums = GradientSums(weights)
         self._around.enter_context(Eagerly())
         self._around.enter_context(self._work)
@@ -226,17 +227,21 @@ class MeasuredStep:
                 tied=self._tied,
                 step=max(self._applied.values(), default=1),
                 regions=self._find_regions(),
-                work=tuple(row for watch in self._watches for row in watch.work),
-                ran=tuple(row for watch in self._watches for row in watch.ran),
-                scaled=self._scaled,
+                work=self._counted.work,
+                ran=self._counted.ran,
+                scaled=self._is_scaled(),
                 updates=tuple(self._updates),
                 states=tuple(self._states),
                 sums=tuple(self._found_sums),
-                peaks=tuple(row for watch in self._watches for row in watch.peaks),
+                peaks=self._counted.peaks,
                 notes=tuple(self.notes),
                 rank=rank,
                 num_ranks=num_ranks,
             )
+
+    def _is_scaled(self) -> bool:
+        passes = (e for e in self._seen.events if isinstance(e, BackwardEvent))
+        return self._scaled or any(e.factor != 1.0 or e.by_hand != 1.0 for e in passes)
 
     def _find_regions(self) -> tuple[str, ...]:
         entered = [e for e in self._seen.events if isinstance(e, AutocastEvent) and e.enabled]

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -57,16 +57,16 @@ def _find_counters() -> dict[Any, Callable[..., int]]:
 class WorkWatch(TorchDispatchMode):
     """Counts FLOPs by phase, autocast region and format; notes kinds of operations, and the largest activations.
 
+    It may be entered more than once; what it counts is added up.
+
     Args:
         seen: Knows which autocast regions are open.
-        models: Their modules are known by name.
     """
 
-    def __init__(self, seen: Watch, models: Iterable[nn.Module]) -> None:
+    def __init__(self, seen: Watch) -> None:
         super().__init__()
         self._regions = seen.regions
-        own = [cast("Iterable[tuple[str, nn.Module]]", unwrap(model).named_modules()) for model in models]
-        self._names = {id(module): name for named in own for name, module in named}
+        self._names: dict[int, str] = {}
         self._stack: list[str] = []
         self._hooks: list[Any] = []
         self._counters = _find_counters()
@@ -74,6 +74,13 @@ class WorkWatch(TorchDispatchMode):
         self._ran: Counter[tuple[_Kind, str, str]] = Counter()
         self._peaks: dict[tuple[str, str], Tensor] = {}
         self._loss: tuple[str, str] | None = None
+
+    def name_modules(self, models: Sequence[nn.Module]) -> None:
+        """Know modules by their names from here on."""
+        for model in map(unwrap, models):
+            prefix = f"{type(model).__name__}." if len(models) > 1 else ""
+            named = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
+            self._names |= {id(module): f"{prefix}{name}".rstrip(".") for name, module in named}
 
     def __enter__(self) -> WorkWatch:
         self._hooks = [

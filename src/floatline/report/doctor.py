@@ -12,6 +12,7 @@ from rich.text import Text
 from floatline.base.texts import format_bytes
 from floatline.checkup import Checkup
 from floatline.hardware import Device, Hardware, Machine
+from floatline.report.manifest import print_holdings
 
 if TYPE_CHECKING:
     from floatline.checkup.memory import Memory
@@ -33,6 +34,10 @@ def print_checkup(checkup: Checkup, console: Console) -> None:
     if checkup.target:
         _print_heading(f"Target {checkup.target}" + (f" in {checkup.plan.name}" if checkup.plan else ""), console)
         _print_findings(checkup, console)
+    if checkup.holdings:
+        _print_heading("Held as it is built", console)
+        print_holdings(checkup.holdings, console)
+        _print_indented("After a step: floatline manifest -- python train.py", console, style="dim")
     if checkup.memory:
         _print_memory(checkup.memory, console)
     for topic, title in _TOPICS.items():

@@ -1,0 +1,132 @@
+"""The verdict: each line from facts alone, and none from facts that are fine."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.manifests import toys
+from torch import nn
+from torch.nn import functional
+
+import floatline as fl
+from floatline.causes import CAUSES
+from floatline.manifests.manifest import Manifest
+from floatline.manifests.rows import ExchangeRow, PeakRow, UpdateRow, WorkRow
+from floatline.precision.holding import Holding
+
+WEIGHTS = Holding("weights", "body", "", "fp32", 1, 100, "weight")
+FINE = Manifest((WEIGHTS,), step=1, work=(WorkRow("backward", "off", "bf16", 100),))
+
+
+def test_what_is_fine_has_no_line():
+    assert FINE.lines == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "cause", "said"),
+    [
+        ({"updates": (UpdateRow("body", "bf16", 100, 61),)}, "update-lost-to-rounding", "61 % of updates round away"),
+        ({"updates": (UpdateRow("body", "fp32", 100, 50),)}, "update-lost-to-rounding", "FP32 weights: 50 %"),
+        (
+            {"peaks": (PeakRow("fp16", 40000.0, 65504.0, "up"),)},
+            "activation-overflow",
+            "61.1 % of what the",
+        ),
+        ({"peaks": (PeakRow("fp16", float("nan"), 65504.0),)}, "activation-overflow", "in the model"),
+        ({"work": (WorkRow("backward", "off", "fp16", 100),)}, "gradient-underflow", "the loss is not scaled"),
+        (
+            {"exchanges": (ExchangeRow("fsdp2", "", reduce="bf16"),), "num_ranks": 8},
+            "accumulator-stagnation",
+            "FSDP2 sums up gradients of 8 processes in BF16",
+        ),
+        (
+            {"holdings": (WEIGHTS, Holding("buffers", "norms", "", "bf16", 1, 8, "norm.running_mean"))},
+            "accumulator-stagnation",
+            "an average is kept in it",
+        ),
+    ],
+)
+def test_a_fact_has_its_line(changed, cause, said):
+    (line,) = replace(FINE, **changed).lines
+    assert line.cause.id == cause
+    assert said in line.text
+    assert line.fix
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"updates": (UpdateRow("body", "fp32", 100, 5),)},
+        {"peaks": (PeakRow("fp16", 400.0, 65504.0, "up"),)},
+        {"work": (WorkRow("backward", "off", "fp16", 100),), "scaled": True},
+        {"exchanges": (ExchangeRow("fsdp2", "", reduce="bf16"),)},  # one process has nothing to sum up
+        {"exchanges": (ExchangeRow("fsdp2", "", reduce="fp32"),), "num_ranks": 8},
+        {"holdings": (WEIGHTS, Holding("buffers", "norms", "", "bf16", 1, 8, "mask"))},
+    ],
+)
+def test_its_twin_has_none(changed):
+    assert replace(FINE, **changed).lines == ()
+
+
+def test_every_line_is_in_the_catalogue():
+    found = toys.measure(toys.make(dtype=torch.bfloat16), passes=2, wide_loss=False)
+    assert len(found.lines) >= 4
+    assert {line.cause.id for line in found.lines} <= set(CAUSES)
+
+
+@pytest.mark.parametrize("off", [True, False])
+def test_a_region_that_is_switched_off_inside_is_told_with_its_module(off):
+    class Careful(nn.Linear):
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=not off):
+                return super().forward(x.float() if off else x)
+
+    model = nn.Sequential(nn.Linear(16, 16), Careful(16, 256), nn.Linear(256, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = model(torch.ones(8, 16))
+        out.float().square().mean().backward()
+        optimizer.step()
+
+    found = fl.manifest(model, optimizer, step=step)
+    assert ("because the region is switched off around them, most in 1" in toys.text(found)) == off
+
+
+def test_a_loss_that_is_scaled_by_hand_is_scaled():
+    model = nn.Linear(8, 8).to(torch.float16)
+    masters = [p.detach().float().requires_grad_() for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters, lr=0.1)
+
+    def step(scale):
+        def make():
+            model.zero_grad()
+            loss = functional.mse_loss(model(torch.ones(4, 8, dtype=torch.float16)).float(), torch.ones(4, 8))
+            (loss * scale).backward()
+            for master, weight in zip(masters, model.parameters(), strict=True):
+                master.grad = weight.grad.float() / scale
+            optimizer.step()
+            for master, weight in zip(masters, model.parameters(), strict=True):
+                weight.data.copy_(master.data)
+
+        return make
+
+    assert "not scaled" not in toys.text(fl.manifest(model, optimizer, step=step(1024.0)))
+    assert "not scaled" in toys.text(fl.manifest(model, optimizer, step=step(1.0)))
+
+
+def test_two_optimizers_are_one_manifest():
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = nn.ModuleList([first, second])
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
+
+    def step():
+        for part, optimizer in zip(model, optimizers, strict=True):
+            part(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    found = fl.manifest(model, optimizers[0], step=step)
+    assert sum(row.num_updates for row in found.updates) == 40
+    assert found.optimizers == ("SGD", "SGD")
+    assert len({(row.phase, row.region, row.format) for row in found.work}) == len(found.work)
