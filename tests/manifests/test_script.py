@@ -91,6 +91,25 @@ def test_the_step_that_is_asked_for_is_measured(train, tmp_path):
     assert found.stderr.count("step") == 2  # what the script prints goes to stderr
 
 
+FUNCTIONS = """
+import torch
+weight = torch.full((8, 8), 1.0, dtype=torch.bfloat16, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=1e-6)
+for step in range(4):
+    optimizer.zero_grad()
+    (torch.ones(4, 8, dtype=weight.dtype) @ weight).float().square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_a_loop_of_functions_without_a_module_is_measured_in_its_second_step(tmp_path):
+    (tmp_path / "train.py").write_text(FUNCTIONS, encoding="utf-8")
+    found = run(tmp_path, "--format", "json", "--", "python", "train.py")
+    report = json.loads(found.stdout)
+    assert report["ranks"][0]["step"] == 2
+    assert "BF16 weights without a master copy: 100 % of updates round away" in report["findings"][0]["seen"]
+
+
 @slow
 def test_a_script_that_ends_before_says_so_in_one_line(train, tmp_path):
     train()

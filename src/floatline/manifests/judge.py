@@ -21,7 +21,7 @@ from floatline.precision.holding import (
 
 # Shares from which on something is told: of lost updates in 16 bits and in FP32, of lost decay, of states that stand
 # still, of an accumulated gradient, of FLOPs in FP32 under autocast, of FP16's range.
-_UPDATES, _UPDATES_OF_FP32, _DECAYS, _STUCK, _SUMS, _FLOPS, _RANGE = 0.01, 0.1, 0.5, 0.5, 1e-3, 0.25, 0.25
+_UPDATES, _UPDATES_OF_FP32, _DECAYS, _STUCK, _SUMS, _FLOPS, _RANGE = 0.01, 0.1, 0.5, 0.5, 1e-3, 0.5, 0.25
 _POSITIONS = re.compile(r"(inv_freq|freqs|sinusoid|rotary|position|cos_cached|sin_cached|pos_emb)")
 _AVERAGES = re.compile(r"(running_mean|running_var|ema|shadow|average)")
 

@@ -19,10 +19,11 @@ from floatline.manifests.surroundings import find_devices, find_exchanges, find_
 from floatline.manifests.work import WorkWatch
 from floatline.precision.holding import Holding
 from floatline.precision.live_holdings import NamedWeight, find_holdings, format_name, name_weights
+from floatline.probe.scripts.weight_copies import all_weights
 from floatline.probe.watch.events import AutocastEvent, BackwardEvent, ForwardEvent, ScalerStepEvent, StepEvent
 from floatline.probe.watch.health import LateHealth, ScaledLoss
 from floatline.probe.watch.loop import Watch
-from floatline.probe.watch.own_updates import Updates
+from floatline.probe.watch.own_updates import LooseWeights, Updates
 from floatline.probe.watch.patches import Aside, Eagerly, is_inside_compiled
 from floatline.probe.watch.weights import match_masters
 
@@ -91,6 +92,8 @@ class MeasuredStep:
         if self._model is not None:
             return [self._model]
         roots = list(self._seen.modules.roots.values())
+        if not roots:  # functions of tensors
+            return [LooseWeights(all_weights(self._seen))]
         inner = {id(part) for root in roots for part in root.modules() if part is not root}
         return [root for root in roots if id(root) not in inner]
 
@@ -99,6 +102,9 @@ class MeasuredStep:
     def begin_forward(self, root: nn.Module, args: Any, kwargs: Any, event: ForwardEvent) -> None:
         """A root module is about to run, with gradients."""
         del root, args, kwargs, event
+        self._begin_if_due()
+
+    def _begin_if_due(self) -> None:
         due = max(self._applied.values(), default=0) >= self._first - 1
         if due and self.manifest is None and self._work is None and not is_inside_compiled():
             self._try(self._begin)
@@ -131,6 +137,8 @@ class MeasuredStep:
     def end_step(self, *, late: bool = False) -> None:
         """A step is over."""
         del late
+        if not self._stepped and self._model is None and not self._seen.modules.roots:
+            self._begin_if_due()  # no module will tell when the next step begins
         if self.manifest is not None or not self._stepped or self._on_done is None:
             return
         known = [made.optimizer for made in self._seen.optimizers.values() if not isinstance(made.optimizer, Updates)]
