@@ -1,4 +1,4 @@
-"""Commands that torchrun starts several times, taken apart."""
+"""Commands that torchrun, accelerate or an MPI start several times, taken apart."""
 
 import sys
 from pathlib import Path
@@ -9,14 +9,16 @@ from floatline.errors import TargetError
 from floatline.running.command import parse_launched
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
+ACCELERATE = str(Path(sys.executable).with_name("accelerate"))
 BY_MODULE = [sys.executable, "-m", "torch.distributed.run"]
 
 
 @pytest.fixture(autouse=True)
 def in_folder_with_script(tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
-    (tmp_path / "torchrun").write_text("#!/bin/sh\n")
-    (tmp_path / "torchrun").chmod(0o755)
+    for name in ("torchrun", "mpirun"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
     monkeypatch.chdir(tmp_path)
 
 
@@ -82,13 +84,38 @@ def test_other_commands_are_those_of_python():
         (["./torchrun", "none.py"], "There is no script 'none.py'"),
         (["./none/torchrun", "train.py"], "There is no program './none/torchrun'"),
         ([], "No command was given"),
-        (["accelerate", "launch", "train.py"], "is not Python"),
+        (["accelerate", "config"], "is not Python"),
+        ([ACCELERATE, "launch", "none.py"], "There is no script 'none.py'"),
+        ([ACCELERATE, "launch", "--no_such_option", "3"], "There is no script|does not know"),
+        ([ACCELERATE, "launch", "--no_python", "train.py"], "names no Python script"),
+        (["./mpirun", "-n", "2", "train"], "names no Python"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_one_line(words, said):
     with pytest.raises(TargetError, match=said) as raised:
         parse_launched(words)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "launcher", "script"),
+    [
+        (["--cpu", "train.py", "--lr", "3"], ["--cpu"], ("train.py", "--lr", "3")),
+        (["--num_processes", "2", "--mixed_precision=no", "train.py"], ["--num_processes", "2", "--mixed_precision=no"],
+         ("train.py",)),
+        (["--cpu", "-m", "package.train", "--cpu"], ["--cpu"], ("-m", "package.train", "--cpu")),
+    ],
+)  # fmt: skip
+def test_options_of_accelerate_stay_with_it(words, launcher, script):
+    command = parse_launched([ACCELERATE, "launch", *words])
+    assert command.launcher == (ACCELERATE, "launch", *launcher, "--no_python")
+    assert command.words == script
+
+
+def test_what_stands_before_python_is_an_mpis():
+    command = parse_launched(["./mpirun", "-n", "2", sys.executable, "-u", "train.py", "3"])
+    assert command.launcher == ("./mpirun", "-n", "2")
+    assert (command.python, command.options, command.words) == (sys.executable, ("-u",), ("train.py", "3"))
 
 
 def test_the_command_line_runs_floatlines_module_with_the_words():

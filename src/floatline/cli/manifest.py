@@ -42,8 +42,9 @@ def manifest(
     from floatline.manifests.expectation import resolve_expectation
 
     believed = None if expect is None else resolve_expectation(expect)
+    others: tuple[Manifest, ...] = ()
     if COMMAND in context.meta:
-        found = _measure(context, steps, as_device, output)
+        found, *others = _measure(context, steps, as_device, output)
     else:
         given = [name for name in ("steps", "as_device", "save") if _is_given(context, name)]
         if given:
@@ -58,7 +59,7 @@ def manifest(
     if save is not None:
         found.save(save)
     differences = () if believed is None else believed.differences(found)
-    _print(found, differences, expect, output)
+    _print((found, *others), differences, expect, output)
     if differences or (found.lines and believed is None):
         raise typer.Exit(1)
 
@@ -67,7 +68,9 @@ def _is_given(context: typer.Context, name: str) -> bool:
     return getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
-def _measure(context: typer.Context, steps: int, as_device: AsDevice | None, output: OutputFormat) -> Manifest:
+def _measure(
+    context: typer.Context, steps: int, as_device: AsDevice | None, output: OutputFormat
+) -> tuple[Manifest, ...]:
     from floatline.manifests.script import measure_script
 
     return measure_script(
@@ -78,13 +81,14 @@ def _measure(context: typer.Context, steps: int, as_device: AsDevice | None, out
     )
 
 
-def _print(found: Manifest, differences: tuple[str, ...], expect: str | None, output: OutputFormat) -> None:
+def _print(ranks: tuple[Manifest, ...], differences: tuple[str, ...], expect: str | None, output: OutputFormat) -> None:
     if output is OutputFormat.json:
-        print_json(found.as_json() | {"expected": expect, "differences": list(differences)})
+        rows = [row for found in ranks for row in found.as_json()["ranks"]]
+        print_json(ranks[0].as_json() | {"ranks": rows, "expected": expect, "differences": list(differences)})
         return
     from floatline.report.manifest import print_manifest
 
-    print_manifest(found, text_console(), differences=differences, expected=expect)
+    print_manifest(ranks[0], text_console(), differences=differences, expected=expect)
 
 
 def _compare(files: list[str], output: OutputFormat) -> None:

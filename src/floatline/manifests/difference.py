@@ -33,16 +33,21 @@ class ManifestDifference:
 
 def compare_manifests(a: ManifestFacts, b: ManifestFacts) -> list[ManifestDifference]:
     """What is different, first what is held, then what was measured; nothing where both are alike."""
-    first, second = dict(_describe(a)), dict(_describe(b))
-    names = [*first, *(name for name in second if name not in first)]
-    texts = [ManifestDifference(name, first.get(name, "none"), second.get(name, "none")) for name in names]
-    found = [row for row in texts if row.a != row.b]
+    found = compare_held(a, b)
     measures = dict(_measure(a)), dict(_measure(b))
     for name in dict.fromkeys([*measures[0], *measures[1]]):
         one, other = (measure.get(name) for measure in measures)
         if one is None or other is None or abs(one - other) > _APART:
             found.append(ManifestDifference(name, _say(one), _say(other)))
     return found
+
+
+def compare_held(a: ManifestFacts, b: ManifestFacts) -> list[ManifestDifference]:
+    """The same without what was measured."""
+    first, second = dict(_describe(a)), dict(_describe(b))
+    names = [*first, *(name for name in second if name not in first)]
+    texts = [ManifestDifference(name, first.get(name, "none"), second.get(name, "none")) for name in names]
+    return [row for row in texts if row.a != row.b]
 
 
 def _say(share: float | None) -> str:

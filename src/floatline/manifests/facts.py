@@ -9,6 +9,7 @@ from floatline.manifests.rows import (
     ExchangeRow,
     PeakRow,
     Phase,
+    RankRow,
     RanRow,
     StateRow,
     SumRow,
@@ -43,6 +44,10 @@ class ManifestFacts:
         notes: What could not be measured, and why.
         rank: Number of this process.
         num_ranks: How many processes train together.
+        seed: The seed that torch began with in this process; None where no step was measured.
+        digest: Of samples of the weights that every process holds whole, after the step.
+        bad_loss: The first step whose loss was not finite in this process, from 0; None where all were.
+        apart: What other processes do not have as this one does.
     """
 
     holdings: tuple[Holding, ...]
@@ -63,6 +68,10 @@ class ManifestFacts:
     notes: tuple[str, ...] = ()
     rank: int = 0
     num_ranks: int = 1
+    seed: int | None = None
+    digest: str = ""
+    bad_loss: int | None = None
+    apart: tuple[RankRow, ...] = ()
 
     def flops(self, phase: Phase | None = None) -> Counter[str]:
         """FLOPs by format, the most first."""

@@ -22,6 +22,7 @@ from floatline.precision.holding import (
 # Shares from which on something is told: of lost updates in 16 bits and in FP32, of lost decay, of states that stand
 # still, of an accumulated gradient, of FLOPs in FP32 under autocast, of FP16's range.
 _UPDATES, _UPDATES_OF_FP32, _DECAYS, _STUCK, _SUMS, _FLOPS, _RANGE = 0.01, 0.1, 0.5, 0.5, 1e-3, 0.5, 0.25
+DIGEST = "weights after the step"
 _POSITIONS = re.compile(r"(inv_freq|freqs|sinusoid|rotary|position|cos_cached|sin_cached|pos_emb)")
 _AVERAGES = re.compile(r"(running_mean|running_var|ema|shadow|average)")
 
@@ -52,6 +53,7 @@ class ManifestLine:
 
 def judge(facts: ManifestFacts) -> Iterator[ManifestLine]:
     """What is wrong with what a run computes in, the worst first."""
+    yield from _judge_ranks(facts)
     yield from _judge_updates(facts)
     yield from _judge_decay(facts)
     yield from _judge_states(facts)
@@ -63,6 +65,25 @@ def judge(facts: ManifestFacts) -> Iterator[ManifestLine]:
     yield from _judge_loss(facts)
     yield from _judge_peaks(facts)
     yield from _judge_exchange(facts)
+
+
+def _judge_ranks(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    """What is different between processes: what is the same on several of them is told once."""
+    cause = find_cause("distributed-desync")
+    same: dict[tuple[str, str, str], list[int]] = {}
+    for row in facts.apart:
+        same.setdefault((row.what, row.first, "" if row.what == DIGEST else row.other), []).append(row.rank)
+    for (what, first, other), ranks in same.items():
+        who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+        if what == DIGEST:
+            yield ManifestLine(
+                f"{who} and rank {facts.rank} have other weights after the same step: they train apart",
+                cause,
+                "Start from the same weights on every rank, and reduce every gradient: DistributedDataParallel does.",
+            )
+        else:
+            fix = "Look at the batches of that rank." if what == "loss" else "Make it the same on every rank."
+            yield ManifestLine(f"{what}: {other} on {who}, {first} on rank {facts.rank}", cause, fix)
 
 
 def summarize(facts: ManifestFacts) -> str:

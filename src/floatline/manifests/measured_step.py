@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.manifests.manifest import Manifest
+from floatline.manifests.rank_signs import digest_weights, find_bad_loss
 from floatline.manifests.rows import StateRow, SumRow, TiedRow, UpdateRow
 from floatline.manifests.samples import GradientSums, StepSamples, find_stuck_states
 from floatline.manifests.surroundings import find_devices, find_exchanges, find_tied, read_switches
@@ -60,6 +61,7 @@ class MeasuredStep:
         self._stepped: dict[int, Optimizer] = {}  # in the step that is measured
         self._around = contextlib.ExitStack()
         self._notes: list[str] = []
+        self._num_skipped = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -80,6 +82,11 @@ class MeasuredStep:
     def num_applied(self) -> list[int]:
         """Steps that each optimizer has made."""
         return list(self._applied.values())
+
+    @property
+    def num_skipped(self) -> int:
+        """Steps that a scaler left out."""
+        return self._num_skipped
 
     @property
     def notes(self) -> list[str]:
@@ -131,6 +138,7 @@ class MeasuredStep:
         del losses
         self._scaled = self._scaled or event.scale != 1.0
         if not event.applied:
+            self._num_skipped += 1
             self._leave()
             self._forget()
 
@@ -245,6 +253,9 @@ class MeasuredStep:
                 notes=tuple(self.notes),
                 rank=rank,
                 num_ranks=num_ranks,
+                seed=torch.initial_seed(),
+                digest=digest_weights(self._weights().values()),
+                bad_loss=find_bad_loss(self._seen),
             )
 
     def _is_scaled(self) -> bool:

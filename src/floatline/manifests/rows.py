@@ -143,6 +143,23 @@ class TiedRow:
 
 
 @dataclass(frozen=True)
+class RankRow:
+    """Something that another process does not have as the first one does.
+
+    Args:
+        rank: The other process.
+        what: Such as 'weights of body'.
+        first: How it is in the first process.
+        other: How it is in the other.
+    """
+
+    rank: int
+    what: str
+    first: str
+    other: str
+
+
+@dataclass(frozen=True)
 class ExchangeRow:
     """What processes exchange gradients and weights in.
 

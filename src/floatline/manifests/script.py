@@ -11,50 +11,81 @@ from typing import Any, Literal
 
 from floatline.errors import ManifestError, TargetError
 from floatline.manifests.manifest import Manifest, read_manifest
-from floatline.running.command import parse_command, run_to_end
+from floatline.manifests.ranks import combine_ranks
+from floatline.running.command import parse_launched, run_to_end
 
 _MAIN = "floatline.manifests.script_main"
 
 
 def measure_script(
     words: Sequence[str], *, steps: int = 1, keep_stdout: bool = False, as_device: Literal["cuda"] | None = None
-) -> Manifest:
-    """Run a command until one of its steps is measured, and end it there.
+) -> tuple[Manifest, ...]:
+    """Run a command until one of its steps is measured, and end it there; gives the manifest of each process.
 
     Args:
-        words: The command: 'python', 'train.py' and so on.
+        words: The command: 'python', 'train.py' and so on, or 'torchrun' and what it starts.
         steps: Number of the applied step that is measured. One in which every learning rate is 0 is passed over.
         keep_stdout: Whether what the script prints goes to stderr.
         as_device: 'cuda' runs a script that is written for a GPU on the CPU, as a GPU would, where there is none.
 
     Raises:
         TargetError: The command runs no Python code, or its interpreter lacks what floatline needs.
-        ManifestError: The script ended before that step.
+        ManifestError: The script ended before that step, or one of its processes did.
     """
-    command = parse_command(list(words))
+    command = parse_launched(list(words))
     job = json.dumps({"steps": steps, "device": as_device or ""}, allow_nan=False)
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
         report = Path(folder) / "report.json"
         code = run_to_end(command.inside(_MAIN, str(report), job), keep_stdout=keep_stdout)
-        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-    if "missing" in seen:
+        missing = _read(report).get("missing") if report.exists() else None
+        written = sorted(Path(folder).glob("rank_*.json"), key=lambda path: path.stat().st_mtime_ns)
+        seen = {int(path.stem.removeprefix("rank_")): _read(path) for path in written}
+    if missing:
         raise TargetError(
-            f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
+            f"{command.python} cannot import {missing}, which floatline needs there. Install it, or give the "
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
-    if seen.get("manifest") is None:
-        raise ManifestError(_explain(seen, code, steps))
-    return read_manifest(seen["manifest"])
+    found = {rank: read_manifest(one["manifest"]) for rank, one in sorted(seen.items()) if one["manifest"]}
+    if not found or len(found) < len(seen):
+        raise ManifestError(_explain(seen, code, steps, launched=bool(command.launcher)))
+    num = max(one.num_ranks for one in found.values())
+    if code:  # a process is missing, or did something else than train
+        lost = ", ".join(str(rank) for rank in range(num) if rank not in found)
+        which = f"Rank {lost}" if lost else "A process"
+        raise ManifestError(f"{which} ended with an error before its step was measured. Its own words are above.")
+    return combine_ranks(found)
 
 
-def _explain(seen: dict[str, Any], code: int, steps: int) -> str:
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched: bool) -> str:
     """Why there is no manifest, and what to do."""
-    ended = f"The script ended with exit code {code}" if code else "The script came to its end"
-    if not seen:
-        return f"{ended} before floatline could sum it up. Run it without floatline first."
-    if seen["notes"]:
-        return f"{ended}, and its step could not be measured: {seen['notes'][0]}. Try another with --steps."
-    num = seen["num_steps"]
+    without = {rank: one for rank, one in seen.items() if not one["manifest"]}  # who ended first comes first
+    if not without:
+        return f"{_say_end('The script', code)} before floatline could sum it up. Run it without floatline first."
+    rank, one = max(without.items(), key=lambda item: bool(item[1]["exit_code"]))  # what failed tells why
+    ended = _say_end(f"Rank {rank}" if launched else "The script", one["exit_code"])
+    bad = {rank: one["bad_loss"] for rank, one in without.items() if one["bad_loss"] is not None}
+    if bad and not one["num_steps"]:
+        first = min(bad, key=lambda rank: bad[rank])
+        whose = f"that of rank {first}" if len(seen) > 1 else "it"
+        finite = [str(rank) for rank in seen if rank not in bad]
+        others = f", those of rank {', '.join(finite)} were finite, so that it came before the reduction" * bool(finite)
+        skipped = f"all {one['num_skipped']} steps were left out by the scaler, and " if one["num_skipped"] else ""
+        return (
+            f"No step was applied: {skipped}the loss is not finite, {whose} from step {bad[first]} on{others}. Run "
+            "floatline diagnose."
+        )
+    if one["notes"]:
+        return f"{ended}, and its step could not be measured: {one['notes'][0]}. Try another with --steps."
+    num = one["num_steps"]
     if not num:
-        return f"{ended} before an optimizer of torch made a step. Check that it trains, and that it calls a module."
+        check = "Its own words are above." if one["exit_code"] else "Check that it trains."
+        return f"{ended} before an optimizer of torch made a step. {check}"
     return f"{ended} after {num} applied step{'s' * (num > 1)}, before step {steps} could be measured. Lower --steps."
+
+
+def _say_end(who: str, code: int) -> str:
+    return f"{who} ended with exit code {code}" if code else f"{who} came to its end"

@@ -6,33 +6,40 @@ import contextlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from floatline.manifests.manifest import Manifest
 from floatline.manifests.measured_step import MeasuredStep
+from floatline.manifests.rank_signs import find_bad_loss
+from floatline.manifests.ranks import count_beside, read_number
 from floatline.precision.user_frames import find_script_line
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.scripts.run import run_prepared
 from floatline.probe.watch.watch import watch
 
+_WAIT = 60.0  # seconds for other processes
+
 
 def main(report: str, job: str, words: list[str]) -> None:
     """Run a script until a step is measured, and end it there.
 
-    What a script does at its end, such as saving what it has trained, is not done: it has not trained.
+    What a script does at its end, such as saving what it has trained, is not done: it has not trained. A process of
+    several waits for the others before it ends, so that what it still has to send reaches them.
 
     Args:
-        report: Where the JSON goes.
+        report: The JSON goes into a file beside it, for each process one.
         job: JSON: `steps`, the number of the step that is measured, and `device`, 'cuda' where that stands in.
         words: The script's file, or `-m` and a module, and its arguments.
     """
     given: dict[str, Any] = json.loads(job)
-    process = os.getpid()
+    process, path = os.getpid(), report_of(Path(report), read_number())
 
     def end(found: Manifest) -> None:
         if os.getpid() == process:
-            _write(report, {"manifest": found.as_json(), "exit_code": 0})
+            _write(path, {"manifest": found.as_json(), "exit_code": 0})
+            _wait_for_others(path.parent)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -42,13 +49,25 @@ def main(report: str, job: str, words: list[str]) -> None:
         seen.listener, seen.locate = measured, find_script_line
         ended = run_prepared(words)
         measured.end()
+        bad = find_bad_loss(seen)
     if os.getpid() == process:
-        num = max(measured.num_applied, default=0)
-        _write(report, {"manifest": None, "exit_code": ended.exit_code, "num_steps": num, "notes": measured.notes})
+        num, skipped = max(measured.num_applied, default=0), measured.num_skipped
+        counts = {"num_steps": num, "num_skipped": skipped, "bad_loss": bad}
+        _write(path, {"manifest": None, "exit_code": ended.exit_code, **counts, "notes": measured.notes})
     sys.exit(ended.exit_code)
 
 
-def _write(report: str, content: dict[str, Any]) -> None:
-    path = Path(report)
+def report_of(report: Path, rank: int) -> Path:
+    """The file of one process."""
+    return report.with_name(f"rank_{rank}.json")
+
+
+def _wait_for_others(folder: Path) -> None:
+    until = time.monotonic() + _WAIT
+    while len([*folder.glob("rank_*.json")]) < count_beside() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
     path.with_suffix(".new").write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
     path.with_suffix(".new").replace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 # Of torchrun: options that take no value, and those whose value may stand in the same word.
 _TORCHRUN_FLAGS = ("--standalone", "--virtual-local-rank", "--no-python")
 _TORCHRUN_SHORT = ("-r", "-t")
+_MPI = ("mpirun", "mpiexec", "srun")
 # The first entry of sys.path is what -c put there: the script's own takes its place. floatline comes last, so that it
 # hides nothing of the script's.
 _START = """
@@ -110,21 +112,23 @@ def parse_command(words: list[str]) -> Command:
 
 
 def parse_launched(words: list[str]) -> Command:
-    """The same for a command that torchrun may start several times.
+    """The same for a command that torchrun, accelerate or an MPI may start several times.
 
     Raises:
         TargetError: It is empty, runs no Python code, or names something that is not there.
     """
     first = Path(words[0]).name if words else ""
+    if first == "accelerate" and words[1:2] == ["launch"]:
+        return _parse_accelerate(words)
+    if first in _MPI:
+        return _parse_mpi(words)
     if first == "torchrun":
         launcher, rest = [words[0]], words[1:]
     elif _PYTHON.fullmatch(first) and words[1:3] == ["-m", "torch.distributed.run"]:
         launcher, rest = words[:3], words[3:]
     else:
         return parse_command(words)
-    program = shutil.which(words[0])
-    if program is None:
-        raise TargetError(f"There is no program '{words[0]}'. Check the spelling, or give its full path.")
+    program = _find_program(words[0])
     is_module = False
     while rest and rest[0].startswith("-"):
         word = rest.pop(0)
@@ -144,6 +148,46 @@ def parse_launched(words: list[str]) -> Command:
     beside = Path(program) if first != "torchrun" else Path(program).with_name("python")
     python = str(beside) if beside.exists() else sys.executable
     return Command(python, ("-u",), script, (*launcher, "--no-python"))  # torchrun runs scripts with -u
+
+
+def _find_program(name: str) -> str:
+    program = shutil.which(name)
+    if program is None:
+        raise TargetError(f"There is no program '{name}'. Check the spelling, or give its full path.")
+    return program
+
+
+def _parse_accelerate(words: list[str]) -> Command:
+    """Taken apart by accelerate's own parser, which knows which of its many options take a value."""
+    program = Path(_find_program(words[0]))
+    try:
+        from accelerate.commands.launch import launch_command_parser
+    except ImportError:
+        raise TargetError("'accelerate launch' needs accelerate, which is not installed beside floatline.") from None
+    own: Any = launch_command_parser()
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            given: Any = own.parse_args(words[2:])
+    except SystemExit:
+        raise TargetError(f"accelerate does not know '{shlex.join(words)}'. See accelerate launch --help.") from None
+    num = len(given.training_script_args) + 1
+    script = words[-num:]
+    options = [word for word in words[2:-num] if word not in ("-m", "--module", "--no_python")]
+    if given.no_python:
+        raise TargetError(f"'{shlex.join(words)}' names no Python script. Give 'accelerate launch ... train.py ...'.")
+    beside = program.with_name("python")
+    python = str(beside) if beside.exists() else sys.executable
+    launcher = (*words[:2], *options, "--no_python")
+    return Command(python, (), ("-m", *script) if given.module else (_check_script(script[0]), *script[1:]), launcher)
+
+
+def _parse_mpi(words: list[str]) -> Command:
+    """What stands before Python is the launcher's own."""
+    _find_program(words[0])
+    place = next((i for i, word in enumerate(words) if i and _PYTHON.fullmatch(Path(word).name)), None)
+    if place is None:
+        raise TargetError(f"'{shlex.join(words)}' names no Python. Give '{words[0]} ... python train.py ...'.")
+    return replace(parse_command(words[place:]), launcher=tuple(words[:place]))
 
 
 def _check_script(file: str) -> str:

@@ -1,0 +1,94 @@
+"""Several processes have a manifest each, and what differs between them is told first."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.manifests import toys
+from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import mostly_slow
+
+from floatline.manifests.ranks import combine_ranks, count_beside, read_number
+
+SCRIPT = str(Path(__file__).with_name("on_ranks.py"))
+needs_gloo = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
+    reason="needs gloo, and FSDP2 on the CPU, which torch 2.6 has not",
+)
+# The exit code, and what is said: as the first line of the verdict, or as the error.
+SAID = {
+    "healthy": (0, ""),
+    "reduced in FP32": (0, ""),
+    "other weights": (1, "rank 1 and rank 0 have other weights after the same step"),
+    "switch": (1, "switch matmul: high on rank 1, highest on rank 0"),
+    "reduced in BF16": (1, "FSDP2 sums up gradients of 2 processes in BF16"),
+    "hook": (1, "a communication hook of DDP sums up gradients of 2 processes in FP16"),
+    "nan": (2, "that of rank 1 from step 0 on, those of rank 0 were finite, so that it came before the reduction"),
+    "dies": (2, "Rank 1 ended with exit code 1 before an optimizer of torch made a step"),
+}
+
+
+@needs_gloo
+@pytest.mark.parametrize("kind", mostly_slow(SAID, every=len(SAID) - 5))
+def test_two_processes_are_measured_and_what_is_wrong_is_said(kind, tmp_path):
+    code, said = SAID[kind]
+    words = ["--format", "json", "--", "torchrun", "--standalone", "--nproc-per-node", "2", SCRIPT, kind]
+    found = run_preloaded(["-c", COMMAND, "manifest", *words], cwd=tmp_path)
+    assert found.returncode == code, found.stderr[-3000:]
+    if code == 2:
+        assert said in found.stderr
+        return
+    report = json.loads(found.stdout)
+    assert [(one["rank"], one["num_ranks"], one["step"]) for one in report["ranks"]] == [(0, 2, 1), (1, 2, 1)]
+    lines = [one["seen"] for one in report["findings"]]
+    assert lines[0].startswith(said) if said else lines == []
+
+
+@pytest.fixture
+def manifests():
+    first = replace(toys.measure(toys.make()), num_ranks=2)
+    return {0: first, 1: replace(first, rank=1)}
+
+
+def test_processes_that_are_alike_have_nothing_told(manifests):
+    first, second = combine_ranks(manifests)
+    assert (first.rank, second.rank, first.apart, first.lines) == (0, 1, (), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"digest": "0123"}, "rank 1 and rank 0 have other weights after the same step: they train apart"),
+        ({"bad_loss": 3}, "loss: not finite at step 3 on rank 1, finite on rank 0"),
+        ({"num_ranks": 4}, "processes: 4 on rank 1, 2 on rank 0"),
+        ({"optimizers": ("SGD",)}, "optimizers: SGD on rank 1, AdamW on rank 0"),
+    ],
+)
+def test_what_is_different_is_told_first(manifests, change, said):
+    manifests[1] = replace(manifests[1], **change)
+    assert combine_ranks(manifests)[0].lines[0].text == said
+
+
+def test_what_several_ranks_have_is_told_once(manifests):
+    others = {rank: replace(manifests[1], rank=rank, digest=f"{rank}", bad_loss=2) for rank in (1, 2, 3)}
+    texts = [line.text for line in combine_ranks({0: manifests[0], **others})[0].lines]
+    assert texts == [
+        "ranks 1, 2, 3 and rank 0 have other weights after the same step: they train apart",
+        "loss: not finite at step 2 on ranks 1, 2, 3, finite on rank 0",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "number", "count"),
+    [
+        ({}, 0, 1),
+        ({"RANK": "3", "LOCAL_WORLD_SIZE": "4"}, 3, 4),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 2),
+        ({"RANK": "", "SLURM_PROCID": "5"}, 5, 1),
+    ],
+)
+def test_launchers_say_which_process_it_is(given, number, count):
+    assert (read_number(given), count_beside(given)) == (number, count)
