@@ -42,7 +42,7 @@ def manifest(
     from floatline.manifests.expectation import resolve_expectation
 
     believed = None if expect is None else resolve_expectation(expect)
-    others: tuple[Manifest, ...] = ()
+    others: list[Manifest] = []
     if COMMAND in context.meta:
         found, *others = _measure(context, steps, as_device, output)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -161,13 +162,12 @@ def _parse_accelerate(words: list[str]) -> Command:
     """Taken apart by accelerate's own parser, which knows which of its many options take a value."""
     program = Path(_find_program(words[0]))
     try:
-        from accelerate.commands.launch import launch_command_parser
+        own: Any = importlib.import_module("accelerate.commands.launch")
     except ImportError:
         raise TargetError("'accelerate launch' needs accelerate, which is not installed beside floatline.") from None
-    own: Any = launch_command_parser()
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            given: Any = own.parse_args(words[2:])
+            given: Any = own.launch_command_parser().parse_args(words[2:])
     except SystemExit:
         raise TargetError(f"accelerate does not know '{shlex.join(words)}'. See accelerate launch --help.") from None
     num = len(given.training_script_args) + 1
