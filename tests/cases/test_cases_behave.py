@@ -69,7 +69,8 @@ def test_the_case_names_places_unless_it_is_healthy(case):
 
 
 def test_every_cause_of_the_catalogue_has_a_case():
-    named = set(CAUSES) - {"changed-in-16-bits"}  # what is said where no other cause is known
+    # What is said where no other cause is known, and what ends a script before there is anything to diagnose.
+    named = set(CAUSES) - {"changed-in-16-bits", "out-of-memory"}
     assert {case.expect["cause"] for case in CASES} == {*named, "healthy"}
 
 

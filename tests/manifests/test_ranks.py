@@ -1,6 +1,7 @@
 """Several processes have a manifest each, and what differs between them is told first."""
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from tests.slow import mostly_slow
 
 from floatline.manifests.ranks import combine_ranks, count_beside, read_number
 
+TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 SCRIPT = str(Path(__file__).with_name("on_ranks.py"))
 needs_gloo = pytest.mark.skipif(
     not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
@@ -35,7 +37,7 @@ SAID = {
 @pytest.mark.parametrize("kind", mostly_slow(SAID, every=len(SAID) - 5))
 def test_two_processes_are_measured_and_what_is_wrong_is_said(kind, tmp_path):
     code, said = SAID[kind]
-    words = ["--format", "json", "--", "torchrun", "--standalone", "--nproc-per-node", "2", SCRIPT, kind]
+    words = ["--format", "json", "--", TORCHRUN, "--standalone", "--nproc-per-node", "2", SCRIPT, kind]
     found = run_preloaded(["-c", COMMAND, "manifest", *words], cwd=tmp_path)
     assert found.returncode == code, found.stderr[-3000:]
     if code == 2:

@@ -50,7 +50,7 @@ def run(where, *words):
 
 def test_a_script_is_measured_in_its_first_step_and_ended_there(train, tmp_path):
     train(dtype="torch.bfloat16")
-    found = run(tmp_path, "--format", "json", "--", "python", "train.py")
+    found = run(tmp_path, "--format", "json", "--", sys.executable, "train.py")
     report = json.loads(found.stdout)
     assert found.returncode == 1
     assert report["findings"][0]["cause"] == "update-lost-to-rounding"
@@ -62,7 +62,7 @@ def test_a_script_is_measured_in_its_first_step_and_ended_there(train, tmp_path)
 @slow
 def test_a_healthy_script_ends_with_0_and_says_what_it_is(train, tmp_path):
     train(autocast="True")
-    found = run(tmp_path, "--expect", "bf16-mixed", "--", "python", "train.py")
+    found = run(tmp_path, "--expect", "bf16-mixed", "--", sys.executable, "train.py")
     assert found.returncode == 0, found.stderr
     assert "BF16 100 % of FLOPs" in found.stdout
     assert "expected bf16-mixed: as believed" in found.stdout
@@ -71,7 +71,7 @@ def test_a_healthy_script_ends_with_0_and_says_what_it_is(train, tmp_path):
 @slow
 def test_a_belief_that_is_wrong_ends_with_1_and_the_difference(train, tmp_path):
     train()
-    found = run(tmp_path, "--expect", "bf16-mixed", "--", "python", "train.py")
+    found = run(tmp_path, "--expect", "bf16-mixed", "--", sys.executable, "train.py")
     assert found.returncode == 1
     assert "compute: expected bf16 in 75 % of FLOPs, found fp32 100 %" in found.stdout
 
@@ -79,14 +79,14 @@ def test_a_belief_that_is_wrong_ends_with_1_and_the_difference(train, tmp_path):
 @slow
 def test_a_step_with_a_learning_rate_of_0_is_passed_over(train, tmp_path):
     train(dtype="torch.bfloat16", rate="0.0 if step < 2 else 1.0")
-    report = json.loads(run(tmp_path, "--format", "json", "--", "python", "train.py").stdout)
+    report = json.loads(run(tmp_path, "--format", "json", "--", sys.executable, "train.py").stdout)
     assert report["ranks"][0]["step"] == 3
 
 
 @slow
 def test_the_step_that_is_asked_for_is_measured(train, tmp_path):
     train()
-    found = run(tmp_path, "--steps", "3", "--format", "json", "--", "python", "train.py")
+    found = run(tmp_path, "--steps", "3", "--format", "json", "--", sys.executable, "train.py")
     assert json.loads(found.stdout)["ranks"][0]["step"] == 3
     assert found.stderr.count("step") == 2  # what the script prints goes to stderr
 
@@ -104,7 +104,7 @@ for step in range(4):
 
 def test_a_loop_of_functions_without_a_module_is_measured_in_its_second_step(tmp_path):
     (tmp_path / "train.py").write_text(FUNCTIONS, encoding="utf-8")
-    found = run(tmp_path, "--format", "json", "--", "python", "train.py")
+    found = run(tmp_path, "--format", "json", "--", sys.executable, "train.py")
     report = json.loads(found.stdout)
     assert report["ranks"][0]["step"] == 2
     assert "BF16 weights without a master copy: 100 % of updates round away" in report["findings"][0]["seen"]
@@ -113,11 +113,11 @@ def test_a_loop_of_functions_without_a_module_is_measured_in_its_second_step(tmp
 @slow
 def test_a_script_that_ends_before_says_so_in_one_line(train, tmp_path):
     train()
-    found = run(tmp_path, "--steps", "9", "--", "python", "train.py")
+    found = run(tmp_path, "--steps", "9", "--", sys.executable, "train.py")
     assert found.returncode == 2
     assert "after 4 applied steps, before step 9 could be measured" in found.stderr
     (tmp_path / "empty.py").write_text("print('hello')", encoding="utf-8")
-    found = run(tmp_path, "--", "python", "empty.py")
+    found = run(tmp_path, "--", sys.executable, "empty.py")
     assert found.returncode == 2
     assert "before an optimizer of torch made a step" in found.stderr
 

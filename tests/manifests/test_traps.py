@@ -78,7 +78,7 @@ def test_one_command_names_it_without_an_edit(name, tmp_path):
     believed, line = LINES[name]
     words = ["--expect", believed] if believed else []
     path = str(TRAPS / f"{name}.py")
-    found = run_preloaded(["-c", COMMAND, "manifest", *words, "--", "python", path], cwd=tmp_path)
+    found = run_preloaded(["-c", COMMAND, "manifest", *words, "--", sys.executable, path], cwd=tmp_path)
     assert found.returncode == 1, found.stderr
     assert line in found.stdout
 
