@@ -1,6 +1,7 @@
 """`floatline manifest`: a script is measured without an edit, ended there, compared, and held against a belief."""
 
 import json
+import sys
 import textwrap
 
 import pytest
