@@ -232,10 +232,10 @@ def _say_unexplained(evidence: ScriptEvidence, *, compiled: bool = False) -> str
         text = f"loss, gradients or weights were not finite from step {given.first_bad_step} on"
         # An optimizer whose state is spoilt fails once more on healthy weights and gradients.
         tried = any(one.kind == "failed" and step_fails(one.trace) for one in evidence.captured)
-        if both := _find_in_both(evidence):
-            return f"{text}: {both.name} at {Path(both.file).name}:{both.line} makes inf or NaN, and in FP32 as well"
         if not evidence.captured:
             return f"{text}, and none of the {_num_steps(given):,} steps could be recorded"
+        if both := _find_in_both(evidence):
+            return f"{text}: {both.name} at {Path(both.file).name}:{both.line} makes inf or NaN, and in FP32 as well"
         if compiled and not tried:
             return f"{text}, in compiled code; the same step was finite when it ran eagerly, so look at torch.compile"
         return f"{text}, and {'its recorded step does' if tried else 'the steps recorded afterwards do'} not tell why"

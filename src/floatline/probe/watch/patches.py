@@ -92,6 +92,8 @@ def _write(owner: Any, name: str, value: Any) -> None:
 
 
 _functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 (its stubs do not know it)
+# Frames of these between the user's are not compiled: the watch, what listens to it, and what both ask of tensors.
+_OWN = (__name__.partition(".watch.")[0], "floatline.manifests", "floatline.optim.mesh")
 _is_functional: Any = getattr(torch, "_is_functional_tensor")  # noqa: B009
 _MODES = tuple(
     getattr(torch._C._TorchDispatchModeKey, name)
@@ -160,7 +162,8 @@ class CompilerWatch:
             from torch._dynamo import trace_rules
             from torch._dynamo.callback import callback_handler
 
-            trace_rules.add(__name__.partition(".watch.")[0])  # frames of the watch between the user's are not compiled
+            for name in _OWN:
+                trace_rules.add(name)
             callback_handler.register_start_callback(self._begin)
             callback_handler.register_end_callback(self._end)
             self._handler = callback_handler
