@@ -87,7 +87,7 @@ def make_step(name: str, batch: int, device: torch.device, *, keeps: bool) -> Ca
     guard = fl.Guard(model, optimizer, plan="fp16-mixed")
     if not keeps:
         guard._buffers.remove()
-        guard._buffers._holders = []
+        guard._buffers.holders = []
     return lambda: void(guard.step(lambda _: loss(), None))
 
 

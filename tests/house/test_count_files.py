@@ -10,7 +10,8 @@ from tests.slow import slow
 from tools import count_files
 
 TOOL = Path(count_files.__file__)
-MOST_FILES = {"diagnose": 62, "fix": 72, "step": 25}
+# Since tensors that processes share are looked at in place, one more of a diagnosis: what knows a sharded tensor.
+MOST_FILES = {"diagnose": 63, "fix": 73, "step": 25}
 pytestmark = slow
 
 

@@ -180,7 +180,8 @@ class Guard(GuardedRun):
             before = RandomState.now() if self.run.policy.retry_overflow else None
             if self._failures is not None:
                 self._failures.keep(self.run.attempts + 1, compute_loss, micro_batches)
-            self._buffers.keep(again=True)
+            if self._buffers.holders:
+                self._buffers.keep(again=True)
             total = self._run(compute_loss, micro_batches)
             outcome = self._finish(total, skip, retries=retries)
             if before is None or retries == self.run.policy.retry_overflow or outcome.reason != "overflow":
@@ -349,7 +350,8 @@ class Guard(GuardedRun):
         self._pending.append(outcome)
         if not keep_gradients:
             self._stepper.drop_gradients()
-        self._buffers.settle(verdict.decision.applied)
+        if self._buffers.holders:
+            self._buffers.settle(verdict.decision.applied)
         if self.run.average is not None:
             self.run.average.update(verdict.decision.applied)
         return outcome

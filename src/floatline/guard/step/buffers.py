@@ -86,6 +86,9 @@ class Buffers:
         Selected, never multiplied: what was kept comes back with every bit, NaN included; what is not put back stays
         as it is. Checked by tests/guard/step/test_buffers.py.
 
+    Attributes:
+        holders: Modules with buffers; where there are none, nothing need be kept or settled.
+
     Args:
         model: Plain, or wrapped. Its forward pass tells when a step begins.
         fused_for: Gives what makes a block of contiguous buffers of any dtypes in few launches; None for devices
@@ -100,14 +103,14 @@ class Buffers:
     ) -> None:
         self._fused_for = fused_for
         modules = cast("Iterable[nn.Module]", unwrap(model).modules())
-        self._holders = [module for module in modules if module._buffers]
+        self.holders = [module for module in modules if module._buffers]
         self._moving: list[nn.Module] = []
         self._modes: list[bool] = []
         self._looks = False  # all buffers are kept, to see which of them change
         self._last: list[_BufferSlot] = []
         self._slots: list[_BufferSlot] | None = None  # of the step that has begun
         self._blocks: list[BufferBlock] = []
-        self._hook = model.register_forward_pre_hook(self._begin) if self._holders else None
+        self._hook = model.register_forward_pre_hook(self._begin) if self.holders else None
 
     def _begin(self, module: nn.Module, args: Any) -> None:
         del args
@@ -117,12 +120,12 @@ class Buffers:
     @torch.no_grad()
     def keep(self, *, again: bool = False) -> None:
         """A step begins; where that is known already, nothing happens, unless it begins again."""
-        if (self._slots is not None and not again) or not self._holders:
+        if (self._slots is not None and not again) or not self.holders:
             return
-        modes = [module.training for module in self._holders]
+        modes = [module.training for module in self.holders]
         looked, self._looks, self._modes = self._looks, modes != self._modes, modes
         if self._looks or looked or not self._is_as_before():
-            holders = self._holders if self._looks else self._moving
+            holders = self.holders if self._looks else self._moving
             self._last = [_BufferSlot(module, name, b) for module in holders for name, b in module._buffers.items()]
             found = list({id(slot.tensor): slot.tensor for slot in self._last if slot.tensor is not None}.values())
             self._blocks = self._make_blocks(found)
@@ -162,7 +165,7 @@ class Buffers:
         if self._looks:
             kept = self._kept_values()
             changed = {id(slot.module) for slot in slots if _is_changed(slot, kept)}
-            self._moving = [module for module in self._holders if id(module) in changed or _tracks(module)]
+            self._moving = [module for module in self.holders if id(module) in changed or _tracks(module)]
         if not self._moving or (applied.device.type == "cpu" and bool(applied)):
             return
         replaced = [slot for slot in slots if slot.module._buffers.get(slot.name) is not slot.tensor]
