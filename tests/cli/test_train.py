@@ -243,6 +243,13 @@ def test_nothing_but_the_targets_own_output_goes_to_stderr_without_a_terminal(ta
     assert command(target, "--steps", "2")[2] == "the target prints\n"
 
 
+def test_without_a_terminal_a_longer_run_has_a_line_for_each_tenth(target, command):
+    said = command(target, "--steps", "40")[2].splitlines()
+    lines = [line for line in said if line.startswith("floatline: step ")]
+    assert len(lines) in (9, 10)  # what the guard has not read yet is not shown
+    assert re.match(r"floatline: step \d of 40, loss \d.*, 0 skipped$", lines[0]), lines[0]
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_on_a_terminal_a_bar_shows_loss_scale_and_skips(target, tmp_path):
     import pty

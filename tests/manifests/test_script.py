@@ -143,7 +143,7 @@ def test_two_saved_manifests_are_compared(tmp_path):
         (["--steps", "2", "a.json"], "--steps is for a script"),
         (["no-such.json"], "cannot be read"),
         (["--expect", "bf17", "a.json"], "'bf17' is not known"),
-        (["--", "torchrun", "train.py"], "is not Python"),
+        (["--", "bash", "train.sh"], "is not Python"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(tmp_path, words, said):

@@ -105,14 +105,18 @@ def check_writable(file: str) -> None:
 
 
 @contextlib.contextmanager
-def show_progress() -> Generator[Callable[[str], None]]:
-    """A line on stderr that says what is being done; nothing where stderr is not a terminal."""
+def show_progress(*, logs: bool = False) -> Generator[Callable[[str], None]]:
+    """A line on stderr that says what is being done.
+
+    Args:
+        logs: Whether each stage has a line of its own where stderr is not a terminal; else there is none.
+    """
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda _: None
+        yield (lambda text: typer.echo(f"floatline: {text}", err=True)) if logs else (lambda _: None)
         return
     with console.status(Text("loading the target")) as status:
         yield lambda text: status.update(Text(text))

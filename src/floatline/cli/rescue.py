@@ -97,7 +97,7 @@ def rescue(
     asked: dict[str, Any] = {"steps": steps, "seed": seed, "prove": prove, "folder": place}
     try:
         # What the target prints is not the report.
-        with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
+        with contextlib.redirect_stdout(sys.stderr), show_progress(logs=True) as show:
             from floatline.report.rescue import print_rescue, write_rescue
 
             if words is not None:

@@ -188,14 +188,20 @@ def _blaming(target: str, trainer: Trainer | None = None) -> Generator[None]:
         ) from error
 
 
+_LOGGED = 20  # steps of a run that says in a log how far it is
+
+
 class _Bar:
-    """A progress bar on stderr with loss, scale and skips; nothing where stderr is not a terminal."""
+    """A progress bar on stderr with loss, scale and skips; where stderr is no terminal, a line for each tenth.
+
+    A run of fewer than 20 steps has no such lines.
+    """
 
     def __init__(self, trainer: Trainer) -> None:
         from collections import deque
 
         self._trainer = trainer
-        self._skips = 0
+        self._skips = self._tenth = 0
         self._epoch: int | None = None
         # Shown once the guard has read them: the bar waits for the device no more than the guard does.
         self._outcomes: deque[Outcome] = deque()
@@ -230,6 +236,17 @@ class _Bar:
             scale=f"{old.scale:g}",
             skips=f"{self._skips:,}",
         )
+        if self._progress.disable:
+            self._log(old)
+
+    def _log(self, old: Outcome) -> None:
+        done, total = self._trainer.steps_done, self._trainer.steps
+        if total is None or total < _LOGGED or done * 10 // total == self._tenth:
+            return
+        self._tenth = done * 10 // total
+        scale = f", scale {old.scale:g}" if self._trainer.plan.scaling is not None else ""
+        text = f"floatline: step {done:,} of {total:,}, loss {old.loss:.4g}{scale}, {self._skips:,} skipped"
+        typer.echo(text, err=True)
 
     def _end_epoch(self) -> None:
         """A line for the epoch that is over, above the bar."""
