@@ -21,6 +21,7 @@ FAILURES = [
     ("always_skipped", "product-overflow", "(h * h)"),
     ("stops_on_nan", "reduction-overflow", ".abs().sum("),
     ("log_of_softmax", "rounded-onto-singularity", "torch.log(probabilities)"),
+    ("steep_log", "gradient-overflow", "torch.log(chances * 1e-7)"),
     ("small_loss", "gradient-underflow", "distance.backward()"),
     ("adam_in_half", "optimizer-state-underflow", ""),
     ("bf16_small_rate", "update-lost-to-rounding", ""),

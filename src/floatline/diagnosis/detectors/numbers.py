@@ -33,7 +33,7 @@ from floatline.diagnosis.evidence import Evidence, is_diverging, runs_away
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.trace.trace import Op, Trace
-from floatline.probe.watch.events import BackwardEvent, CastEvent, NewScalerEvent, ScalerStepEvent, StepEvent
+from floatline.probe.watch.events import BackwardEvent, CastEvent, ScalerStepEvent, StepEvent
 
 # A layer that stands still must be this far from FP32's: less is what a converged model does.
 MOVES = 0.01
@@ -112,7 +112,7 @@ def _distinct(births: list[Birth]) -> list[Birth]:
 def _place_in_loop(finding: Finding, birth: Birth, evidence: Evidence) -> Finding:
     """A loss that the user's loop multiplied by itself overflows where it goes backward: that line is to blame."""
     calls = [event for event in evidence.given.of(BackwardEvent) if event.file]
-    by_hand = calls and (calls[0].by_hand != 1.0 or not evidence.given.of(NewScalerEvent))
+    by_hand = any(event.by_hand != 1.0 for event in calls)
     if birth.cause != "gradient-overflow" or evidence.given.kind != "train" or not by_hand:
         return finding
     return replace(finding, module="", file=calls[0].file, line=calls[0].line, op="backward")
