@@ -92,8 +92,8 @@ def _write(owner: Any, name: str, value: Any) -> None:
 
 
 _functorch: Any = getattr(torch._C, "_functorch")  # noqa: B009 (its stubs do not know it)
-# Frames of these between the user's are not compiled: the watch, what listens to it, and what both ask of tensors.
-_OWN = (__name__.partition(".watch.")[0], "floatline.manifests", "floatline.optim.mesh")
+# Frames of these between the user's are not compiled: the watch, and what it asks of tensors.
+_OWN = (__name__.partition(".watch.")[0], "floatline.optim.mesh")
 _is_functional: Any = getattr(torch, "_is_functional_tensor")  # noqa: B009
 _MODES = tuple(
     getattr(torch._C._TorchDispatchModeKey, name)
