@@ -51,7 +51,10 @@ def press(folder, command, *, patience):
 def test_ctrl_c_in_a_finalizer_ends_the_command(tmp_path):
     code, said, complained = press(tmp_path, COMMAND, patience=240)
     assert (code, said) == (130, "")
-    assert complained.splitlines() == ["floatline: interrupted. What is finished is kept: the same command goes on."]
+    assert complained.splitlines() == [
+        "floatline: running the target as it is",
+        "floatline: interrupted. What is finished is kept: the same command goes on.",
+    ]
 
 
 @slow

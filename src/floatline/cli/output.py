@@ -116,7 +116,15 @@ def show_progress(*, logs: bool = False) -> Generator[Callable[[str], None]]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield (lambda text: typer.echo(f"floatline: {text}", err=True)) if logs else (lambda _: None)
+        last = ""
+
+        def log(text: str) -> None:
+            nonlocal last
+            if logs and text != last:
+                typer.echo(f"floatline: {text}", err=True)
+            last = text
+
+        yield log
         return
     with console.status(Text("loading the target")) as status:
         yield lambda text: status.update(Text(text))

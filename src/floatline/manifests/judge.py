@@ -33,27 +33,30 @@ class ManifestLine:
 
     Args:
         text: What was seen, with its numbers.
-        cause: The entry of the catalogue.
+        cause: The entry of the catalogue; None where that takes a diagnosis.
         fix: What to change, as one line.
     """
 
     text: str
-    cause: Cause
+    cause: Cause | None
     fix: str
 
     def as_json(self) -> dict[str, Any]:
         """The fields that a finding of any command has."""
-        fields = {"cause": self.cause.id, "seen": self.text, "fix": self.fix}
-        return {**fields, "remedies": list(self.cause.remedies)}
+        cause = self.cause
+        fields = {"cause": None if cause is None else cause.id, "seen": self.text, "fix": self.fix}
+        return {**fields, "remedies": [] if cause is None else list(cause.remedies)}
 
     def __str__(self) -> str:
         """Three lines for people."""
-        return f"{self.text}\n  fix:  {self.fix}\n  why:  floatline explain {self.cause.id}"
+        why = "" if self.cause is None else f"\n  why:  floatline explain {self.cause.id}"
+        return f"{self.text}\n  fix:  {self.fix}{why}"
 
 
 def judge(facts: ManifestFacts) -> Iterator[ManifestLine]:
     """What is wrong with what a run computes in, the worst first."""
     yield from _judge_ranks(facts)
+    yield from _judge_finiteness(facts)
     yield from _judge_updates(facts)
     yield from _judge_decay(facts)
     yield from _judge_states(facts)
@@ -84,6 +87,13 @@ def _judge_ranks(facts: ManifestFacts) -> Iterator[ManifestLine]:
         else:
             fix = "Look at the batches of that rank." if what == "loss" else "Make it the same on every rank."
             yield ManifestLine(f"{what}: {other} on {who}, {first} on rank {facts.rank}", cause, fix)
+
+
+def _judge_finiteness(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    """Formats say nothing of a run that is lost already."""
+    if facts.bad_loss is not None:
+        text = f"the loss was not finite at step {facts.bad_loss}, so that nothing below says whether the run is sound"
+        yield ManifestLine(text, None, "Find the cause: floatline diagnose -- python train.py.")
 
 
 def summarize(facts: ManifestFacts) -> str:

@@ -104,6 +104,11 @@ class MeasuredStep:
         inner = {id(part) for root in roots for part in root.modules() if part is not root}
         return [root for root in roots if id(root) not in inner]
 
+    @property
+    def _measures(self) -> bool:
+        """Whether a step is under way: several optimizers may step after one backward pass."""
+        return self._work is not None or bool(self._stepped)
+
     # What the watch tells.
 
     def begin_forward(self, root: nn.Module, args: Any, kwargs: Any, event: ForwardEvent) -> None:
@@ -124,7 +129,7 @@ class MeasuredStep:
         del health
         if self.manifest is None and id(optimizer) in self._stepped:
             self._finish()  # an optimizer that the loop has made never steps
-        elif self.manifest is None and self._work is not None and not isinstance(optimizer, Updates):
+        elif self.manifest is None and self._measures and not isinstance(optimizer, Updates):
             self._try(lambda: self._look(optimizer, event))
 
     def see_weights(self, optimizer: Optimizer) -> None:
@@ -234,6 +239,7 @@ class MeasuredStep:
             gradients = tuple(dict.fromkeys(self._gradients))
             holdings = (*(row for row in held if row.kind not in ("gradients", "accumulation")), *gradients)
             rank, num_ranks = read_rank()
+            self._note_strangers(optimizers)
             return Manifest(
                 holdings=holdings,
                 optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
@@ -261,6 +267,15 @@ class MeasuredStep:
     def _is_scaled(self) -> bool:
         passes = (e for e in self._seen.events if isinstance(e, BackwardEvent))
         return self._scaled or any(e.factor != 1.0 or e.by_hand != 1.0 for e in passes)
+
+    def _note_strangers(self, optimizers: Sequence[Optimizer]) -> None:
+        """What was not looked at is said: tensors with gradients that somebody else updates."""
+        known = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        known |= {*self._weights()}
+        num = sum(id(leaf) not in known for leaf in self._seen.weights.leaves.values())
+        if num:
+            which = f"{num} tensor{'s' * (num > 1)} with gradients belong{'s' * (num == 1)}"
+            self._notes.append(f"{which} to no module and no optimizer: what becomes of them was not measured")
 
     def _find_regions(self) -> tuple[str, ...]:
         entered = [e for e in self._seen.events if isinstance(e, AutocastEvent) and e.enabled]

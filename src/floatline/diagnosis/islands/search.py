@@ -270,7 +270,8 @@ class _Search:
         if self._progress is None:
             return
         smallest = f", smallest that passes: {', '.join(self._best)}" if self._best else ""
-        self._progress(f"searching the FP32 island: {len(self._judge.tried)} sets tried{smallest}")
+        num = len(self._judge.tried)
+        self._progress(f"searching the FP32 island: {num} set{'s' * (num != 1)} tried{smallest}")
 
 
 def _find_lines(
