@@ -149,6 +149,60 @@ def test_a_step_that_a_scaler_leaves_out_is_no_step():
     assert fl.manifest(model, optimizer, step=step).scaled
 
 
+@pytest.mark.parametrize("second", ["muon-like", None])
+def test_every_optimizer_that_steps_after_a_backward_pass_is_measured(second):
+    """Matrices are often trained by one optimizer and the rest by another, after one backward pass."""
+    model = toys.make(dtype=BF16)
+    matrices, rest = [p for p in model.parameters() if p.ndim > 1], [p for p in model.parameters() if p.ndim == 1]
+    first = torch.optim.SGD(rest, lr=1e-4)
+    other = torch.optim.SGD(matrices, lr=1e-4)
+    make = toys.step_of(model, first)
+
+    def step():
+        make()
+        if second:
+            other.step()
+
+    found = fl.manifest(model, first, step=step)
+    assert found.optimizers == (("SGD", "SGD") if second else ("SGD",))
+    num = sum(p.numel() for p in [*rest, *(matrices if second else ())] if p.grad is not None)
+    assert 0 < sum(row.num_updates for row in found.updates) <= num
+    assert (sum(row.num_updates for row in found.updates) > sum(p.numel() for p in rest)) == bool(second)
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_loss_that_is_not_finite_is_told_before_anything_else(broken):
+    model = toys.make()
+    optimizer = toys.adamw(model)
+
+    def step():
+        loss = model(toys.words()).square().mean()
+        (loss * (math.nan if broken else 1.0)).backward()
+        optimizer.step()
+
+    found = fl.manifest(model, optimizer, step=step)
+    if not broken:
+        assert found.lines == ()
+        return
+    assert found.lines[0].text.startswith("the loss was not finite at step ")
+    assert found.lines[0].as_json()["cause"] is None
+    assert "explain" not in str(found.lines[0])
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_tensors_that_somebody_else_updates_are_noted(by_hand):
+    model, bias = toys.make(), torch.zeros(toys.WORDS, requires_grad=True)
+    optimizer = torch.optim.SGD([*model.parameters(), *([] if by_hand else [bias])], lr=1e-4)
+
+    def step():
+        (model(toys.words()) + bias).square().mean().backward()
+        optimizer.step()
+
+    found = fl.manifest(model, optimizer, step=step)
+    said = "1 tensor with gradients belongs to no module and no optimizer: what becomes of them was not measured"
+    assert (said in found.notes) == by_hand
+
+
 def test_what_a_step_raises_is_raised():
     model = toys.make()
 
