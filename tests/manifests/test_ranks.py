@@ -12,7 +12,7 @@ from tests.manifests import toys
 from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import mostly_slow
 
-from floatline.manifests.ranks import combine_ranks, count_beside, read_number
+from floatline.manifests.ranks import combine_ranks
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 SCRIPT = str(Path(__file__).with_name("on_ranks.py"))
@@ -81,16 +81,3 @@ def test_what_several_ranks_have_is_told_once(manifests):
         "ranks 1, 2, 3 and rank 0 have other weights after the same step: they train apart",
         "loss: not finite at step 2 on ranks 1, 2, 3, finite on rank 0",
     ]
-
-
-@pytest.mark.parametrize(
-    ("given", "number", "count"),
-    [
-        ({}, 0, 1),
-        ({"RANK": "3", "LOCAL_WORLD_SIZE": "4"}, 3, 4),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 1, 2),
-        ({"RANK": "", "SLURM_PROCID": "5"}, 5, 1),
-    ],
-)
-def test_launchers_say_which_process_it_is(given, number, count):
-    assert (read_number(given), count_beside(given)) == (number, count)

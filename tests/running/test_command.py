@@ -1,12 +1,16 @@
 """Commands that torchrun, accelerate or an MPI start several times, taken apart."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from floatline.errors import TargetError
-from floatline.running.command import parse_launched
+from floatline.running.command import ask_to_end, parse_launched
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 ACCELERATE = str(Path(sys.executable).with_name("accelerate"))
@@ -122,3 +126,38 @@ def test_the_command_line_runs_floatlines_module_with_the_words():
     line = torchrun("--standalone", "train.py", "a b").inside("floatline.running.main", "", "{}")
     assert line[:5] == ["./torchrun", "--standalone", "--no-python", sys.executable, "-u"]
     assert line[-4:] == ["1", "{}", "train.py", "a b"]
+
+
+LAUNCHER = """
+import signal, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+
+def end(*_):
+    if sys.argv[2] == "minds":
+        child.kill()
+        child.wait()
+    sys.exit(1)
+
+signal.signal(signal.SIGTERM, end)
+open(sys.argv[1], "w").write(str(child.pid))
+signal.pause()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs signals between processes")
+@pytest.mark.parametrize("minds", [True, False])
+def test_a_launcher_that_is_asked_to_end_ends_its_processes(minds, tmp_path):
+    """Those are in sessions of their own, as torchrun's are: nobody else would end them."""
+    known = tmp_path / "child"
+    words = [sys.executable, "-c", LAUNCHER, str(known), "minds" if minds else "forgets"]
+    with subprocess.Popen(words) as process:
+        while not known.exists() or not known.read_text(encoding="utf-8"):
+            time.sleep(0.02)
+        ask_to_end(process)
+    child = int(known.read_text(encoding="utf-8"))
+    try:
+        os.kill(child, signal.SIGKILL)
+        lived = True
+    except ProcessLookupError:
+        lived = False
+    assert lived != minds

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.manifests.manifest import Manifest
-from floatline.manifests.rank_signs import digest_weights, find_bad_loss
+from floatline.manifests.rank_signs import digest_named, find_bad_loss
 from floatline.manifests.rows import StateRow, SumRow, TiedRow, UpdateRow
 from floatline.manifests.samples import GradientSums, StepSamples, find_stuck_states
 from floatline.manifests.surroundings import find_devices, find_exchanges, find_tied, read_switches
@@ -260,7 +260,7 @@ class MeasuredStep:
                 rank=rank,
                 num_ranks=num_ranks,
                 seed=torch.initial_seed(),
-                digest=digest_weights(self._weights().values()),
+                digest=digest_named(self._weights().values()),
                 bad_loss=find_bad_loss(self._seen),
             )
 

@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable
 
-import torch
-
-from floatline.manifests.samples import is_measured, sample
-from floatline.optim.mesh import local_part
 from floatline.precision.live_holdings import NamedWeight
+from floatline.probe.scripts.weight_digest import digest_weights
 from floatline.probe.watch.events import BackwardEvent
 from floatline.probe.watch.loop import Watch
 
 
-def digest_weights(weights: Iterable[NamedWeight]) -> str:
-    """A digest of samples of the weights, those aside that processes hold parts of."""
-    found = hashlib.sha256()
-    with torch.no_grad():
-        for weight in sorted(weights, key=lambda weight: weight.name):
-            if is_measured(weight.tensor) and local_part(weight.tensor) is weight.tensor:
-                bits = sample(weight.tensor).contiguous().view(torch.uint8).cpu().numpy()
-                found.update(weight.name.encode())
-                found.update(bits.tobytes())
-    return found.hexdigest()[:16]
+def digest_named(weights: Iterable[NamedWeight]) -> str:
+    """A digest of the weights of modules, by their names."""
+    return digest_weights((weight.name, weight.tensor) for weight in sorted(weights, key=lambda weight: weight.name))
 
 
 def find_bad_loss(seen: Watch) -> int | None:

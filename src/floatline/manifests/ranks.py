@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -11,20 +10,6 @@ from floatline.manifests.facts import ManifestFacts
 from floatline.manifests.judge import DIGEST
 from floatline.manifests.manifest import Manifest
 from floatline.manifests.rows import RankRow
-
-# What launchers call a process's number, and how many there are on this machine.
-_NUMBERS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-_COUNTS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS")
-
-
-def read_number(environment: Mapping[str, str] = os.environ) -> int:
-    """Number of this process, as its launcher has it; 0 without one."""
-    return next((int(environment[name]) for name in _NUMBERS if environment.get(name, "").isdigit()), 0)
-
-
-def count_beside(environment: Mapping[str, str] = os.environ) -> int:
-    """How many processes the launcher has started on this machine; 1 without one."""
-    return next((int(environment[name]) for name in _COUNTS if environment.get(name, "").isdigit()), 1)
 
 
 def combine_ranks(found: Mapping[int, Manifest]) -> tuple[Manifest, ...]:

@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from floatline.manifests.rows import StateRow, SumRow, UpdateRow
-from floatline.optim.mesh import local_grad, local_part
+from floatline.optim.mesh import local_grad
 from floatline.precision.live_holdings import EXTRAS, NamedWeight, format_name
+from floatline.probe.scripts.weight_digest import is_measured, sample
 from floatline.probe.watch.patches import Aside
 
-# Elements of a tensor that are looked at: all of a small one, and of a large one so many. A share is then off by less
-# than 0.8 % of one, 4 standard deviations.
-MOST = 2**16
+# Shares are those of samples of up to 2**16 elements: off by less than 0.8 % of one, 4 standard deviations.
 _NARROW = (torch.float16, torch.bfloat16)
 # States that are multiplied by a setting in every step: the key of their group, and the place in it.
 _DECAYS: dict[str, tuple[str, int | None]] = {
@@ -28,23 +27,6 @@ _DECAYS: dict[str, tuple[str, int | None]] = {
     "momentum_buffer": ("momentum", None),
 }
 _DECOUPLED = ("AdamW", "Lion", "Muon")
-
-
-def sample(tensor: Tensor) -> Tensor:
-    """Elements of this process's part of a tensor, evenly spread; a view where the tensor is contiguous.
-
-    Numerics:
-        Every element up to 2**16 of them. Of more, every k-th with k odd, so that a row whose length is a power of two
-        is not met at the same columns again and again. Checked by tests/manifests/test_samples.py.
-    """
-    flat = local_part(tensor).detach().reshape(-1)
-    step = -(-flat.numel() // MOST)
-    return flat if step <= 1 else flat[:: step | 1]
-
-
-def is_measured(parameter: Tensor) -> bool:
-    """Whether a tensor has numbers to be looked at."""
-    return parameter.is_floating_point() and not parameter.is_meta and parameter.numel() > 0
 
 
 @dataclass

@@ -13,6 +13,7 @@ from floatline.errors import ManifestError, TargetError
 from floatline.manifests.manifest import Manifest, read_manifest
 from floatline.manifests.ranks import combine_ranks
 from floatline.running.command import parse_launched, run_to_end
+from floatline.running.ranks import find_ranks
 
 _MAIN = "floatline.manifests.script_main"
 
@@ -37,9 +38,9 @@ def measure_script(
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
         report = Path(folder) / "report.json"
         code = run_to_end(command.inside(_MAIN, str(report), job), keep_stdout=keep_stdout)
-        missing = _read(report).get("missing") if report.exists() else None
-        written = sorted(Path(folder).glob("rank_*.json"), key=lambda path: path.stat().st_mtime_ns)
-        seen = {int(path.stem.removeprefix("rank_")): _read(path) for path in written}
+        written = sorted(find_ranks(report).items(), key=lambda item: item[1].stat().st_mtime_ns)
+        seen = {rank: _read(path) for rank, path in written}
+    missing = seen.get(0, {}).get("missing")
     if missing:
         raise TargetError(
             f"{command.python} cannot import {missing}, which floatline needs there. Install it, or give the "

@@ -6,20 +6,17 @@ import contextlib
 import json
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from floatline.manifests.manifest import Manifest
 from floatline.manifests.measured_step import MeasuredStep
 from floatline.manifests.rank_signs import find_bad_loss
-from floatline.manifests.ranks import count_beside, read_number
 from floatline.precision.user_frames import find_script_line
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.scripts.run import run_prepared
 from floatline.probe.watch.watch import watch
-
-_WAIT = 60.0  # seconds for other processes
+from floatline.running.ranks import own_path, wait_for_others
 
 
 def main(report: str, job: str, words: list[str]) -> None:
@@ -29,17 +26,17 @@ def main(report: str, job: str, words: list[str]) -> None:
     several waits for the others before it ends, so that what it still has to send reaches them.
 
     Args:
-        report: The JSON goes into a file beside it, for each process one.
+        report: Where the JSON goes; each of several processes writes its own, see `path_of`.
         job: JSON: `steps`, the number of the step that is measured, and `device`, 'cuda' where that stands in.
         words: The script's file, or `-m` and a module, and its arguments.
     """
     given: dict[str, Any] = json.loads(job)
-    process, path = os.getpid(), report_of(Path(report), read_number())
+    process, path = os.getpid(), own_path(Path(report))
 
     def end(found: Manifest) -> None:
         if os.getpid() == process:
             _write(path, {"manifest": found.as_json(), "exit_code": 0})
-            _wait_for_others(path.parent)
+            wait_for_others(Path(report))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
@@ -55,17 +52,6 @@ def main(report: str, job: str, words: list[str]) -> None:
         counts = {"num_steps": num, "num_skipped": skipped, "bad_loss": bad}
         _write(path, {"manifest": None, "exit_code": ended.exit_code, **counts, "notes": measured.notes})
     sys.exit(ended.exit_code)
-
-
-def report_of(report: Path, rank: int) -> Path:
-    """The file of one process."""
-    return report.with_name(f"rank_{rank}.json")
-
-
-def _wait_for_others(folder: Path) -> None:
-    until = time.monotonic() + _WAIT
-    while len([*folder.glob("rank_*.json")]) < count_beside() and time.monotonic() < until:
-        time.sleep(0.02)
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:

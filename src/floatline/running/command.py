@@ -49,6 +49,7 @@ except ImportError as error:
 main(report, *rest[: int(num)], rest[int(num) :])
 """
 LIMIT = 300.0  # seconds of a run whose output nobody sees
+_PATIENCE = 20.0  # seconds for a launcher to end its processes
 _HELP = "Give 'python train.py ...', 'python -m package.module ...' or 'train.py ...'."
 
 
@@ -245,11 +246,19 @@ def run_quietly(words: Sequence[str], *, env: Mapping[str, str] | None = None) -
     try:
         process.wait(LIMIT)
     except subprocess.TimeoutExpired:
+        ask_to_end(process)
         return say_late()
     finally:
         kill_group(process.pid)
         process.wait()
     return ""
+
+
+def ask_to_end(process: subprocess.Popen[bytes]) -> None:
+    """Let a launcher end what it has started, which is in sessions of its own, before it is killed itself."""
+    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        process.send_signal(signal.SIGTERM)
+        process.wait(_PATIENCE)
 
 
 def kill_group(process: int) -> None:

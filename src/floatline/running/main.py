@@ -25,6 +25,7 @@ from floatline.running.loss_log import EnoughSteps, LossLog
 from floatline.running.nudge import Nudge
 from floatline.running.outside_scale import OutsideScale
 from floatline.running.plan_in_force import PlanInForce, enter_lines, plan_in_force
+from floatline.running.ranks import own_path, read_number, wait_for_others
 from floatline.running.read_values import ReadValues
 from floatline.running.seeds import Seeds
 from floatline.running.tracebacks import hide_own_frames
@@ -45,7 +46,7 @@ def main(report: str, job: str, words: list[str]) -> None:
     """
     text = Path(job[1:]).read_text(encoding="utf-8") if job.startswith("@") else job
     given: dict[str, Any] = json.loads(text)
-    given["log"] = given.get("log") if os.environ.get("RANK", "0") == "0" else None
+    given |= {name: str(own_path(Path(given[name]))) for name in ("log", "reads") if given.get(name)}
     run = _Run(given, words)
     if not given.get("folder"):
         run.run(_Nothing())
@@ -54,6 +55,8 @@ def main(report: str, job: str, words: list[str]) -> None:
     writes = KeptWrites(Path(given["folder"]))
     run.run(writes.kept())
     run.finish(report, refused=writes.refused)
+    if report:
+        wait_for_others(Path(report))
     sys.stdout.flush()
     os._exit(0 if run.exit_code == 0 else run.exit_code)  # what it does at its end is not kept apart any more
 
@@ -143,12 +146,7 @@ class _Run:
             self._reads.write(Path(self._given["reads"]))
         scale = None if self._force is None else self._force.scale
         if not report:
-            if (
-                os.environ.get("RANK", "0") == "0"
-                and self._plan is not None
-                and scale is not None
-                and not self._refused
-            ):
+            if not read_number() and self._plan is not None and scale is not None and not self._refused:
                 sys.stderr.write(f"floatline: {_sum_up(self._plan, scale)}\n")
             return
         content = {
@@ -160,7 +158,7 @@ class _Run:
             "seeded": self._seeds.own,
             "refused": refused or [],
         }
-        path = Path(report)
+        path = own_path(Path(report))
         path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
         path.with_suffix(".new").replace(path)
 

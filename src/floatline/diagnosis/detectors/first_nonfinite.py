@@ -230,6 +230,11 @@ def _classify_backward(op: Op, trace: Trace, out: Values) -> Birth:
         if pole is not None:
             return Birth(op, *pole)
     size = f"its FP32 value is {out.twin_largest:.4g}, and {out.dtype} ends at {_limit(out.dtype):g}"
+    if out.dtype not in FORMATS and (out.twin_largest or 0.0) < _limit(out.dtype):
+        size = (
+            f"its FP32 value is {out.twin_largest:.4g}, and no recorded operation made them so. What processes "
+            "exchange is not recorded, such as gradients that are compressed to 16 bits"
+        )
     return Birth(op, "gradient-overflow", f"{out.blown:,} elements of {op.node or op.name} are not finite; {size}")
 
 

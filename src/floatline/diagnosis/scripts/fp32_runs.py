@@ -14,6 +14,7 @@ from floatline.diagnosis.gaps import Shown
 from floatline.plans.presets import resolve_plan
 from floatline.running.command import Command, trial_environment
 from floatline.running.quiet_runs import QuietRuns
+from floatline.running.ranks import path_of
 
 MAIN = "floatline.running.main"
 SEED = 0
@@ -33,6 +34,7 @@ class FP32Runs:
         steps: After so many it is ended.
         say: Told before each run.
         search: Steps that its optimizers leave out, as the search of the script's own scaler did: see `LossLog.search`.
+        rank: Of several processes, the one that is looked at.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class FP32Runs:
         say: Callable[[str], None],
         *,
         search: Sequence[Sequence[int]] = (),
+        rank: int = 0,
     ) -> None:
+        self._rank = rank
         self._command, self._quiet, self._device = command, quiet, device
         self._steps, self._say, self._search = steps, say, [*search]
         self._nudged: dict[float, Shown | str] = {}
@@ -92,6 +96,7 @@ class FP32Runs:
                     problem = self._quiet.run(MAIN, str(report), f"@{task}", env=environment)
             except KeyboardInterrupt:  # what was seen before it is still told
                 return "it was stopped by Ctrl-C"
+            report, log, reads = (path_of(path, self._rank) for path in (report, log, reads))
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
             found = Shown.read(log, reads, error=seen.get("error", ""), cut=seen.get("cut", False))
         if "missing" in seen or (not seen and not found.losses):

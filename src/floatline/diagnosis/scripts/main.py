@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -29,13 +30,14 @@ from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, SEED
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.scripts.kept_writes import KeptWrites
-from floatline.probe.scripts.recording import BUDGET
+from floatline.probe.scripts.recording import BUDGET, PLANNED
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
 from floatline.probe.trace.trace import Op
 from floatline.probe.watch.events import ScalerStepEvent
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import LossLog
 from floatline.running.quiet_runs import fork_off
+from floatline.running.ranks import count_beside, own_path, read_number, wait_for_others
 from floatline.running.read_values import ReadValues
 from floatline.running.seeds import seed_all
 
@@ -47,7 +49,7 @@ def main(report: str, trace: str, device: str, trial: str, steps: str, words: li
     """Run a script to its end, and write the report; the process ends as the script would have.
 
     Args:
-        report: Where the JSON goes.
+        report: Where the JSON goes; each of several processes writes its own, see `path_of`.
         trace: Where to keep the trace of the step that was looked into; '' keeps none.
         device: 'cuda' stands in for a GPU where there is none; '' does not.
         trial: A file that says how the script is tried in a changed form, or looked at again: its texts, how many
@@ -69,7 +71,7 @@ def _try_changed(report: str, words: list[str], device: str, trial: dict[str, An
     """Run changed texts for some steps, with what is written kept apart, and end the process."""
     patch_sources(trial["sources"])
     writes = KeptWrites(Path(trial["folder"]))
-    watched = ScriptWatch(words, ends_after=trial["steps"], records=trial["records"])
+    watched = _watch(words, ends_after=trial["steps"], records=trial["records"])
     seen = _Shown(report, steps)
     with as_cuda() if device else contextlib.nullcontext(""), writes.kept():
         seed_all(SEED)
@@ -77,12 +79,20 @@ def _try_changed(report: str, words: list[str], device: str, trial: dict[str, An
         watched.run()
     seen.keep()
     write_report(watched, report, "", refused=writes.refused)
+    wait_for_others(Path(report))
     sys.stdout.flush()
     os._exit(0)  # what the script does at its end is not kept apart any more
 
 
+def _watch(words: list[str], *, ends_after: int | None = None, records: int | None = None) -> ScriptWatch:
+    """The script under watch. Processes that train together record the same steps, so that none waits for another."""
+    if count_beside() == 1 and not read_number():
+        return ScriptWatch(words, ends_after=ends_after, records=records)
+    return ScriptWatch(words, ends_after=ends_after, planned={*PLANNED, *([] if records is None else [records])})
+
+
 def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> None:
-    watched, process, seen = ScriptWatch(words), os.getpid(), _Shown(report, steps)
+    watched, process, seen = _watch(words), os.getpid(), _Shown(report, steps)
     seen.begin()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -109,8 +119,9 @@ class _Shown:
     """What is held against FP32: losses and numbers that are read, written beside the report."""
 
     def __init__(self, report: str, steps: int) -> None:
-        self._log = LossLog(Path(report).with_name(LOSSES), most=steps, ends=False)
-        self._reads, self._path = ReadValues(), Path(report).with_name(READS)
+        own = own_path(Path(report))
+        self._log = LossLog(own.with_name(LOSSES), most=steps, ends=False)
+        self._reads, self._path = ReadValues(), own.with_name(READS)
         self._patches = Patches()
 
     @property
@@ -143,10 +154,10 @@ def write_report(
     """Explain what was seen so far, and write it down; the note stands after what was seen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        content = explain(watched.sum_up(), trace)
+        content = explain(watched.sum_up(), trace and str(own_path(Path(trace))))
     content["ended_by"], content["refused"], content["search"] = ended_by, list(refused), list(search)
     content["notes"] += [note] if note else []
-    path = Path(report)
+    path = own_path(Path(report))
     path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
     path.with_suffix(".new").replace(path)
 
@@ -197,7 +208,15 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "fails": evidence.fails,
         "last_recorded": max((one.step for one in capture.steps), default=0),
         "exit_code": run.exit_code,
+        "digests": run.digests,
+        "bad_loss": _find_bad_loss(given),
     }
+
+
+def _find_bad_loss(given: RunRecord) -> int | None:
+    """The first step whose loss was not finite, whatever its gradients were."""
+    pairs = zip(given.losses, given.loss_steps, strict=True)
+    return next((step for loss, step in pairs if not math.isfinite(loss)), None)
 
 
 def _is_narrow(run: ScriptRun) -> bool:

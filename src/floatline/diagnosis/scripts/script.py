@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -17,11 +18,13 @@ from floatline.diagnosis.fix_trials import try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.scripts.against_fp32 import check_blame, explain_by_fp32, is_doubtful, is_silent, look_beside
-from floatline.diagnosis.scripts.fp32_runs import LOSSES, MAIN, READS, STEPS, WHOLE, FP32Runs
+from floatline.diagnosis.scripts.fp32_runs import MAIN, STEPS, WHOLE, FP32Runs
+from floatline.diagnosis.scripts.ranks import RankReports
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis, read_report
 from floatline.errors import TargetError
-from floatline.running.command import Command, parse_command, trial_environment
+from floatline.running.command import Command, parse_launched, trial_environment
 from floatline.running.quiet_runs import QuietRuns
+from floatline.running.ranks import path_of
 
 _MAIN = "floatline.diagnosis.scripts.main"
 
@@ -43,7 +46,8 @@ def diagnose_script(
     it writes is kept apart: only a script whose losses are those of FP32 is healthy.
 
     Args:
-        words: The command: 'python', 'train.py' and so on.
+        words: The command: 'python', 'train.py' and so on, or 'torchrun' and what it starts. Of several processes, the
+            one is told of that goes wrong first; what they do not have in common comes first in the notes.
         trace_path: Where to keep the trace of the step that was looked into.
         keep_stdout: Whether what the script prints goes to stderr.
         as_device: 'cuda' runs a script that is written for a GPU on the CPU, as a GPU would, where there is none.
@@ -56,14 +60,17 @@ def diagnose_script(
     Raises:
         TargetError: The command runs no Python code.
     """
-    command = parse_command(list(words))
+    command = parse_launched(list(words))
     began, say, device = time.perf_counter(), on_progress or _say_nothing, as_device or ""
     with QuietRuns(command, (MAIN, _MAIN)) as quiet:
         trace = str(Path(trace_path).absolute()) if trace_path else ""
         settings = (trace, device, "", str(WHOLE if fp32_steps is None else fp32_steps))
-        seen, own, code = _run_as_it_is(command, quiet, settings, keep_stdout=keep_stdout)
+        ranks, own, code = _run_as_it_is(command, quiet, settings, keep_stdout=keep_stdout)
+        seen = ranks.told
         found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
-        runs = FP32Runs(command, quiet, device, _bound(fp32_steps, seen), say, search=_search_of(seen))
+        found = replace(found, findings=(*ranks.find_apart(), *found.findings))
+        limit, search = _bound(fp32_steps, seen), _search_of(seen)
+        runs = FP32Runs(command, quiet, device, limit, say, search=search, rank=ranks.teller)
         if found.unexplained and not code and seen["is_narrow"] and fp32_steps != 0:
             found, seen = _record_failure(found, seen, quiet, device, say)
         was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
@@ -76,7 +83,7 @@ def diagnose_script(
         if tries_fixes and found.primary is not None:
             tries = _Tries(quiet, device, _count_steps(found.primary.cause.family, seen), runs, was_silent)
             found = tries.try_fixes(found, say)
-    return replace(found, seconds=time.perf_counter() - began)
+    return replace(found, seconds=time.perf_counter() - began, notes=(*ranks.describe(), *found.notes))
 
 
 def _bound(fp32_steps: int | None, seen: Mapping[str, Any]) -> int:
@@ -94,19 +101,22 @@ def _search_of(seen: Mapping[str, Any]) -> Sequence[Sequence[int]]:
 
 def _run_as_it_is(
     command: Command, quiet: QuietRuns, settings: Sequence[str], *, keep_stdout: bool
-) -> tuple[dict[str, Any], Shown, int]:
-    """The script's report, {} where there is none; what it showed; and the exit code of its process."""
+) -> tuple[RankReports, Shown, int]:
+    """The reports of its processes, what the one showed that is told of, and the exit code."""
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
-        report = Path(folder) / "report.json"
-        code = quiet.run_aloud(_MAIN, str(report), *settings, keep_stdout=keep_stdout)
-        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        own = Shown.read(report.with_name(LOSSES), report.with_name(READS))
-    if "missing" in seen:
+        report, (trace, *others) = Path(folder) / "report.json", settings
+        kept = str(Path(folder) / "trace") if trace and command.launcher else trace
+        code = quiet.run_aloud(_MAIN, str(report), kept, *others, keep_stdout=keep_stdout)
+        ranks = RankReports.read(report)
+        own = ranks.read_shown()
+        if kept != trace and (written := path_of(Path(kept), ranks.teller)).exists():
+            shutil.copyfile(written, trace)
+    if "missing" in ranks.told:
         raise TargetError(
-            f"{command.python} cannot import {seen['missing']}, which floatline needs there. Install it, or give the "
-            f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
+            f"{command.python} cannot import {ranks.told['missing']}, which floatline needs there. Install it, or give "
+            f"the interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
-    return seen, own, code
+    return ranks, own, code
 
 
 def _record_failure(
@@ -147,8 +157,8 @@ def _run_apart(
         trial.write_text(json.dumps(job), encoding="utf-8")
         with trial_environment(writes) as env:
             problem = quiet.run(_MAIN, str(report), "", device, str(trial), str(steps), env=env)
-        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        return seen, Shown.read(report.with_name(LOSSES), report.with_name(READS), cut=True), problem
+        ranks = RankReports.read(report)
+        return ranks.told, ranks.read_shown(cut=True), problem
 
 
 def _say_nothing(_text: str) -> None:

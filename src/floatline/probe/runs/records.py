@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from floatline.optim.mesh import local_part
 from floatline.probe.runs.failures import Failure
 from floatline.probe.watch.events import (
     BackwardEvent,
@@ -288,6 +289,7 @@ def _fill_motion(record: RunRecord, seen: Watch, names: dict[int, str]) -> None:
         start = seen.weights.start.get(key)
         if start is None:
             continue
+        tensor = local_part(tensor)
         same = (
             start.dtype == tensor.dtype
             and start.shape == tensor.shape
@@ -298,7 +300,7 @@ def _fill_motion(record: RunRecord, seen: Watch, names: dict[int, str]) -> None:
             record.no_gradient.append(names.get(key, ""))
     if record.model is not None:
         floats = (t for t in (*record.model.parameters(), *record.model.buffers()) if t.is_floating_point())
-        record.weights_finite = all(bool(tensor.detach().isfinite().all()) for tensor in floats)
+        record.weights_finite = all(bool(local_part(tensor).detach().isfinite().all()) for tensor in floats)
 
 
 def _sum_up(record: RunRecord, made: MadeOptimizer, seen: Watch, names: dict[int, str]) -> OptimizerRecord:
@@ -332,7 +334,8 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
     held |= {id(part) for parts in seen.weights.masters.values() for part in parts}
     hidden = {id(t): name for model in seen.modules.roots.values() for name, t in _hidden_tensors(model)}
     for key, leaf in seen.weights.leaves.items():
-        moved = key in seen.weights.start and not bool((seen.weights.start[key].to(leaf.device) == leaf.detach()).all())
+        start, now = seen.weights.start.get(key), local_part(leaf).detach()
+        moved = start is not None and not bool((start.to(now.device) == now).all())
         if key in held or (moved if seen.weights.moved is None else key in seen.weights.moved):
             continue
         if key in names:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
+from floatline.optim.mesh import local_part
 from floatline.probe.scripts.last_forward import Forward, tensors_in
 from floatline.probe.scripts.setup import SetupRecorder
 from floatline.probe.trace.measures import Measures
@@ -26,6 +27,8 @@ from floatline.probe.watch.patches import Eagerly, is_inside_compiled
 # Applied steps after which the first three are recorded; then whenever there are four times as many. The first one
 # fills caches and tables, which later ones only read.
 _FIRST, _FACTOR = (0, 2, 9), 4
+# Steps that each of several processes records: they must be the same.
+PLANNED = (0, 2, 9, 36)
 # Seconds after which no further healthy step is recorded.
 BUDGET = 60.0
 
@@ -98,7 +101,7 @@ class BetweenSteps(GradientRecorder):
         if self._on_use is None:
             return super().__torch_dispatch__(func, types, args, kwargs)
         call = TracedCall(func, args, kwargs or {})
-        weights = {storage_key(parameter) for parameter in self.model.parameters()}
+        weights = {storage_key(local_part(parameter)) for parameter in self.model.parameters()}
         reads = [a.tensor for a in call.tensors if a.tensor.requires_grad and not call.schema.view]
         if torch.is_grad_enabled() and any(storage_key(tensor) in weights for tensor in reads):
             self._use()
@@ -116,7 +119,7 @@ class BetweenSteps(GradientRecorder):
             on_use()
 
     def _gradients(self) -> set[Any]:
-        return {storage_key(p.grad) for p in self.model.parameters() if p.grad is not None}
+        return {storage_key(local_part(p.grad)) for p in self.model.parameters() if p.grad is not None}
 
     def _start_again(self) -> None:
         """What follows is the beginning of a trace."""

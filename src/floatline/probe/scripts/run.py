@@ -9,20 +9,24 @@ import sys
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 import torch
 
 from floatline.base.patched_sources import read_source
+from floatline.optim.mesh import local_part
 from floatline.precision.user_frames import find_script_line, point_warnings_at_users
 from floatline.probe.runs.failures import describe_failure
 from floatline.probe.runs.records import OptimizerRecord, RunRecord, fill_record
 from floatline.probe.scripts.steps import StepCapture
+from floatline.probe.scripts.weight_digest import digest_weights, is_part
 from floatline.probe.watch.events import AutocastEvent, BackwardEvent, ForwardEvent, ScalerStepEvent, StepEvent
 from floatline.probe.watch.loop import Watch
+from floatline.probe.watch.patches import Aside, Patches
 from floatline.probe.watch.watch import watch
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -54,6 +58,7 @@ class ScriptRun:
         motion: How far the weights went from their start, against their size; None where it is not known.
         compiled: Whether the script compiles something.
         last_line: The last line that the script wrote to stderr.
+        digests: Of what its optimizers trained: when it was first called, and at the end.
     """
 
     record: RunRecord
@@ -62,6 +67,7 @@ class ScriptRun:
     motion: float | None = None
     compiled: bool = False
     last_line: str = ""
+    digests: tuple[str, str] = ("", "")
 
 
 class _EnoughSteps(BaseException):
@@ -110,8 +116,8 @@ def run_prepared(words: list[str], *, begin: Callable[[], None] | None = None) -
 class _LimitedCapture(StepCapture):
     """Ends the script after a number of steps; None lets it run."""
 
-    def __init__(self, seen: Watch, most: int | None, asked: int | None) -> None:
-        super().__init__(seen, asked)
+    def __init__(self, seen: Watch, most: int | None, asked: int | None, planned: Collection[int] | None) -> None:
+        super().__init__(seen, asked, planned)
         self._most = most
 
     def end_step(self, *, late: bool = False) -> None:
@@ -128,10 +134,18 @@ class ScriptWatch:
         words: The script's file, or `-m` and a module, and its arguments.
         ends_after: Steps after which the script is ended; None lets it run.
         records: A step that is recorded besides those that always are.
+        planned: Steps that are recorded, and no other, whatever is seen; None leaves it to what is seen.
     """
 
-    def __init__(self, words: list[str], *, ends_after: int | None = None, records: int | None = None) -> None:
-        self._words, self._ends_after, self._records = words, ends_after, records
+    def __init__(
+        self,
+        words: list[str],
+        *,
+        ends_after: int | None = None,
+        records: int | None = None,
+        planned: Collection[int] | None = None,
+    ) -> None:
+        self._words, self._ends_after, self._records, self._planned = words, ends_after, records, planned
         self._seen: Watch | None = None
         self._capture: StepCapture | None = None
         self._error: BaseException | None = None
@@ -143,7 +157,7 @@ class ScriptWatch:
         """Run the script. What it raises is printed as Python would, and kept."""
         with watch(light=True) as seen, self._last_line:
             self._seen = seen
-            self._capture = capture = _LimitedCapture(seen, self._ends_after, self._records)
+            self._capture = capture = _LimitedCapture(seen, self._ends_after, self._records, self._planned)
             seen.listener, seen.locate = capture, find_script_line
             try:
                 ended = run_prepared(self._words, begin=capture.begin_setup)
@@ -176,7 +190,8 @@ class ScriptWatch:
             except Exception as error:
                 capture.errors.append(f"the last forward pass could not be run again: {type(error).__name__}")
         motion = _measure_motion(seen, capture)
-        return ScriptRun(record, capture, self.exit_code, motion, seen.compiled, self._last_line.text)
+        digests = ("", "") if self._planned is None else _digest(seen)
+        return ScriptRun(record, capture, self.exit_code, motion, seen.compiled, self._last_line.text, digests)
 
 
 def _place(made: OptimizerRecord, capture: StepCapture) -> OptimizerRecord:
@@ -223,6 +238,39 @@ def _ends_forward(record: RunRecord) -> bool:
 def prepare_script(words: list[str]) -> Callable[[], object]:
     """Set sys.argv and sys.path as Python would; gives what runs the code. Its warnings name its own lines."""
     point_warnings_at_users()
+    run = _prepare(words)
+
+    def run_with_groups() -> object:
+        patches = Patches()
+        if torch.distributed.is_available():
+            patches.wrap(torch.distributed, "init_process_group", _keeping_group)
+        try:
+            return run()
+        finally:
+            patches.undo()
+
+    return run_with_groups
+
+
+_GROUPS: list[Any] = []
+
+
+def _keeping_group(original: Callable[..., None]) -> Callable[..., None]:
+    """Keep the group of processes until this one ends.
+
+    Work that it sent off remembers the modes that torch was in, floatline's among them. The group's own thread takes
+    the GIL to forget them, and whoever destroys the group holds the GIL and waits for that thread: for ever, where the
+    script destroys it right after its last step.
+    """
+
+    def begin(*args: Any, **kwargs: Any) -> None:
+        original(*args, **kwargs)
+        _GROUPS.append(torch.distributed.group.WORLD)
+
+    return begin
+
+
+def _prepare(words: list[str]) -> Callable[[], object]:
     safe = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
     if words[0] == "-m":
         sys.argv[:] = ["-m", *words[2:]]
@@ -274,9 +322,18 @@ def skip_own_frames(trace: TracebackType | None) -> TracebackType | None:
     return first or trace
 
 
+def _digest(seen: Watch) -> tuple[str, str]:
+    """Digests of what optimizers hold, when the modules were first called, and now."""
+    held = {id(p): p.detach() for made in seen.optimizers.values() for p in made.parameters if not is_part(p)}
+    start, numbered = seen.weights.start, [*enumerate(held.items())]
+    before = [(str(number), start[key]) for number, (key, _) in numbered if key in start]
+    with Aside():
+        return digest_weights(before), digest_weights((str(number), p) for number, (_, p) in numbered)
+
+
 def _measure_motion(seen: Watch, capture: StepCapture) -> float | None:
     """How far the weights of the optimizers are from their start, against their size; None where it is not known."""
-    held = {id(p): p.detach() for made in seen.optimizers.values() for p in made.parameters}
+    held = {id(p): local_part(p).detach() for made in seen.optimizers.values() for p in made.parameters}
     if capture.retries.before is not None:
         kept = capture.retries.before
         held |= {id(p): copy for p, copy in zip(kept.tensors, kept.copies, strict=True) if id(p) in held}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -59,6 +59,8 @@ class StepCapture:
     Args:
         seen: The watch.
         asked: A step that is recorded, whenever it comes; None leaves it to what is seen.
+        planned: Steps that are recorded, and no other, whatever is seen: processes that train together must record the
+            same ones. None leaves it to what is seen.
 
     Attributes:
         steps: What was recorded.
@@ -69,9 +71,9 @@ class StepCapture:
         evaluations: What it computed in 16 bits without gradients between steps, the first times.
     """
 
-    def __init__(self, seen: Watch, asked: int | None = None) -> None:
+    def __init__(self, seen: Watch, asked: int | None = None, planned: Collection[int] | None = None) -> None:
         self.steps: list[Captured] = []
-        self._asked = asked
+        self._asked, self._planned = asked, planned
         self.seconds = 0.0
         self.errors: list[str] = []
         self.retries = Retries()
@@ -282,6 +284,8 @@ class StepCapture:
         self._drop_first()
         if not self._recording.runs or event.step >= self._recording.step:
             self._kind = "failed"
+        if self._planned is not None:
+            return
         if (self._recording.runs and not self._drops) or self.retries.pending or self.retries.num:
             return
         self._held.note_bad_inputs(event.step)
@@ -297,6 +301,8 @@ class StepCapture:
     def _is_wanted(self, step: int, *, after: int = 0) -> bool:
         """Whether a step is recorded that begins next; `after` is how many will have been applied by then."""
         self._kind = "healthy"
+        if self._planned is not None:
+            return step in self._planned
         if step == self._asked:
             self._wanted, self._asked = True, None
         if self.retries.pending:
@@ -405,6 +411,8 @@ class StepCapture:
             Whether something that it gives is not finite.
         """
         if not self._held.calls or any(captured.kind == "failed" for captured in self.steps):
+            return False
+        if self._planned is not None:  # other processes may not run it with this one
             return False
         if not self.has_untried and not all_finite(all_weights(self._seen)):
             return False

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.numerics import foreach
+from floatline.optim.mesh import local_part
 from floatline.probe.watch.events import StepEvent
 from floatline.probe.watch.gradient_scales import largest_of
 from floatline.probe.watch.health import LateHealth, LateNumbers
@@ -28,7 +29,7 @@ class Weights:
     """Tensors and their copies, on the same device.
 
     Args:
-        tensors: The weights.
+        tensors: The weights; of those that several processes hold, the parts of this one.
         copies: What they held.
     """
 
@@ -43,10 +44,11 @@ class Weights:
             tensors: The weights.
             most: Whether 16 million are the most.
         """
-        if most and sum(tensor.numel() for tensor in tensors) > _MOST:
+        own = [local_part(tensor) for tensor in tensors]
+        if most and sum(tensor.numel() for tensor in own) > _MOST:
             return None
         with Aside():
-            return cls(list(tensors), [tensor.detach().clone() for tensor in tensors])
+            return cls(own, [tensor.detach().clone() for tensor in own])
 
     @classmethod
     def refresh(cls, old: Weights | None, tensors: Sequence[Tensor]) -> Weights | None:
@@ -57,7 +59,7 @@ class Weights:
                 return None
             return cls.copy(tensors)
         with Aside():
-            foreach.copy_(old.copies, list(tensors))
+            foreach.copy_(old.copies, [local_part(tensor) for tensor in tensors])
         return old
 
     @classmethod

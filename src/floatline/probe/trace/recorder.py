@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from floatline.optim.mesh import local_part
 from floatline.probe.trace.measures import Measures, RunningSum, find_sums
 from floatline.probe.trace.op_origins import OpOrigin, Whereabouts
 from floatline.probe.trace.schemas import TracedCall, count_parts, find_places, tensors_of
@@ -290,8 +291,9 @@ class Recorder(TorchDispatchMode):
         self._gradients_due = False
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
-                self._storages.name(parameter.grad, f"grad:{name}")
-                self.trace.gradients[name] = self._operand(parameter.grad)
+                gradient = local_part(parameter.grad)
+                self._storages.name(gradient, f"grad:{name}")
+                self.trace.gradients[name] = self._operand(gradient)
 
     def _name_state(self, optimizer: Any) -> None:
         with Aside():
@@ -319,7 +321,7 @@ class GradientRecorder(Recorder):
         difference = norm = 0.0
         lost = nonzero = 0
         exponents: dict[int, int] = {}
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        gradients = [local_part(p.grad) for p in self.model.parameters() if p.grad is not None]
         gradients = [gradient for gradient in gradients if gradient.layout is torch.strided and gradient.numel()]
         small = sum(gradient.numel() for gradient in gradients) <= _SMALL
         for gradient in gradients:

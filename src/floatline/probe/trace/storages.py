@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from floatline.optim.mesh import local_part
 from floatline.probe.trace.trace import Values
 
 _PURGE_EVERY = 256  # new entries
@@ -80,7 +81,8 @@ class Storages:
             self._purge()
 
     def name(self, tensor: Tensor, role: str) -> None:
-        """Give a tensor a role; the first one counts."""
+        """Give a tensor a role, or this process's part of it; the first one counts."""
+        tensor = local_part(tensor)
         memory = self.open(tensor)
         offset = int(tensor.storage_offset()) if memory is not None else 0
         if memory is not None and all(offset != known for known, _ in memory.roles):
