@@ -19,10 +19,12 @@ def check(found):
     assert any("in FP32" in note and "gone" in note for note in found.notes)
 
 
+@slow
 def test_a_target_whose_products_choose_other_codes_is_blamed_at_their_line():
     check(diagnose(f"{TARGET}:train", steps=40, tries_fixes=False))
 
 
+@slow
 def test_the_same_target_in_fp32_is_healthy():
     assert diagnose(f"{TARGET}:in_fp32", tries_fixes=False).verdict == "healthy"
 

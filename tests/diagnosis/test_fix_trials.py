@@ -265,6 +265,7 @@ def find_in(folder, script: str, **options) -> dict:
     return json.loads(run.stdout)["findings"][0]
 
 
+@slow
 def test_a_scripts_own_line_is_changed_after_the_change_was_tried_beside_its_files(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)

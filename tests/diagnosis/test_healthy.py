@@ -23,7 +23,7 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("name", mostly_slow(NAMES, every=4))
+@pytest.mark.parametrize("name", mostly_slow(NAMES, every=8))
 def test_a_look_alike_is_healthy(name):
     result = diagnose(f"{TARGETS}:{name}")
     assert (result.verdict, result.findings) == ("healthy", ())

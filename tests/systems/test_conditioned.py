@@ -183,6 +183,7 @@ def test_the_one_line_fixes_it_with_their_relu_left_alone():
     assert result.last_loss < result.first_loss
 
 
+@slow
 def test_rescue_names_the_mask_and_its_plan_trains():
     rescued = find_plan("conditioned:broken", steps=8)
     assert_the_mask_is_named(rescued.diagnosis)

@@ -118,7 +118,7 @@ def test_removals_are_joined():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("graph_hub", "in FP32 the step is finite and its gradient matches FP32 to"),
+        pytest.param("graph_hub", "in FP32 the step is finite and its gradient matches FP32 to", marks=slow),
         ("running_centre", "in FP32 the damage is gone"),
         pytest.param("gram_distances", "in FP32 the step is finite and its gradient matches FP32 to", marks=slow),
         pytest.param(
