@@ -223,7 +223,8 @@ def build(name: str, *, planted: bool, seed: int = 0) -> tuple[nn.Module, Any]:
     with torch.no_grad():
         for one, parameter in model.named_parameters():  # initial weights are too small to say anything
             if parameter.dim() > 1:
-                parameter.normal_(std=1.0 if EMBEDDING.search(one) else parameter[0].numel() ** -0.5)
+                fan_in = parameter.shape[-1] if "experts" in one else parameter[0].numel()
+                parameter.normal_(std=1.0 if EMBEDDING.search(one) else fan_in**-0.5)
             if re.search(toy.writers, one):
                 added = toy.added if parameter.dim() == 1 else 0.0
                 scale = toy.scale if EMBEDDING.search(one) else 1.0

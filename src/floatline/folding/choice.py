@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from floatline.folding.exponents import Exponents
 from floatline.folding.homogeneity import Unknown
-from floatline.folding.recorded_graph import GraphCall, Graph, values_in
+from floatline.folding.recorded_graph import Graph, GraphCall, values_in
 from floatline.formats import find_format
 
 LARGEST = find_format("fp16").max
@@ -75,7 +75,7 @@ def choose_exponents(graph: Graph, exponents: Exponents, *, margin: float) -> Ch
         sized = {
             node: factor for node, factor in members.items() if isinstance(node, int) and graph.nodes[node].sixteen
         }
-        if not any(graph.nodes[node].largest * margin > LARGEST for node in sized):
+        if not any(graph.nodes[node].largest > _limit(graph, node, margin) for node in sized):
             continue
         step = math.lcm(*(factor.denominator for factor in members.values()))
         value = next(
@@ -102,6 +102,11 @@ def choose_exponents(graph: Graph, exponents: Exponents, *, margin: float) -> Ch
     return ChosenExponents(found, tuple(groups), _obstacles(graph, makers, unfit))
 
 
+def _limit(graph: Graph, node: int, margin: float) -> float:
+    """How large a value may be; weights are the same on every input and need no margin."""
+    return LARGEST if graph.nodes[node].kind == "parameter" else LARGEST / margin
+
+
 def _nearest(graph: Graph, members: dict[int, Fraction], step: int, margin: float) -> int | None:
     """The exponent nearest to zero under which all members fit."""
     low, high = -math.inf, math.inf
@@ -109,7 +114,7 @@ def _nearest(graph: Graph, members: dict[int, Fraction], step: int, margin: floa
         largest = graph.nodes[node].largest
         if not largest:
             continue
-        room = math.log2(LARGEST / margin / largest)
+        room = math.log2(_limit(graph, node, margin) / largest)
         if factor > 0:
             high = min(high, room / factor)
         else:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from floatline.folding.recorded_graph import GraphCall, Graph, Value, values_in
+from floatline.folding.recorded_graph import Graph, GraphCall, Value, values_in
 
 # A storage by its number, an epsilon by ("eps", module, attribute), a shifted parameter by ("shift", storage, number).
 Unknown = Hashable
@@ -20,7 +20,7 @@ class Relation(NamedTuple):
     why: str
 
 
-def relate(graph: Graph, share_eps: Callable[[str, str], Hashable] | None = None) -> list[Relation]:
+def relate(graph: Graph, eps_of: Callable[[str, str], Unknown] | None = None) -> list[Relation]:
     """Every relation between the exponents of a graph.
 
     A set of exponents that meets all of them leaves the outputs as they are: each operation then gives what it gave,
@@ -28,13 +28,13 @@ def relate(graph: Graph, share_eps: Callable[[str, str], Hashable] | None = None
 
     Args:
         graph: What the model reads and writes.
-        share_eps: The unknown of a module's epsilon, where several modules take theirs from one setting.
+        eps_of: The unknown of a module's epsilon, where several modules take theirs from one setting.
     """
     relations = [Relation({number: 1}, _fixed(graph, number)) for number in range(len(graph.nodes))]
     relations = [one for number, one in enumerate(relations) if graph.nodes[number].kind not in ("parameter", "made")]
     relations += [Relation({number: 1}, "it is an output of the model") for number in graph.outputs]
     for call in graph.calls:
-        context = _Context(graph, call, share_eps)
+        context = _Context(graph, call, eps_of)
         for terms in RULES.get(call.name, RULES.get(call.name.removesuffix("_"), _as_it_is))(context):
             merged: dict[Unknown, Fraction | int] = {}
             for unknown, factor in terms:
@@ -54,8 +54,8 @@ Terms = Iterable[tuple[Unknown, Fraction | int]]
 class _Context:
     """One call, and what its rule may ask."""
 
-    def __init__(self, graph: Graph, call: GraphCall, share_eps: Callable[[str, str], Hashable] | None) -> None:
-        self.graph, self.call, self._share = graph, call, share_eps
+    def __init__(self, graph: Graph, call: GraphCall, eps_of: Callable[[str, str], Unknown] | None) -> None:
+        self.graph, self.call, self._eps_of = graph, call, eps_of
         self.args, self.kwargs = call.args, call.kwargs
 
     def node(self, place: int) -> int | None:
@@ -79,8 +79,8 @@ class _Context:
         for name, value in self.graph.eps.get(self.call.module, {}).items():
             held = 2.0**-23 if value is None else value
             if math.isclose(held, number, rel_tol=1e-6):
-                key = None if self._share is None else self._share(self.call.module, name)
-                return ("eps", self.call.module, name) if key is None else key
+                own = ("eps", self.call.module, name)
+                return own if self._eps_of is None else self._eps_of(self.call.module, name)
         return None
 
 

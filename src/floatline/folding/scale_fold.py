@@ -16,7 +16,7 @@ from floatline.base.json_values import encode_number
 from floatline.errors import FoldError
 from floatline.folding.choice import FoldedGroup, Obstacle, choose_exponents
 from floatline.folding.exponents import Exponents
-from floatline.folding.homogeneity import relate
+from floatline.folding.homogeneity import Relation, relate
 from floatline.folding.proof import Proof, call_model, draw_inputs, prove_fold
 from floatline.folding.recorded_graph import Graph, mark_sixteen, record_graph
 from floatline.folding.rewriting import (
@@ -30,7 +30,7 @@ from floatline.folding.rewriting import (
 )
 from floatline.numerics.half_on_cpu import HalfOnCPU
 
-# A setting that several modules take their epsilon from, for each of their (module, attribute).
+# The setting that each (module, attribute) takes its epsilon from; one that is not here cannot be changed.
 SharedEps = Mapping[tuple[str, str], Hashable]
 
 
@@ -75,7 +75,8 @@ class Fold:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data for programs."""
-        proof = {name: encode_number(value) for name, value in vars(self.proof).items()}
+        numbers = vars(self.proof).items()
+        proof = {name: encode_number(value) if isinstance(value, float) else value for name, value in numbers}
         return {
             "verdict": self.verdict,
             "margin": self.margin,
@@ -119,7 +120,8 @@ def fold(
         inputs: What it is run on: a mapping of arguments, a tuple of them, or one. Ranges are measured here.
         margin: How many times larger than measured a value may become before FP16 overflows.
         untie: Whether weights that are used in several places (an embedding that is the head too) become several.
-        shared_eps: Epsilons that come from one setting and so must stay equal.
+        shared_eps: Where epsilons can be changed only by settings, what each comes from: those of one setting stay
+            equal, and those of none stay as they are. By default each module has its own.
         trials: Random inputs that the proof runs both models on.
 
     Raises:
@@ -133,7 +135,7 @@ def fold(
     graph = measure_graph(base, inputs)
     if not graph.outputs:
         raise FoldError("The model gives no tensor of real numbers, so nothing can be compared. Return its outputs.")
-    rewrite, groups, obstacles = _decide(graph, margin, shared_eps or {})
+    rewrite, groups, obstacles = _decide(graph, margin, shared_eps)
     folded = copy.deepcopy(base)
     rewrite_model(folded, rewrite)
     keep = rounded_parameters(folded, rewrite)
@@ -175,12 +177,19 @@ def _record(model: nn.Module, inputs: Any, precision: str) -> Graph:
 
 
 def _decide(
-    graph: Graph, margin: float, shared: SharedEps
+    graph: Graph, margin: float, shared: SharedEps | None
 ) -> tuple[WeightRewrite, tuple[FoldedGroup, ...], tuple[Obstacle, ...]]:
     def size(unknown: Hashable) -> float:
         return graph.nodes[unknown].largest if isinstance(unknown, int) else 0.0
 
-    relations = relate(graph, lambda module, name: shared.get((module, name)))
+    def setting(module: str, name: str) -> Hashable:
+        own = ("eps", module, name)
+        return own if shared is None else shared.get((module, name), own)
+
+    relations = relate(graph, setting)
+    for module, names in graph.eps.items():
+        why = f"the epsilon of {module} stands in no setting of the config"
+        relations += [Relation({setting(module, name): 1}, why) for name in names if not _is_free(shared, module, name)]
     exponents = Exponents(
         relations,
         may_follow=lambda unknown: not isinstance(unknown, int) or graph.nodes[unknown].of_weights,
@@ -188,9 +197,13 @@ def _decide(
     )
     choice = choose_exponents(graph, exponents, margin=margin)
     owners: dict[Hashable, list[tuple[str, str]]] = {}
-    for place, unknown in shared.items():
+    for place, unknown in (shared or {}).items():
         owners.setdefault(unknown, []).append(place)
     return plan_rewrite(graph, choice.exponents, owners), choice.groups, choice.obstacles
+
+
+def _is_free(shared: SharedEps | None, module: str, name: str) -> bool:
+    return shared is None or (module, name) in shared
 
 
 def _drawing(graph: Graph, inputs: Any) -> Callable[[torch.Generator], Any]:
