@@ -2,22 +2,26 @@
 
 python benchmarks/fold_models.py            # the table of docs/fold.md
 python benchmarks/fold_models.py llama t5   # some of it
+python benchmarks/fold_models.py --save checkpoints llama gemma3   # as folders of transformers, with tokens
 
 Every model has random weights at toy size, rounded to BF16, with a residual stream of about 32. The plant puts 98,304
 into one channel of it at the first token, as massive activations lie in trained models (arXiv:2402.17762): in a few
 channels of a few tokens, some thousand times the median, and later layers leave them alone. In the VAE decoder, which
 has no tokens, the channel is planted at every place, and gains of the norms that read it are raised so that the others
-keep their size. "without" is the same model before the plant: its error in FP16 is what a fold has to reach.
+keep their size. "gate·up" has a large product in a gated layer, which the next matrix makes small again. "without" is
+the same model before the plant: its error in FP16 is what a fold has to reach.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -174,6 +178,7 @@ GEMMA = (
 SLIDING = {"query_pre_attn_scalar": 32, "sliding_window": 8}
 TOYS: dict[str, Toy] = {
     "llama": Toy(causal("Llama"), read, *LLAMA),
+    "llama, gate·up": Toy(causal("Llama"), read, "model.layers.1.mlp.up_proj.weight", WRITERS, "", r"model\.norm"),
     "llama, tied": Toy(causal("Llama", tie_word_embeddings=True), read, *LLAMA),
     "qwen2": Toy(causal("Qwen2"), read, *LLAMA),
     "qwen3": Toy(causal("Qwen3"), read, *LLAMA),
@@ -242,6 +247,10 @@ def build(name: str, *, planted: bool, seed: int = 0) -> tuple[nn.Module, Any]:
 def plant(model: nn.Module, toy: Toy, inputs: Any) -> None:
     """Put outliers into a channel of the stream."""
     weight = model.get_parameter(toy.planted)
+    if "up_proj" in toy.planted:  # a large product that the next matrix makes small again
+        weight[CHANNEL] *= 2.0**17
+        model.get_parameter(toy.planted.replace("up", "down"))[:, CHANNEL] *= 2.0**-17
+        return
     if not isinstance(model, VaeDecoder):
         weight[toy.row, CHANNEL] = SIZE / toy.scale
         return
@@ -305,7 +314,24 @@ def main(names: list[str]) -> None:
             print(f"  {name}: {obstacle}", file=sys.stderr)
 
 
+def save(names: list[str], folder: Path) -> None:
+    """Write planted models in BF16, and one without a plant, and what they are run on."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    for name in names:
+        model, _ = build(name, planted=True)
+        model.to(torch.bfloat16).save_pretrained(folder / name)
+    build(names[0], planted=False)[0].to(torch.bfloat16).save_pretrained(folder / f"{names[0]}-plain")
+    (folder / "tokens.json").write_text(json.dumps(tokens().tolist()))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", choices=[*TOYS, []], help="Some of them; the default is all.")
-    main(parser.parse_args().models or list(TOYS))
+    parser.add_argument("--save", metavar="FOLDER", type=Path, help="Write the planted models there instead.")
+    options = parser.parse_args()
+    if options.save:
+        save(options.models or ["llama"], options.save)
+    else:
+        main(options.models or list(TOYS))

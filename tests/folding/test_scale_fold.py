@@ -128,6 +128,35 @@ def test_a_head_that_is_the_embedding_is_undone_by_the_last_norm():
     assert weights["norm.weight"] == -weights["embedding.weight"] == 3
 
 
+class Tied(nn.Module):
+    """A head that is the embedding, behind a norm without a gain that could undo the scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.norm = nn.Embedding(20, 16), nn.LayerNorm(16, elementwise_affine=False)
+        self.head = nn.Linear(16, 20, bias=False)
+        self.head.weight = self.embedding.weight
+        with torch.no_grad():
+            self.embedding.weight[:, 3] = 1e5
+
+    def forward(self, tokens):
+        x = self.norm(self.embedding(tokens))
+        return self.head(x - x[..., 3:4] * functional.one_hot(torch.tensor(3), 16))
+
+
+def test_a_head_that_is_the_embedding_behind_a_norm_without_a_gain_stands_in_the_way():
+    result = fl.fold(Tied().eval(), draw_tokens())
+    assert result.verdict == "in the way"
+    (obstacle,) = [one for one in result.obstacles if one.place == "embedding.weight"]
+    assert obstacle.why == (
+        "mm in head must give what it gave; it is used in several places, and untying gives each its own"
+    )
+    untied = fl.fold(Tied().eval(), draw_tokens(), untie=True)
+    assert untied.rewrite.weights == {"embedding.weight": -3}
+    assert {one.place for one in untied.obstacles} == {"head.weight"}  # a copy is as large, and now alone
+
+
 def test_saved_weights_give_the_folded_model_back(tmp_path):
     model = Network(1)
     result = fl.fold(model, draw_tokens())

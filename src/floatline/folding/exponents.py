@@ -146,14 +146,17 @@ class Exponents:
                 elif len(reduced) == 2:
                     self._join(reduced)
                 elif reduced:
-                    self.zeros[next(iter(reduced))] = self._first_reason(row) or why
+                    self.zeros[next(iter(reduced))] = self._first_reason(row, why)
             if len(left) == len(rows):
                 return left
             rows = left
 
-    def _first_reason(self, row: _Row) -> str | None:
-        """Why another value of a row must stay as it is, which is why all of the row must."""
-        return next((why for unknown in row if (why := self.why_zero(unknown))), None)
+    def _first_reason(self, row: _Row, why: str) -> str:
+        """What asks for a value as it is: of two that are equal, what asks for the other."""
+        reasons = [reason for unknown in row if (reason := self.why_zero(unknown))]
+        if len(reasons) > 1:
+            return f"{why} must give what it gave"
+        return reasons[0] if reasons else why
 
     def _join(self, row: _Row) -> None:
         (kept, factor), (root, own) = row.items()

@@ -97,13 +97,19 @@ def prove_fold(
         drawn = draw(generator)
         differences.append(relative_error(run_quietly(folded, drawn), run_quietly(model, drawn)))
     exact = run_quietly(model, inputs)
-    low = {
-        "fp16_before": half_copy(model, torch.float16),
-        "fp16_after": half_copy(folded, torch.float16, keep),
-        "bf16": half_copy(model, torch.bfloat16),
-    }
-    errors = {name: relative_error(run_sixteen(one, inputs), exact) for name, one in low.items()}
-    return Proof(trials, differences.count(0.0), max(differences), ROUNDED if rounded else 0.0, **errors)
+
+    def measure(one: nn.Module, dtype: torch.dtype, kept: tuple[str, ...] = ()) -> float:
+        return relative_error(run_sixteen(half_copy(one, dtype, kept), inputs), exact)
+
+    return Proof(
+        trials,
+        equal=differences.count(0.0),
+        difference=max(differences),
+        tolerance=ROUNDED if rounded else 0.0,
+        fp16_before=measure(model, torch.float16),
+        fp16_after=measure(folded, torch.float16, keep),
+        bf16=measure(model, torch.bfloat16),
+    )
 
 
 def run_sixteen(model: nn.Module, inputs: Any) -> list[Tensor]:

@@ -101,6 +101,14 @@ def half_copy(model: nn.Module, dtype: torch.dtype, keep: tuple[str, ...] = ()) 
     return copied
 
 
+def shared_parameters(model: nn.Module) -> set[str]:
+    """Parameters that are used in several places, by the first of their names."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return {several[0] for several in names.values() if len(several) > 1}
+
+
 @torch.no_grad()
 def untie_parameters(model: nn.Module) -> tuple[str, ...]:
     """Give each use of a shared parameter, but for the first, a copy of its own; a config then ties them no more.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from floatline.folding.rewriting import (
     plan_rewrite,
     rewrite_model,
     rounded_parameters,
+    shared_parameters,
     untie_parameters,
 )
 from floatline.numerics.half_on_cpu import HalfOnCPU
@@ -136,6 +137,9 @@ def fold(
     if not graph.outputs:
         raise FoldError("The model gives no tensor of real numbers, so nothing can be compared. Return its outputs.")
     rewrite, groups, obstacles = _decide(graph, margin, shared_eps)
+    shared = shared_parameters(base)
+    hint = "; it is used in several places, and untying gives each its own"
+    obstacles = tuple(replace(one, why=one.why + hint) if one.place in shared else one for one in obstacles)
     folded = copy.deepcopy(base)
     rewrite_model(folded, rewrite)
     keep = rounded_parameters(folded, rewrite)
