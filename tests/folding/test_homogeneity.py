@@ -1,5 +1,7 @@
 """Homogeneity: what can be scaled in a forward pass, and what asks for its argument as it is."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from torch.nn import functional
 from floatline.folding.exponents import Exponents
 from floatline.folding.homogeneity import relate
 from floatline.folding.recorded_graph import find_largest, mark_sixteen, record_graph
+from floatline.folding.rewriting import plan_rewrite, rewrite_model
 
 
 class Function(nn.Module):
@@ -25,8 +28,8 @@ class Function(nn.Module):
         return self.last(self.function(self, self.first(x)))
 
 
-def powers(function, **attributes) -> dict[str, int]:
-    """Exponents of all weights and epsilons where the first matrix is multiplied by 2; nothing where it cannot be."""
+def powers(function, *, step=1, **attributes) -> dict[str, int]:
+    """Exponents of weights and epsilons where the first matrix is multiplied by 2^step; nothing where it cannot be."""
     torch.manual_seed(0)
     model, x = Function(function, **attributes).eval(), torch.randn(4, 6)
     graph = record_graph(model, lambda one: one(x), (x,))
@@ -38,7 +41,10 @@ def powers(function, **attributes) -> dict[str, int]:
     first = next(number for number, node in enumerate(graph.nodes) if node.name == "first.weight")
     for root, members in exponents.groups().items():
         if first in members:
-            found = exponents.assign({root: 1 / members[first]})
+            found = exponents.assign({root: step / members[first]})
+            scaled = copy.deepcopy(model)
+            rewrite_model(scaled, plan_rewrite(graph, {one: int(power) for one, power in found.items()}, {}))
+            assert torch.allclose(scaled(x), model(x), rtol=1e-6, atol=0)
             names = {one: graph.nodes[one].name if isinstance(one, int) else str(one[-1]) for one in found}
             kinds = {one: isinstance(one, int) and graph.nodes[one].kind == "made" for one in found}
             return {names[one]: int(power) for one, power in found.items() if not kinds[one]}
@@ -56,6 +62,12 @@ SCALED = {
     "in place": lambda _, x: torch.zeros_like(x).index_add_(0, torch.arange(4), x).mul_(3.0),
     "where": lambda _, x: torch.where(x > 0, x, torch.zeros_like(x)).masked_fill(x < 0, 0.0),
     "norm times direction": lambda _, x: x * (x / x.norm(dim=-1, keepdim=True)),
+    "a product with a constant": lambda _, x: (
+        torch.addmm(torch.ones(6), x, torch.ones(6, 6).tril(), beta=0).sort(-1).values
+    ),
+    "pooling": lambda _, x: functional.max_pool2d(x[None, None], 3, 1, 1)[0, 0],
+    "upsampling": lambda _, x: functional.interpolate(x[None], scale_factor=2.0)[0, :, ::2],
+    "scattered zeros": lambda _, x: x.scatter(1, torch.zeros(4, 1, dtype=torch.int64), 0.0),
     "square root of a square": lambda _, x: x.square().sum(-1, keepdim=True).sqrt() * torch.ones(6),
 }
 KEPT = {
@@ -68,6 +80,8 @@ KEPT = {
     "a threshold": lambda _, x: torch.where(x > 0.5, x, -x),
     "a clamp": lambda _, x: x.clamp(-1.0, 1.0),
     "a number taken out": lambda _, x: x * x.mean().item(),
+    "scattered ones": lambda _, x: x.scatter(1, torch.zeros(4, 1, dtype=torch.int64), 1.0),
+    "a sign times a constant": lambda _, x: x * 0 + x.sign() * x.abs().clamp(min=0.1),
     "rounding": lambda _, x: x.round(),
     "an exponential": lambda _, x: x.exp(),
     "an unknown power": lambda _, x: x.abs().pow(0.3),
@@ -82,6 +96,15 @@ def test_what_follows_the_scale_is_undone_by_the_next_matrix(name):
 @pytest.mark.parametrize("name", KEPT)
 def test_what_does_not_follow_keeps_the_matrix_as_it_is(name):
     assert powers(KEPT[name]) == {}
+
+
+def test_a_matrix_that_is_used_twice_takes_half():
+    powers_of_four = powers(lambda model, x: functional.linear(x, model.last.weight), step=2)
+    assert powers_of_four == {"first.weight": 2, "last.weight": -1}
+
+
+def test_a_sign_hides_the_scale():
+    assert powers(lambda _, x: x.sign()) == {"first.weight": 1}
 
 
 def test_a_square_is_undone_twice():

@@ -71,6 +71,68 @@ def test_up_is_scaled_and_down_undoes_it():
     assert math.isfinite(result.proof.fp16_after)
 
 
+def test_a_layer_that_is_used_twice_is_scaled_in_whole_powers():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.layer = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.first.weight.data *= 1e5
+            self.layer.weight.data *= 1e-2
+
+        def forward(self, x):
+            return self.layer(functional.relu(self.layer(functional.relu(self.first(x)))))
+
+    result = fl.fold(Twice(), torch.randn(4, 8))
+    weights = result.rewrite.weights
+    assert result.verdict == "folded"
+    assert weights["first.weight"] == -2 * weights["layer.weight"] < 0
+
+
+class Constant(nn.Module):
+    """A norm whose epsilon is written into its code."""
+
+    def __init__(self, norm) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.embedding, self.head = norm, nn.Embedding(20, 16), nn.Linear(16, 4)
+        self.embedding.weight.data[1, 3] = 1e5
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.embedding(tokens)))
+
+
+@pytest.mark.parametrize(
+    ("norm", "why"),
+    [
+        (
+            lambda x: functional.layer_norm(x, (16,), eps=1e-5),
+            "native_layer_norm in the model itself has an epsilon of 1e-05 that no attribute of the module holds",
+        ),
+        (lambda x: x / (x.norm(dim=-1, keepdim=True) + 1e-6), "add in the model itself adds 1e-06"),
+    ],
+)
+def test_an_epsilon_that_is_written_into_the_code_stands_in_the_way(norm, why):
+    result = fl.fold(Constant(norm).eval(), draw_tokens())
+    assert {obstacle.why for obstacle in result.obstacles} == {why}
+
+
+def test_queries_are_scaled_against_keys():
+    model = Network(1)
+    with torch.no_grad():
+        model.embedding.weight[1, 2] = 1.0
+        attention = model.layers[0].attention
+        attention.query.weight *= 2.0**17
+        attention.key.weight *= 2.0**-17
+        for bias in (attention.query.bias, attention.key.bias):
+            bias.zero_() if bias is not None else None
+    result = fl.fold(model, draw_tokens())
+    assert result.verdict == "folded"
+    query, key = (result.rewrite.weights[f"layers.0.attention.{name}.weight"] for name in ("query", "key"))
+    assert query == -key < 0
+    assert result.proof.equal == result.proof.trials
+
+
 def test_gate_and_up_in_one_matrix_cannot_be_scaled_and_the_obstacle_says_so():
     result = fl.fold(Gated(fused=True), torch.randn(5, 16))
     assert result.verdict == "in the way"

@@ -95,11 +95,24 @@ def choose_exponents(graph: Graph, exponents: Exponents, *, margin: float) -> Ch
     for number, node in enumerate(graph.nodes):
         if node.largest > LARGEST and node.sixteen and (why := exponents.why_zero(number)):
             unfit[number] = why
-    found = {unknown: int(value) for unknown, value in exponents.assign(chosen).items() if value.denominator == 1}
+    found = _whole(graph, exponents, chosen)
     for number, node in enumerate(graph.nodes):
         if node.kind == "parameter" and node.largest * 2.0 ** found.get(number, 0) > LARGEST >= node.largest:
             unfit[number] = f"what the fold makes of it is 2^{found[number]} times as large"
     return ChosenExponents(found, tuple(groups), _obstacles(graph, makers, unfit))
+
+
+def _whole(graph: Graph, exponents: Exponents, chosen: dict[Unknown, Fraction]) -> dict[Unknown, int]:
+    """The exponents of weights and settings; in larger steps where one that is used twice would get half of one."""
+
+    def assign() -> dict[Unknown, Fraction]:
+        every = exponents.assign(chosen).items()
+        return {one: value for one, value in every if not isinstance(one, int) or graph.nodes[one].kind == "parameter"}
+
+    step = math.lcm(*(value.denominator for value in assign().values()))
+    for root, value in chosen.items():
+        chosen[root] = Fraction(step * (math.ceil if value > 0 else math.floor)(value / step))
+    return {one: int(value) for one, value in assign().items()}
 
 
 def _limit(graph: Graph, node: int, margin: float) -> float:

@@ -35,12 +35,17 @@ def relate(graph: Graph, eps_of: Callable[[str, str], Unknown] | None = None) ->
     relations += [Relation({number: 1}, "it is an output of the model") for number in graph.outputs]
     for call in graph.calls:
         context = _Context(graph, call, eps_of)
-        for terms in RULES.get(call.name, RULES.get(call.name.removesuffix("_"), _as_it_is))(context):
+        for terms in _find_rule(call.name)(context):
             merged: dict[Unknown, Fraction | int] = {}
             for unknown, factor in terms:
                 merged[unknown] = merged.get(unknown, 0) + factor
-            relations.append(Relation(merged, call.place))
+            relations.append(Relation(merged, context.why))
     return relations
+
+
+def _find_rule(name: str) -> Rule:
+    """The rule of an operation, or of the one that it does in place."""
+    return RULES.get(name, RULES.get(name.removesuffix("_"), _as_it_is))
 
 
 def _fixed(graph: Graph, number: int) -> str:
@@ -57,6 +62,7 @@ class _Context:
     def __init__(self, graph: Graph, call: GraphCall, eps_of: Callable[[str, str], Unknown] | None) -> None:
         self.graph, self.call, self._eps_of = graph, call, eps_of
         self.args, self.kwargs = call.args, call.kwargs
+        self.why = call.place
 
     def node(self, place: int) -> int | None:
         """The storage of an argument, or None where it holds no real numbers."""
@@ -137,9 +143,10 @@ def _product(x: int, y: int, added: int | None = None, sign: int = 1) -> Rule:
             return _as_it_is(context)
         factors = ((context.node(x), 1), (context.node(y), sign))
         found: list[Terms] = [[(out, -1), *((node, factor) for node, factor in factors if node is not None)]]
-        if added is not None and context.kwargs.get("beta", 1) != 0:
-            found += _equal(out, context.node(added))
-        return found
+        known = {context.node(x), context.node(y)}
+        if added is not None and context.kwargs.get("beta", 1) == 0:
+            known.add(context.node(added))
+        return found + _equal(out, *(node for node in context.read() if node not in known))
 
     return rule
 
@@ -162,6 +169,7 @@ def _sum(context: _Context) -> list[Terms]:
         return [*_equal(x, context.result()), [(x, 1), (eps, -1)]]
     if context.graph.nodes[x].kind == "parameter" and x != context.result() and context.call.name == "add":
         return _equal(("shift", x, number), context.result())
+    context.why += f" adds {number:g}"
     return _as_it_is(context)
 
 
@@ -177,7 +185,9 @@ def _norm(weight: int, bias: int | None, eps: int) -> Rule:
         found: list[Terms] = [[(out, 1)]] if gain is None else _equal(out, gain)
         found += _equal(out, shift)
         number = context.args[eps] if eps < len(context.args) else None
-        held = context.eps(2.0**-23 if number is None else number)
+        number = 2.0**-23 if number is None else number
+        held = context.eps(number)
+        context.why += "" if held else f" has an epsilon of {number:g} that no attribute of the module holds"
         found.append([(x, 1)] if held is None else [(held, 1), (x, -2)])
         *means, deviation = [value.node for value in context.call.results[1:]] or [-1]
         found += [[(node, 1), (x, -1)] for node in means if node >= 0]
@@ -206,6 +216,15 @@ def _filled(context: _Context) -> list[Terms]:
     return [] if numbers and all(one == 0 for one in numbers) else [[(node, 1)] for node in context.written()]
 
 
+def _pinned_result(context: _Context) -> list[Terms]:
+    return [[(node, 1)] for node in context.written()]
+
+
+def _scattered(context: _Context) -> list[Terms]:
+    number = context.args[3] if len(context.args) > 3 else 0
+    return _as_it_is(context) if isinstance(number, int | float) and number != 0 else _same(context)
+
+
 def _embedding(context: _Context) -> list[Terms]:
     return _equal(context.node(0), context.result())
 
@@ -219,7 +238,7 @@ RULES: dict[str, Rule] = {
         (
             *("cat", "stack", "clone", "copy", "contiguous", "index", "index_select", "gather", "repeat", "roll"),
             *("flip", "neg", "relu", "leaky_relu", "abs", "sum", "mean", "amax", "amin", "max", "min", "cumsum"),
-            *("topk", "sort", "index_put", "_index_put_impl", "index_add", "index_copy", "scatter", "scatter_add"),
+            *("topk", "sort", "index_put", "_index_put_impl", "index_add", "index_copy", "scatter_add"),
             *("masked_scatter", "maximum", "minimum", "linalg_vector_norm", "norm", "pixel_shuffle", "im2col"),
             *("avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices", "upsample_nearest1d"),
             *("upsample_nearest2d", "_upsample_nearest_exact2d", "upsample_bilinear2d", "upsample_bicubic2d"),
@@ -242,13 +261,15 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("gt", "ge", "lt", "le", "eq", "ne"), _same_unless_scalar),
     **dict.fromkeys(
         (
-            *("isnan", "isinf", "isfinite", "argmax", "argmin", "argsort", "sign", "any", "nonzero", "zero"),
+            *("isnan", "isinf", "isfinite", "argmax", "argmin", "argsort", "any", "nonzero", "zero"),
             *("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided"),
             *("new_empty_strided", "_has_compatible_shallow_copy_type", "is_same_size"),
         ),
         _nothing,
     ),
     **dict.fromkeys(("full", "full_like", "new_full", "fill"), _filled),
+    "sign": _pinned_result,
+    "scatter": _scattered,
     "_to_copy": _converted,
     "embedding": _embedding,
     **dict.fromkeys(("add", "sub"), _sum),
