@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from floatline.diagnosis.target_diagnosis import diagnose
     from floatline.errors import FloatlineError
     from floatline.findings import GuardStop
+    from floatline.folding.scale_fold import fold
     from floatline.guard.guard import Guard
     from floatline.guard.policy import Policy
     from floatline.guard.scaler import LossScaler
@@ -34,6 +35,7 @@ __all__ = [
     "Policy",
     "__version__",
     "diagnose",
+    "fold",
     "manifest",
     "optim",
     "rescue",
@@ -53,6 +55,7 @@ _load = offer(
         "Plan": "plans.plan",
         "Policy": "guard.policy",
         "diagnose": "diagnosis.target_diagnosis",
+        "fold": "folding.scale_fold",
         "manifest": "manifests.live",
         "optim": "optim",
         "rescue": "rescuing.rescue",

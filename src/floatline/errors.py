@@ -13,6 +13,7 @@ FloatlineError
 ├── GuardStop        a run that the guard has ended, with its finding: in `findings`
 ├── TraceError       a trace that cannot be written or read
 ├── ReplayError      a step that cannot be replayed, or a replay bundle that cannot be written or read
+├── FoldError        a model that cannot be folded, or a checkpoint's folder that cannot be read or written
 ├── RescueError      a rescue's folder or stage that cannot be used
 ├── LedgerError      a ledger that cannot be written, read or locked, or a record it cannot hold
 ├── ComparisonError  a comparison's setting, run or result that cannot be used
@@ -92,6 +93,10 @@ class ManifestError(FloatlineError, AssertionError):
 
 class ReplayError(FloatlineError, ValueError):
     """A step that cannot be replayed, or a replay bundle that cannot be written or read."""
+
+
+class FoldError(FloatlineError, ValueError):
+    """A model that cannot be folded, or a checkpoint's folder that cannot be read or written."""
 
 
 class RescueError(FloatlineError, ValueError):

@@ -19,7 +19,7 @@ FLOORS = [
     {"validation"},
     {"diagnosis", "manifests", "training"},
     {"running"},
-    {"checkup", "guard", "probe"},
+    {"checkup", "folding", "guard", "probe"},
     {"lint", "precision"},
     {"fixes", "optim", "workload"},
     {"findings", "ledger", "numerics", "plans"},

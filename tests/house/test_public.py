@@ -21,6 +21,7 @@ PUBLIC = {
     "Policy",
     "__version__",
     "diagnose",
+    "fold",
     "manifest",
     "optim",
     "rescue",

@@ -305,6 +305,20 @@ def test_written_tensors_hold_what_the_native_call_writes(call):
     assert result.stride() == native.stride()
 
 
+@pytest.mark.skipif(not hasattr(torch, "_grouped_mm"), reason="this torch has no grouped product")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_grouped_product_of_experts_is_rounded_once(dtype, asked):
+    rows, experts = rand(6, 16).to(dtype), rand(2, 16, 8, seed=1).to(dtype)
+    with HalfOnCPU() as mode, torch.no_grad():
+        found = torch._grouped_mm(
+            rows, experts, offs=torch.tensor([2, 6], dtype=torch.int32), out_dtype=dtype if asked else None
+        )
+    exact = torch.cat([rows[:2].float() @ experts[0].float(), rows[2:].float() @ experts[1].float()])
+    assert torch.equal(found, exact.to(dtype))
+    assert mode.computed["aten._grouped_mm"] == 1
+
+
 def test_an_in_place_call_returns_the_tensor_it_wrote():
     a, c = rand(4, 4).half(), rand(4, 4, seed=1).half()
     with HalfOnCPU():

@@ -18,6 +18,8 @@ from floatline.cli import (
     diagnose,
     doctor,
     explain,
+    fit,
+    fold,
     lint,
     manifest,
     replay,
@@ -87,6 +89,8 @@ app.command()(compare.compare)
 app.command(cls=TargetOrCommand)(diagnose.diagnose)
 app.command()(doctor.doctor)
 app.command()(explain.explain)
+app.command()(fit.fit)
+app.command()(fold.fold)
 app.command()(lint.lint)
 app.command(cls=TargetOrCommand)(manifest.manifest)
 app.command()(replay.replay)

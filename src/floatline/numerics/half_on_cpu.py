@@ -93,7 +93,7 @@ _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _ROUNDED_ONCE = frozenset(
     f"aten::{name}"
     for name in (
-        *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addr"),
+        *("mm", "addmm", "_addmm_activation", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "addr", "_grouped_mm"),
         *("convolution", "_convolution", "convolution_backward", "gelu"),
         "_scaled_dot_product_flash_attention_for_cpu",
         "_scaled_dot_product_flash_attention_for_cpu_backward",
@@ -270,6 +270,8 @@ def _compute_in_float32(func: OpOverload[..., Any], args: tuple[Any, ...], kwarg
     wide: dict[int, Tensor] = {}  # by id, so that an argument given twice stays one tensor
 
     def widen(value: Any) -> Any:
+        if value is low:
+            return torch.float32  # the format of the result, where it is asked for
         if not isinstance(value, Tensor) or value.dtype != low:
             return value
         if id(value) not in wide:
