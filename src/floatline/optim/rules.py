@@ -82,17 +82,21 @@ def _adam_step(
     params: list[Tensor], grads: list[Tensor], states: States, steps: list[float], group: dict[str, Any]
 ) -> None:
     beta1, beta2 = group["betas"]
-    lr = float(group["lr"])
     exp_avgs, exp_avg_sqs = states["exp_avg"], states["exp_avg_sq"]
     foreach.lerp_(exp_avgs, grads, 1 - beta1)
     foreach.mul_(exp_avg_sqs, beta2)
     foreach.addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
-    step_sizes = [(lr / (1 - beta1**step)) * -1 for step in steps]
-    corrections = [_root(1 - beta2**step) for step in steps]
+    sizes = [adam_sizes(group, step) for step in steps]
     denominators = foreach.sqrt(exp_avg_sqs)
-    foreach.div_(denominators, corrections)
+    foreach.div_(denominators, [correction for _, correction in sizes])
     foreach.add_(denominators, group["eps"])
-    foreach.addcdiv_(params, exp_avgs, denominators, step_sizes)
+    foreach.addcdiv_(params, exp_avgs, denominators, [size for size, _ in sizes])
+
+
+def adam_sizes(group: dict[str, Any], step: float) -> tuple[float, float]:
+    """How far a step goes along the mean, with its sign, and what the root of the squares is divided by."""
+    beta1, beta2 = group["betas"]
+    return (float(group["lr"]) / (1 - beta1**step)) * -1, _root(1 - beta2**step)
 
 
 def _root(x: float) -> float:
