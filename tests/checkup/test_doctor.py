@@ -86,7 +86,7 @@ def test_another_machine_is_answered_for():
 
 def test_json_has_the_promised_keys():
     result = json.loads(CliRunner().invoke(app, ["doctor", "--on", "h100", "--format", "json"]).stdout)
-    assert set(result) == {"machine", "choice", "target", "plan", "findings", "notes", "memory", "holdings"}
+    assert set(result) == {"machine", "choice", "target", "plan", "findings", "notes", "memory", "holdings", "scale"}
     assert result["machine"]["hardware"]["formats"]["fp8"]["level"] == "native"
     assert result["choice"]["plan"] == "bf16-mixed"
     assert result["choice"]["settings"]["compute"] == "bf16"

@@ -3,8 +3,18 @@
 import pytest
 import torch
 
+from floatline.numerics import compiled
 from floatline.numerics.split import SPLIT_DTYPES as HALVES
-from floatline.numerics.split import join_many, join_master, split_many, split_master
+from floatline.numerics.split import join_many, join_master, split_many, split_master, widen_many
+
+
+@pytest.fixture(autouse=True, params=["torch", "numba"])
+def way(request, monkeypatch):
+    """In torch operations, and in loops that numba compiles."""
+    monkeypatch.setattr(compiled, "COMPILED_FROM", 1 if request.param == "numba" else 1 << 60)
+    if request.param == "numba" and compiled.split_loops() is None:
+        pytest.skip("numba is not installed, or this processor does not convert float16")
+    return request.param
 
 
 def numbers(limit):
@@ -49,3 +59,34 @@ def test_nothing_is_split_into_nothing():
     for dtype in HALVES:
         weight, remainder = split_many(torch.zeros(0), dtype)
         assert weight.shape == remainder.shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_numbers_beyond_the_format_split_and_join_as_in_numerics(dtype):
+    assert_same(numbers(torch.inf), dtype)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_several_threads_split_as_one_does(dtype, monkeypatch):
+    monkeypatch.setattr(compiled, "_SHARE", 1000)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert_same(numbers(torch.inf), dtype)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_loops_run_where_the_test_says_so(way, monkeypatch):
+    runs = []
+    run_loop = compiled.run_loop
+    monkeypatch.setattr("floatline.numerics.split.run_loop", lambda *args: runs.append(1) or run_loop(*args))
+    split_many(torch.ones(8), torch.float16)
+    assert len(runs) == (way == "numba")
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_16_bit_number_is_widened_as_torch_does(dtype):
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    assert torch.equal(widen_many(every).nan_to_num(1e9), every.float().nan_to_num(1e9))
+    assert torch.equal(widen_many(every).isnan(), every.isnan())

@@ -22,6 +22,7 @@ KINDS = {
     "adam": optim.Adam,
     "sgd": lambda params, **k: optim.SGD(params, momentum=0.9, dampening=0.1, **k),
     "lion": optim.Lion,
+    "muon": optim.Muon,
 }
 
 

@@ -75,3 +75,34 @@ def test_shards_that_were_written_continue_as_one_process_does(found, way):
 def test_a_rollback_in_place_keeps_the_remainders(found, kind):
     assert both(found, f"{kind}: rolled back bit for bit") == [True, True]
     assert min(both(found, f"{kind}: has remainders")) > 0
+
+
+MUON = [
+    ("exact", "bf16", "plain"),
+    ("exact", "fp16", "plain"),
+    ("exact", "fp32", "plain"),
+    ("exact", "bf16", "nesterov"),
+]
+
+
+@pytest.mark.parametrize("case", [*MUON, ("stochastic", "bf16", "states")], ids=str)
+def test_rows_that_muon_exchanges_end_with_the_bits_of_one_process(found, case):
+    assert both(found, f"Muon, {', '.join(case)}, rows") == [True, True]
+    assert min(both(found, "Muon: moved by")) > 0.01
+
+
+@pytest.mark.parametrize("case", MUON, ids=str)
+def test_columns_that_muon_gathers_end_with_the_bits_of_one_process(found, case):
+    assert both(found, f"Muon, {', '.join(case)}, columns") == [True, True]
+
+
+def test_a_shard_that_is_turned_alone_would_point_elsewhere(found):
+    assert min(both(found, "Muon: turned alone differs by")) > 0.1
+
+
+def test_a_nan_on_one_rank_keeps_every_bit_of_muon(found):
+    assert both(found, "Muon, NaN on one rank: unchanged") == [True, True]
+
+
+def test_a_full_checkpoint_of_muon_on_shards_resumes_bit_for_bit(found):
+    assert both(found, "Muon: resumed differs by") == [0.0, 0.0]

@@ -11,7 +11,7 @@ FORMS = [
     for update in ("exact", "stochastic", "kahan")
     for states in ("fp32", "bf16", "int8")
 ]
-KINDS = [optim.AdamW, optim.Adam, optim.Lion, lambda p, **k: optim.SGD(p, momentum=0.9, **k)]
+KINDS = [optim.AdamW, optim.Adam, optim.Lion, optim.Muon, lambda p, **k: optim.SGD(p, momentum=0.9, **k)]
 
 
 def started(dtype=torch.float16, kind=optim.AdamW, **settings):

@@ -19,7 +19,7 @@ from floatline.optim.survey import Entry
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = [pytest.mark.gpu] if ON_GPU else []
-KINDS = {"AdamW": optim.AdamW, "SGD": optim.SGD, "Lion": optim.Lion}
+KINDS = {"AdamW": optim.AdamW, "SGD": optim.SGD, "Lion": optim.Lion, "Muon": optim.Muon}
 UPDATES = ["exact", "kahan", "stochastic", "nearest"]
 EXTRAS = {"exact": "remainder", "kahan": "compensation"}
 

@@ -17,9 +17,11 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from floatline import optim
+from floatline.numerics.orthogonal import orthogonalize
 from floatline.optim.mesh import local_part
 
 STEPS = 6
@@ -64,7 +66,7 @@ def set_grads(model, seed):
     for i, param in enumerate(model.parameters()):
         grad = torch.randn(param.shape, generator=torch.Generator().manual_seed(10 * seed + i)).to(param.dtype)
         if hasattr(param, "device_mesh"):
-            grad = torch.distributed.tensor.distribute_tensor(grad, param.device_mesh, param.placements)
+            grad = distribute_tensor(grad, param.device_mesh, param.placements)
         param.grad = grad
 
 
@@ -180,20 +182,90 @@ def checks(rank, folder):
     loaded = second.master_state_dict(again)
     found["master file on shards"] = all(torch.equal(after[key], loaded[key]) for key in loaded)
 
+    found |= muon_checks(rank, mesh)
+
     # Full checkpoints through torch's own tools.
     for states in ("fp32", "int8"):
         found[f"{states}: resumed differs by"] = resume(rank, mesh, states=states)
     return found
 
 
-def resume(rank, mesh, **options):
+def deep_model(dtype):
+    """Three matrices on two processes: the last batch of the exchange has one owner and one idle process."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 9, bias=False), nn.Tanh(), nn.Linear(9, 1))
+    return nn.Sequential(*layers).to(dtype)
+
+
+def sharded_deep(dtype, mesh):
+    model = deep_model(dtype)
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def cut_into_columns(dtype, mesh):
+    """A model that is cut as tensor parallelism cuts: no process has a whole row."""
+    model = deep_model(dtype)
+    for layer in (model[0], model[2], model[4]):
+        weight = distribute_tensor(layer.weight.detach(), mesh, [Shard(1)])
+        layer.weight = nn.Parameter(weight)
+    return model
+
+
+def muon_checks(rank, mesh):
+    """Muon turns whole matrices: shards have to end with the bits of one process."""
+    found = {}
+    cases = [("exact", ns_dtype, {}) for ns_dtype in ("bf16", "fp16", "fp32")]
+    cases += [("stochastic", "bf16", {"states": "bf16"}), ("exact", "bf16", {"nesterov": False})]
+    for update, ns_dtype, options in cases:
+        for name, cut in (("rows", sharded_deep), ("columns", cut_into_columns)):
+            if name == "columns" and update == "stochastic":  # other choices than on one process, by design
+                continue
+            models = deep_model(torch.bfloat16), cut(torch.bfloat16, mesh)
+            pair = [(m, optim.Muon(m.parameters(), 0.02, update=update, ns_dtype=ns_dtype, **options)) for m in models]
+            for step in range(3):
+                for model, optimizer in pair:
+                    set_grads(model, step)
+                    optimizer.step(clip_norm=1e3 if options else None)
+            one, two = (optimizer.master_state_dict(model) for model, optimizer in pair)
+            key = f"Muon, {update}, {ns_dtype}, {', '.join(options) or 'plain'}, {name}"
+            found[key] = all(torch.equal(one[k], two[k]) for k in one)
+    start = deep_model(torch.float32).state_dict()
+    found["Muon: moved by"] = largest_difference(one, start)
+
+    # Each process by itself would turn another matrix.
+    parts, whole = sharded_deep(torch.float32, mesh), deep_model(torch.float32)
+    for model in (parts, whole):
+        set_grads(model, 1)
+    own = orthogonalize(parts[2].weight.grad.to_local())
+    held = orthogonalize(whole[2].weight.grad).chunk(2)[rank]
+    found["Muon: turned alone differs by"] = float((own - held).abs().max())
+
+    parts = sharded_deep(torch.float16, mesh)
+    optimizer = optim.Muon(parts.parameters(), 0.02)
+    set_grads(parts, 0)
+    optimizer.step()
+    set_grads(parts, 1)
+    if rank == 0:
+        parts[2].weight.grad.to_local()[0, 0] = torch.nan
+    before = [tensor.clone() for tensor in live(parts, optimizer)]
+    optimizer.step(clip_norm=1.0)
+    found["Muon, NaN on one rank: unchanged"] = all(map(torch.equal, before, live(parts, optimizer)))
+    found["Muon: resumed differs by"] = resume(rank, mesh, sharded_deep, lambda params: optim.Muon(params, 0.02))
+    return found
+
+
+def resume(rank, mesh, make=None, build=None, **options):
     """Train, save a full checkpoint, load it into a new optimizer, train both: how far apart they end."""
+    make = make or sharded
+    build = build or (lambda params: optim.AdamW(params, lr=1e-2, **options))
     full = StateDictOptions(full_state_dict=True)
-    parts, again = sharded(torch.float16, mesh), sharded(torch.float16, mesh)
-    optimizer, _ = train(parts, torch.float16, rank, **options)
+    parts, again = make(torch.float16, mesh), make(torch.float16, mesh)
+    optimizer, _ = train(parts, torch.float16, rank, optimizer=build(parts.parameters()))
     box = [get_optimizer_state_dict(parts, optimizer, options=full)]
     dist.broadcast_object_list(box, src=0)
-    resumed = optim.AdamW(again.parameters(), lr=1e-2, **options)
+    resumed = build(again.parameters())
     set_optimizer_state_dict(again, resumed, box[0], options=full)
     with torch.no_grad():
         for mine, theirs in zip(again.parameters(), parts.parameters(), strict=True):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from floatline.checkup.choose import Note, PlanDecision, choose_plan
-from floatline.errors import TargetError
+from floatline.checkup.scale import Scale, scale_up
+from floatline.checkup.shapes import find_transformer
+from floatline.errors import PlanError, TargetError
 from floatline.findings import Finding
 from floatline.hardware import Hardware, Machine, detect_devices, find_hardware
+from floatline.hardware.rates import find_rates
 from floatline.plans import Plan
 from floatline.plans.presets import PLANS, resolve_plan
 from floatline.precision.holding import Holding
@@ -35,6 +38,7 @@ class Checkup:
         notes: What else to know.
         memory: Bytes by part and plan; None without a target.
         holdings: What the target's weights and buffers are held in as it builds them; a manifest tells it after a step.
+        scale: What one process of many would hold and move; None where nobody asked.
     """
 
     machine: Machine | None
@@ -46,6 +50,7 @@ class Checkup:
     notes: tuple[Note, ...]
     memory: Memory | None
     holdings: tuple[Holding, ...] = ()
+    scale: Scale | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The object that `floatline doctor --format json` prints."""
@@ -60,6 +65,7 @@ class Checkup:
             "notes": [{"topic": note.topic, "text": note.text} for note in self.notes],
             "memory": self.memory.as_json() if self.memory else None,
             "holdings": [asdict(row) for row in self.holdings],
+            "scale": self.scale.as_json() if self.scale else None,
         }
 
 
@@ -99,6 +105,40 @@ def examine(target: Target | None = None, *, on: str | None = None, plan: Plan |
 
     held = find_holdings([workload.model])
     return Checkup(machine, hardware, choice, target.text, asked, tuple(findings), tuple(notes), memory, held)
+
+
+def examine_scale(
+    model: str,
+    *,
+    world: int,
+    on: str | None = None,
+    plan: Plan | str | None = None,
+    batch: int = 1,
+    sequence: int = 4096,
+    checkpointing: bool = False,
+) -> Checkup:
+    """Examine a machine, and what one of many processes on such machines would hold of a model under FSDP2.
+
+    Args:
+        model: '7b', '70b' and so on: a key of `shapes.TRANSFORMERS`.
+        world: How many processes.
+        on: Another device: 'H100'. None detects this machine's.
+        plan: The plan; None takes the device's.
+        batch: Sequences of one process.
+        sequence: Tokens of each.
+        checkpointing: Whether blocks are computed again in backward.
+    """
+    found = examine(on=on, plan=plan)
+    asked = found.plan or found.choice.value
+    if asked.fp32_modules or asked.fp32_functions:
+        raise PlanError(
+            f"Plan {asked.name!r} keeps modules in FP32, and a model on paper has none. Use a plan without."
+        )
+    size = 4 if asked.compute == "fp32" else 2
+    shape = find_transformer(model)
+    weighed = shape.size(model.lower(), batch=batch, sequence=sequence, size=size, checkpointing=checkpointing)
+    rates = find_rates(on or (found.machine.best.name if found.machine else ""))
+    return replace(found, plan=asked, scale=scale_up(weighed, asked, world=world, rates=rates))
 
 
 def _machine_notes(machine: Machine | None) -> list[Note]:

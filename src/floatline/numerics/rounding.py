@@ -36,7 +36,13 @@ def philox(counters: tuple[Tensor, Tensor, Tensor, Tensor], *, seed: int) -> tup
 
 
 def random_words(
-    count: int, *, seed: int, step: int = 0, stream: int = 0, start: int = 0, device: torch.device | str = "cpu"
+    count: int,
+    *,
+    seed: int,
+    step: int | Tensor = 0,
+    stream: int = 0,
+    start: int = 0,
+    device: torch.device | str = "cpu",
 ) -> Tensor:
     """`count` random 32-bit words, the i-th of which depends on (seed, step, stream, start + i) alone.
 
@@ -47,7 +53,7 @@ def random_words(
     Args:
         count: How many words.
         seed: 64-bit key of the whole run.
-        step: Training step, 0 to 2**32 - 1.
+        step: Training step, 0 to 2**32 - 1; a number, or an int64 tensor with one, on the device.
         stream: Which tensor, 0 to 2**32 - 1.
         start: Index of the first word.
         device: Where to make them.

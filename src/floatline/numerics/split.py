@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from floatline.errors import TensorError
+from floatline.numerics.compiled import is_worth_compiling, run_loop, split_loops
 
 SPLIT_DTYPES = (torch.float16, torch.bfloat16)
 
@@ -116,6 +117,12 @@ def split_many(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         master: float32 tensor; not modified.
         dtype: torch.float16 or torch.bfloat16.
     """
+    loops = split_loops() if is_worth_compiling(master) else None
+    if loops is not None:
+        weight, remainder = torch.empty_like(master, dtype=dtype), torch.empty_like(master, dtype=torch.int16)
+        loop = loops.split_bfloat16 if dtype == torch.bfloat16 else loops.split_float16
+        run_loop(loop, [((master, weight, remainder), ())])
+        return weight, remainder
     bits = master.view(torch.int32)
     magnitude = bits & 0x7FFFFFFF
     limit = _SPECIAL if dtype == torch.bfloat16 else _TOO_LARGE
@@ -126,6 +133,16 @@ def split_many(master: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         weight = bits.sub(remainder.to(torch.int32)).bitwise_right_shift_(16).to(torch.int16)
         return weight.view(torch.bfloat16), remainder
     return _split_half(bits, magnitude)
+
+
+def widen_many(tensor: Tensor) -> Tensor:
+    """A tensor as float32: what `.to` gives, which takes float16 one by one on some CPUs."""
+    loops = split_loops() if tensor.dtype == torch.float16 and is_worth_compiling(tensor) else None
+    if loops is None:
+        return tensor.to(torch.float32)
+    wide = torch.empty_like(tensor, dtype=torch.float32)
+    run_loop(loops.widen_float16, [((tensor, wide), ())])
+    return wide
 
 
 def join_many(weight: Tensor, remainder: Tensor) -> Tensor:
@@ -140,6 +157,12 @@ def join_many(weight: Tensor, remainder: Tensor) -> Tensor:
     """
     if weight.dtype not in SPLIT_DTYPES or not weight.is_cpu:
         return join_master(weight, remainder)
+    loops = split_loops() if is_worth_compiling(weight, remainder) else None
+    if loops is not None:
+        master = torch.empty_like(weight, dtype=torch.float32)
+        loop = loops.join_bfloat16 if weight.dtype == torch.bfloat16 else loops.join_float16
+        run_loop(loop, [((weight, remainder, master), ())])
+        return master
     if weight.dtype == torch.bfloat16:
         bits = weight.view(torch.int16).to(torch.int32).bitwise_left_shift_(16).add_(remainder)
         joined = bits.view(torch.float32)

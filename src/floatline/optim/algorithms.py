@@ -1,4 +1,4 @@
-"""AdamW, Adam, Lion and SGD, and an optimizer of torch's, or of ours, converted to one of them."""
+"""AdamW, Adam, Lion and SGD, and an optimizer of torch's, or of ours, converted to one of them or to Muon."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from floatline.errors import OptimizerError
 from floatline.optim import rules
+from floatline.optim.muon import Muon
 from floatline.optim.optimizer import Optimizer, share_hooks
 from floatline.optim.rules import StatesName, UpdateName
 
@@ -224,7 +225,10 @@ _KINDS: dict[type, type[Optimizer]] = {
     Adam: Adam,
     SGD: SGD,
     Lion: Lion,
+    Muon: Muon,
 }
+if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
+    _KINDS[torch.optim.Muon] = Muon
 # Settings of torch.optim's groups that say how to compute, not what.
 _HOW = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 
@@ -239,14 +243,14 @@ def convert(optimizer: torch.optim.Optimizer, *, update: UpdateName) -> Optimize
         carried over. Checked by tests/optim/test_converting.py.
 
     Args:
-        optimizer: torch.optim's AdamW, Adam or SGD, or one of floatline.optim.
+        optimizer: torch.optim's AdamW, Adam, SGD or Muon, or one of floatline.optim.
         update: "exact", "stochastic", "kahan" or "nearest".
     """
     kind = _KINDS.get(type(optimizer))
     if kind is None:
         raise OptimizerError(
             f"{type(optimizer).__name__} has no counterpart with update={update!r}. "
-            "Use AdamW, Adam, SGD or floatline.optim.Lion, or FP32 weights."
+            "Use AdamW, Adam, SGD, Muon or floatline.optim.Lion, or FP32 weights."
         )
     if type(optimizer) is torch.optim.Adam and optimizer.param_groups[0].get("decoupled_weight_decay"):
         kind = AdamW
@@ -256,7 +260,7 @@ def convert(optimizer: torch.optim.Optimizer, *, update: UpdateName) -> Optimize
         if group.get("amsgrad"):
             raise OptimizerError(f"{kind.__name__} with amsgrad has no counterpart here. Use FP32 weights.")
         groups.append({k: v for k, v in group.items() if k not in _HOW and k != "amsgrad"})
-    own = {name: getattr(optimizer, name) for name in ("states", "seed") if isinstance(optimizer, Optimizer)}
+    own = {name: getattr(optimizer, name) for name in ("states", "seed", "adamw") if hasattr(optimizer, name)}
     defaults = {k: v for k, v in optimizer.defaults.items() if k in known and k not in _HOW and k != "amsgrad"}
     made: Any = kind
     new: Optimizer = made(groups, **defaults, **own, update=update)

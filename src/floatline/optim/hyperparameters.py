@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from floatline.errors import OptimizerError, suggest
+from floatline.numerics.orthogonal import NS_DTYPES, scale_of
 from floatline.optim.storage import STATES, UPDATES
 
+_ADJUSTMENTS = ("original", "match_rms_adamw")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _NOT_NEGATIVE = ("lr", "eps", "weight_decay", "momentum", "dampening")
 # Settings of torch.optim that change what a step computes, with what to do instead.
@@ -46,11 +48,28 @@ def check_group(group: dict[str, Any]) -> None:
             raise OptimizerError(f"{name} is {float(value)}. Use a finite number from 0 up.")
     if "betas" in group and not _are_betas(group["betas"]):
         raise OptimizerError(f"betas are {group['betas']}. Use two numbers from 0 up to, and without, 1.")
-    if group.get("nesterov") and (group["momentum"] == 0 or group["dampening"] != 0):
+    if "ns_dtype" in group:
+        _check_newton_schulz(group)
+    elif group.get("nesterov") and (group["momentum"] == 0 or group["dampening"] != 0):
         raise OptimizerError(
             f"nesterov=True with momentum {group['momentum']} and dampening {group['dampening']}. "
             "Use a momentum above 0 and dampening 0."
         )
+
+
+def _check_newton_schulz(group: dict[str, Any]) -> None:
+    """Refuse what no Newton–Schulz iteration can be made with."""
+    dtype, adjust = group["ns_dtype"], group["adjust_lr_fn"]
+    if dtype not in NS_DTYPES:
+        raise OptimizerError(f"ns_dtype {dtype!r} is not known. {suggest(str(dtype), NS_DTYPES)}")
+    if adjust is not None and adjust not in _ADJUSTMENTS:
+        raise OptimizerError(f"adjust_lr_fn {adjust!r} is not known. {suggest(str(adjust), _ADJUSTMENTS)}")
+    steps, coefficients = group["ns_steps"], group["ns_coefficients"]
+    if not isinstance(steps, int) or not 1 <= steps < 100:
+        raise OptimizerError(f"ns_steps is {steps}. Use a whole number from 1 to 99.")
+    if len(coefficients) != 3 or not all(isinstance(one, Real) and math.isfinite(one) for one in coefficients):
+        raise OptimizerError(f"ns_coefficients are {coefficients}. Use three finite numbers.")
+    scale_of(dtype, tuple(coefficients), steps)  # refuses what does not fit the dtype
 
 
 def _are_betas(betas: Any) -> bool:

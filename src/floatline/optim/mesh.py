@@ -141,6 +141,26 @@ def start_of(param: Tensor) -> int:
     return param.numel() * (1 + first)
 
 
+def row_group(param: Tensor) -> Any:
+    """The processes that hold rows of a matrix, in the rows' order; None where it is cut in another way, or not."""
+    from torch.distributed.tensor import Shard
+
+    own = cast(Any, param)
+    cuts = [dim for dim, placement in enumerate(own.placements) if placement.is_shard()]
+    if len(cuts) != 1 or type(own.placements[cuts[0]]) is not Shard or own.placements[cuts[0]].dim != 0:
+        return None
+    # Groups number their processes upwards, whatever their order in the mesh.
+    upwards = bool((own.device_mesh.mesh.diff(dim=cuts[0]) > 0).all())
+    return own.device_mesh.get_group(cuts[0]) if upwards else None
+
+
+def row_shapes(param: Tensor, size: int) -> list[tuple[int, int]]:
+    """Rows and columns that each of so many processes holds of a matrix: cut as torch.chunk does."""
+    rows, columns = param.shape
+    room = -(-rows // size)
+    return [(max(0, min(room, rows - room * place)), columns) for place in range(size)]
+
+
 def own_share(survey: Survey, params: list[Tensor]) -> Survey:
     """The survey of this process with what it takes to add up all; the survey itself where nothing is sharded.
 

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from floatline.errors import OptimizerError
 from floatline.numerics.moving import send
 from floatline.optim import checkpoint, hyperparameters, mesh, resuming
-from floatline.optim.kernels import backend_for, fused_step_for, survey_all
+from floatline.optim.kernels import applier_for, fused_step_for, survey_all
 from floatline.optim.roster import Footprint, Roster, Writes, collect
 from floatline.optim.rules import RuledOptimizer, StatesName, UpdateName, UpdateRule
 from floatline.optim.storage import EXTRAS
-from floatline.optim.survey import Decision, Entry, Survey, by_device, check_options, decide
+from floatline.optim.survey import Decision, Entry, Survey, by_device, check_options, decide, fill
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _SHARED = importlib.import_module("torch.optim.optimizer")  # torch.optim does not show it
@@ -52,7 +52,7 @@ def is_heard(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Optimizer(RuledOptimizer):
-    """What AdamW, Adam, SGD and Lion share: everything but the arithmetic.
+    """What AdamW, Adam, SGD, Lion and Muon share: everything but the arithmetic.
 
     Numerics:
         Every update is computed in float32 from the float32 numbers that weight and states stand for. `update` and
@@ -228,7 +228,7 @@ class Optimizer(RuledOptimizer):
                 survey, scale=unscale, clip_norm=clip_norm, skip=_either(skip, found_inf, device), device=device
             )
         elif scale is not None or clip_norm is not None or skip is not None:
-            fused = fused_step_for(entries) if self._roster is not None else None
+            fused = fused_step_for(entries) if self._roster is not None and not self.rule.others else None
             if fused is not None:
                 self.decision = fused(
                     self.rule,
@@ -252,14 +252,19 @@ class Optimizer(RuledOptimizer):
             decision = self.decision
             if decision is not None and place != decision.applied.device:
                 decision = decision.to(place)
-            backend_for(place).apply(
-                self.rule,
-                own_entries,
-                decision=decision,
-                update=self.update,
-                states=self.states,
-                seed=self.seed,
-            )
+            for rule, part in self._by_rule(own_entries):
+                applier_for(rule, place).apply(
+                    rule, part, decision=decision, update=self.update, states=self.states, seed=self.seed
+                )
+
+    def _by_rule(self, entries: list[Entry]) -> list[tuple[UpdateRule, list[Entry]]]:
+        """The entries that follow each rule; the list itself where there is only one rule."""
+        if not self.rule.others:
+            return [(self.rule, entries)]
+        fill(entries)
+        rules = (self.rule, *self.rule.others.values())
+        parts = ((rule, [entry for entry in entries if self.rule.of(entry.group) is rule]) for rule in rules)
+        return [(rule, part) for rule, part in parts if part]
 
     @torch.no_grad()
     def survey(self) -> Survey:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from floatline.errors import OptimizerError
 from floatline.optim import hyperparameters, mesh, storage
@@ -78,7 +78,7 @@ def _adopt(optimizer: RuledOptimizer, param: Tensor, group: dict[str, Any], save
             if scale is not None:
                 fresh[f"{name}_scale"].copy_(scale)
         else:
-            _convert(fresh, name, _widen(value, scale))
+            storage.write_state(fresh, name, storage.read_state(value, scale))
         state |= fresh
     extras = storage.new_extra(weight, optimizer.update)
     for key in storage.EXTRAS.values():
@@ -108,34 +108,6 @@ def _check_kind(optimizer: RuledOptimizer, group: dict[str, Any], saved: dict[st
             f"The checkpoint holds {' and '.join(held)} for a weight, and {kind} needs {' and '.join(needed)}. "
             f"Load a checkpoint of {kind}, or begin without one."
         )
-
-
-def _widen(value: Tensor, scale: Tensor | None) -> Tensor:
-    """A saved state of any form as float32, with the same shape and order in memory."""
-    if scale is None:
-        return value.to(torch.float32)
-    flat = storage.flat_view(value)
-    codes = _padded(value.reshape(-1) if flat is None else flat)
-    wide = storage.load_state(codes, scale)[: value.numel()]
-    return wide.as_strided(value.shape, value.stride()) if flat is not None else wide.view(value.shape)
-
-
-def _convert(fresh: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Fill a new state from float32 values, rounding to nearest where its form is smaller."""
-    target = fresh[name]
-    # Give the values the state's order in memory, which its blocks follow.
-    values = torch.empty_strided(target.shape, target.stride(), device=target.device).copy_(value)
-    flat, place = storage.flat_view(values), storage.flat_view(target)
-    if flat is None or place is None:
-        raise AssertionError("a new state is dense in memory")
-    stored, scale = storage.store_state(_padded(flat), target.dtype, None)
-    place.copy_(stored[: target.numel()])
-    if scale is not None:
-        fresh[f"{name}_scale"].copy_(scale)
-
-
-def _padded(flat: Tensor) -> Tensor:
-    return nn.functional.pad(flat, (0, -flat.numel() % BLOCK))
 
 
 def _local_value(param: Tensor, value: Any, name: str) -> Tensor:

@@ -218,7 +218,7 @@ def collect(
                 plain = False
                 local = {name: mesh.local_part(tensor) for name, tensor in own.items()}
                 weight, local_grad = mesh.local_part(param), mesh.local_grad(param, grad)
-                entries.append(Entry(weight, local_grad, local, group, stream, mesh.start_of(param)))
+                entries.append(Entry(weight, local_grad, local, group, stream, mesh.start_of(param), param))
     if not plain:
         return params, entries, None
     roster = Roster(params, entries, idle, groups)

@@ -168,6 +168,48 @@ def store_state(values: Tensor, dtype: torch.dtype, words: Tensor | None) -> tup
     return codes.to(dtype).view(-1), scale
 
 
+def read_state(value: Tensor, scale: Tensor | None) -> Tensor:
+    """A stored state of any form as float32, with the same shape and order in memory; itself where it is float32.
+
+    Args:
+        value: float32, bfloat16, int8 or uint8.
+        scale: One float32 for each block of an 8-bit state.
+    """
+    if scale is None:
+        return value.to(torch.float32)
+    flat = flat_view(value)
+    wide = load_state(_padded(value.reshape(-1) if flat is None else flat), scale)[: value.numel()]
+    return wide.as_strided(value.shape, value.stride()) if flat is not None else wide.view(value.shape)
+
+
+def write_state(state: dict[str, Tensor], name: str, values: Tensor, words: Tensor | None = None) -> None:
+    """Fill a state, which is dense in memory, from float32 values.
+
+    Args:
+        state: Holds the state, and its scales where it has some.
+        name: Which.
+        values: Of the state's shape.
+        words: A random number of 32 bits for each element in the state's order in memory, or None for nearest rounding.
+    """
+    target = state[name]
+    place = flat_view(target)
+    if place is None:
+        raise AssertionError("a state is dense in memory")
+    if values.stride() != target.stride():  # blocks follow the state's order in memory
+        values = torch.empty_strided(target.shape, target.stride(), device=target.device).copy_(values)
+    flat = values.as_strided((values.numel(),), (1,))
+    if words is not None and target.dtype != torch.bfloat16:
+        words = _padded(words)
+    stored, scale = store_state(flat if target.dtype == torch.bfloat16 else _padded(flat), target.dtype, words)
+    place.copy_(stored[: target.numel()])
+    if scale is not None:
+        state[f"{name}_scale"].copy_(scale)
+
+
+def _padded(flat: Tensor) -> Tensor:
+    return torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK))
+
+
 def round_by_words(x: Tensor, dtype: torch.dtype, words: Tensor) -> Tensor:
     """`round_stochastic` to a 16-bit dtype for given random words, in whole-number steps.
 

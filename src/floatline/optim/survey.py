@@ -32,6 +32,7 @@ class Entry:
         group: The parameter group, with its hyperparameters.
         stream: Number of the parameter in the optimizer; part of the key of every random choice.
         start: Index of the weight's first element in the whole tensor; 0 unless the weight is a shard.
+        sharded: The DTensor that the weight is this process's part of; None where the weight is whole.
     """
 
     weight: Tensor
@@ -40,6 +41,7 @@ class Entry:
     group: dict[str, Any]
     stream: int
     start: int
+    sharded: Tensor | None = None
 
 
 def state_stream(stream: int) -> int:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from floatline.base.texts import format_bytes
 from floatline.checkup import Checkup
+from floatline.checkup.scale import SCALE_HOW, Scale
 from floatline.hardware import Device, Hardware, Machine
 from floatline.report.manifest import print_holdings
 
@@ -40,6 +41,8 @@ def print_checkup(checkup: Checkup, console: Console) -> None:
         _print_indented("After a step: floatline manifest -- python train.py", console, style="dim")
     if checkup.memory:
         _print_memory(checkup.memory, console)
+    if checkup.scale:
+        _print_scale(checkup.scale, console)
     for topic, title in _TOPICS.items():
         texts = [note.text for note in checkup.notes if note.topic == topic]
         if not texts:
@@ -121,6 +124,35 @@ def _print_memory(memory: Memory, console: Console) -> None:
     console.print(Padding(table, (0, 0, 0, 2), expand=False))
     for part, how in memory.how.items():
         _print_indented(f"{part}: {how}", console, style="dim")
+
+
+def _print_scale(scale: Scale, console: Console) -> None:
+    model = scale.model
+    _print_heading(f"{model.name} in {scale.plan} under FSDP2, one of {scale.world} processes", console)
+    _print_indented(
+        f"{model.num_parameters:,} parameters, {len(model.blocks)} blocks, {model.tokens:,} tokens a process", console
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for part, size in [*scale.parts.items(), ("total", scale.total)]:
+        table.add_row(part, Text(format_bytes(size), justify="right"), Text(SCALE_HOW.get(part, ""), style="dim"))
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    _print_heading("Received in a step, and sent as much", console)
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for name, size in scale.traffic.items():
+        table.add_row(name, Text(format_bytes(size), justify="right"))
+    console.print(Padding(table, (0, 0, 0, 2), expand=False))
+    _print_heading("Time of a step, at least", console)
+    if scale.rates is None or scale.least_seconds is None:
+        _print_indented("Not told: no rates are known for this device. Ask with --on A100, H100 or H200.", console)
+        return
+    listed = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in scale.seconds.items())
+    _print_indented(f"{scale.least_seconds:.3g} s: {listed}", console)
+    _print_indented(
+        f"At the rates of the data sheet ({scale.rates.source}), of which a run reaches a part; communication "
+        "hidden behind computing. Worked out on paper: no run on several GPUs was made.",
+        console,
+        style="dim",
+    )
 
 
 def _print_heading(text: str, console: Console) -> None:

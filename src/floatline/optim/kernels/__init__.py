@@ -14,12 +14,8 @@ from floatline.optim.rules import UpdateRule
 from floatline.optim.survey import Decision, Entry, Survey, by_device, merge
 
 
-class Backend(Protocol):
-    """What a backend module offers. All entries of a call are on one device."""
-
-    def survey(self, entries: list[Entry]) -> Survey:
-        """Sum of squares and number of non-finite values of each gradient, in the entries' order."""
-        ...
+class Applier(Protocol):
+    """Makes steps. All entries of a call are on one device."""
 
     def apply(
         self, rule: UpdateRule, entries: list[Entry], *, decision: Decision | None, update: str, states: str, seed: int
@@ -35,6 +31,19 @@ class Backend(Protocol):
             seed: Key of every random choice.
         """
         ...
+
+
+class Backend(Applier, Protocol):
+    """What a backend module offers: steps, and what it finds in gradients."""
+
+    def survey(self, entries: list[Entry]) -> Survey:
+        """Sum of squares and number of non-finite values of each gradient, in the entries' order."""
+        ...
+
+
+def applier_for(rule: UpdateRule, device: torch.device) -> Applier:
+    """Who makes a step by a rule on a device: for a rule on whole matrices torch's products, on every device."""
+    return _load("matrices") if rule.whole else backend_for(device)
 
 
 def backend_for(device: torch.device) -> Backend:

@@ -1,4 +1,4 @@
-"""The optimizer phase with torch operations: for a CPU, MPS, and every device without a backend of its own."""
+"""The optimizer phase with torch operations, and on a CPU with compiled ones; for every device without a backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from floatline.errors import OptimizerError
 from floatline.numerics import foreach
+from floatline.numerics.split import widen_many
 from floatline.optim import storage
+from floatline.optim.kernels.compiled_steps import step_compiled
 from floatline.optim.kernels.waves import Wave, WavePart, cut_into_waves, half_of
 from floatline.optim.rules import UpdateRule
 from floatline.optim.survey import Decision, Entry, Survey, fill, state_stream
@@ -57,8 +59,9 @@ def apply(
     for pairs in whole.values():
         _update_whole(rule, pairs, factor)
     for parts in buckets.values():
-        for wave in cut_into_waves(parts, padded=states == "int8"):
-            _update_wave(rule, wave, factor=factor, update=update, seed=seed)
+        if not step_compiled(rule, parts, factor, update=update, states=states):
+            for wave in cut_into_waves(parts, padded=states == "int8"):
+                _update_wave(rule, wave, factor=factor, update=update, seed=seed)
         for part in parts:
             # A weight with gaps in memory was worked on as a copy.
             if part.flat["weight"].data_ptr() != part.entry.weight.data_ptr():
@@ -82,7 +85,7 @@ def _update_wave(rule: UpdateRule, wave: Wave, *, factor: float, update: str, se
     names = rule.states_for(group)
     extra = next((name for name in storage.EXTRAS.values() if name in first.flat), None)
 
-    grads = wave.gather("grad").to(torch.float32)
+    grads = widen_many(wave.gather("grad"))
     if factor != 1.0:
         grads = grads * factor
     master = None

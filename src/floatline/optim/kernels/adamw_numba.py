@@ -1,0 +1,54 @@
+"""AdamW's step on 16-bit weights with remainders in one pass over memory, compiled by numba for a format."""
+
+import numba
+import numpy as np
+from numba import types
+from numba.extending import intrinsic
+
+from floatline.numerics.split_numba import (
+    as_float,
+    f32,
+    i32,
+    join_brain,
+    join_half,
+    split_brain,
+    split_half,
+    widen_half,
+)
+
+
+@intrinsic
+def fused_multiply_add(context, x, y, z):
+    """x·y + z, rounded once."""
+    del context, x, y, z
+    real = types.float32
+    return real(real, real, real), lambda _, b, __, args: b.fma(*args)
+
+
+@numba.njit(inline="always")
+def widen_brain(brain):
+    """The float32 of a bfloat16's bits."""
+    return as_float(i32(i32(brain) << i32(16)))
+
+
+def make_step(widen, join, split):
+    """The loop for a format: torch's operations in their order, each rounded as torch's vector code rounds it."""
+
+    @numba.njit(nogil=True, error_model="numpy")
+    def step(weight, remainder, grads, exp_avg, exp_avg_sq, factor, decay, lead, beta2, rest2, correction, eps, size):
+        for i in range(weight.size):
+            grad = f32(widen(grads[i]) * factor)
+            master = f32(join(weight[i], remainder[i]) * decay)
+            mean = exp_avg[i]
+            mean = fused_multiply_add(lead, f32(grad - mean), mean)  # lerp_
+            square = fused_multiply_add(f32(rest2 * grad), grad, f32(exp_avg_sq[i] * beta2))  # addcmul_
+            exp_avg[i], exp_avg_sq[i] = mean, square
+            denominator = f32(f32(f32(np.sqrt(square)) / correction) + eps)
+            master = f32(master + f32(f32(size * mean) / denominator))
+            weight[i], remainder[i] = split(master)
+
+    return step
+
+
+_HALF, _BRAIN = make_step(widen_half, join_half, split_half), make_step(widen_brain, join_brain, split_brain)
+STEPS = {"torch.float16": _HALF, "torch.bfloat16": _BRAIN}
