@@ -278,8 +278,8 @@ PLAN = "weights: fp32\ncompute: fp16\n"
         (["--plan", "none.yaml"], ["Plan 'none.yaml' does not exist", "Give a YAML file"]),
         (["--plan", "fp16-mixd"], ["Plan 'fp16-mixd' is not known", "'fp16-mixed'"]),
         (["--plan", "64-true"], ["'64-true' is FP64", "Use 'fp32'"]),
-        (["--format", "xml"], ["'xml'", "Try 'floatline --help'"]),
-        (["--onn", "t4"], ["--onn", "Try 'floatline --help'"]),
+        (["--format", "xml"], ["--format takes text or json, not 'xml'", "Try 'floatline doctor -h'"]),
+        (["--onn", "t4"], ["--onn", "Try 'floatline doctor -h'"]),
     ],
 )
 def test_wrong_use_ends_with_2_and_one_line(words: list[str], said: list[str]):

@@ -62,8 +62,13 @@ def test_help_does_not_load_torch():
     assert "torch" not in modules_after(code)
 
 
+def test_a_guard_does_not_load_the_compiler():
+    assert "torch._dynamo" not in modules_after("import floatline\nfloatline.Guard")
+
+
 def test_the_checks_above_can_fail():
     assert "torch" in modules_after("import floatline\nfloatline.Guard")
+    assert "torch._dynamo" in modules_after("import torch\ntorch.compiler.disable(print)")
 
 
 def test_a_name_that_needs_torch_says_so_where_there_is_none():

@@ -285,16 +285,18 @@ def test_place_keeps_the_shape_of_containers():
     assert (found[1][1], found[2].b, type(found[2])) == ("text", None, pair)
 
 
-def test_ctrl_c_finishes_the_step_saves_and_can_go_on(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_finish_the_step_save_and_the_run_can_go_on(tmp_path, number):
     train(tmp_path / "whole", steps=10)
 
     def press(outcome):
         if outcome.attempt == 4:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
 
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.getsignal(number)
     result = train(tmp_path / "parts", steps=10, on_step=press)
-    assert signal.getsignal(signal.SIGINT) is before
+    assert signal.getsignal(number) is before
+    assert result.ended_by == number
     assert (result.interrupted, result.attempted, result.metric, result.stopped) == (True, 4, None, None)
     assert result.checkpoint.name == "checkpoint-00000004"
     assert fl.Ledger.read(tmp_path / "parts").ended

@@ -46,7 +46,7 @@ PRIVATES: tuple[Private, ...] = (
     ),
     Private(
         ("torch._disable_dynamo",),
-        "keeps torch.compile out of the optimizer's step",
+        "keeps torch.compile out of the optimizer's step and of what a plan puts around functions and modules",
         fallback="torch.compiler.disable",
     ),
     Private(

@@ -42,7 +42,7 @@ def find_cause(name: str) -> Cause:
     if key in CAUSES:
         return CAUSES[key]
     raise CauseError(
-        f"Cause {name[:80]!r} is not in the catalogue. {suggest(key[:80], CAUSES)} "
+        f"Cause {name[:80]!r} is not in the catalogue. {suggest(key[:80], CAUSES, lists=False)} "
         "'floatline explain' lists all; an error message can be pasted whole, in quotes."
     )
 

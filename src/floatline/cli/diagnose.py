@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import (
     COMMAND,
     AsDevice,
@@ -22,13 +23,16 @@ from floatline.cli.output import (
 if TYPE_CHECKING:
     from floatline.diagnosis.result import Diagnosis
 
+_ENDED = "Nothing is kept: the same command begins again."
+
 
 def diagnose(
     context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
-            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS."
+            metavar="TARGET | -- COMMAND",
+            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS.",
         ),
     ],
     steps: Annotated[int, typer.Option("--steps", min=1, help="How many steps of training to look at.")] = 40,
@@ -106,7 +110,10 @@ def diagnose(
         raise typer.BadParameter("--diff writes nothing. Give --fix or --diff.")
     if COMMAND in context.meta:
         steps_beside = 0 if once else fp32_steps
-        found = _diagnose_command(context, output, trace, as_device, tries=tries, quiet=diff, fp32_steps=steps_beside)
+        with saying_how_to_go_on(_ENDED):
+            found = _diagnose_command(
+                context, output, trace, as_device, tries=tries, quiet=diff, fp32_steps=steps_beside
+            )
         _finish(found, output, fix=fix, diff=diff)
         return
     if once or fp32_steps is not None:
@@ -122,7 +129,7 @@ def diagnose(
     from floatline.diagnosis.target_diagnosis import diagnose as find_out
 
     # What the target prints is not the report.
-    with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
+    with saying_how_to_go_on(_ENDED), contextlib.redirect_stdout(sys.stderr), show_progress() as show:
         diagnosis = find_out(
             target,
             steps=steps,
@@ -144,7 +151,7 @@ def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, outpu
     from floatline.report.fit import as_json, print_fit
     from floatline.workload import load_target
 
-    with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
+    with saying_how_to_go_on(_ENDED), contextlib.redirect_stdout(sys.stderr), show_progress() as show:
         loaded = load_target(target)
         show("recording steps from several points of training")
         fits = would_fit(loaded, formats=formats, steps=steps, seed=seed)

@@ -70,14 +70,15 @@ def lint(
     output: Annotated[
         LintFormat,
         typer.Option(
-            "--format", help="Format of the output: text for people, json for programs, sarif and github for CI."
+            "--format",
+            help="Format of the output: text for people, json for programs (--json does it), sarif and github for CI.",
         ),
     ] = LintFormat.text,
 ) -> None:
     """Find code and configurations that break in 16 bits, and fix them.
 
-    Settings come from \\[tool.floatline.lint] in pyproject.toml; options are added to them.
-    A line with "# floatline: allow\\[rule-name]" is left alone. Exit code 1 means findings.
+    Settings come from [tool.floatline.lint] in pyproject.toml; options are added to them.
+    A line with "# floatline: allow[rule-name]" is left alone. Exit code 1 means findings.
     """
     import time
     from dataclasses import replace

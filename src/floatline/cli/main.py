@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -30,8 +31,10 @@ from floatline.cli import (
     status,
     train,
     validate,
+    version,
     watch,
 )
+from floatline.cli.help import AllCommands, PlainCommand
 from floatline.cli.output import TargetOrCommand
 from floatline.errors import FloatlineError
 
@@ -60,12 +63,33 @@ def hear_interrupts() -> None:
 
 _LONGEST_LINE = 3000
 
+GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Start: find and fix what breaks": (
+        diagnose.diagnose,
+        rescue.rescue,
+        lint.lint,
+        explain.explain,
+        doctor.doctor,
+        manifest.manifest,
+        replay.replay,
+    ),
+    "Run: train under a plan, and look at it": (run.run, train.train, watch.watch, report.report),
+    "Forward only: checkpoints born in BF16 that must run in FP16": (fold.fold, fit.fit),
+    "Prove: hold it against FP32": (validate.validate, compare.compare),
+    "Sign off: keep the plan that passed": (approve.approve, status.status, rollback.rollback),
+    "About": (version.version,),
+}
+"""All commands, in the order of the help: by what one wants, what is wanted first comes first."""
+
+_TAKE_A_SCRIPT = (diagnose.diagnose, rescue.rescue, manifest.manifest, run.run, validate.validate)
+
 app = typer.Typer(
     name="floatline",
+    cls=AllCommands,
     help="Take PyTorch training from FP32 to 16 bits and keep FP32's results.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -84,44 +108,47 @@ def _options(  # pyright: ignore[reportUnusedFunction]
     pass
 
 
-app.command()(approve.approve)
-app.command()(compare.compare)
-app.command(cls=TargetOrCommand)(diagnose.diagnose)
-app.command()(doctor.doctor)
-app.command()(explain.explain)
-app.command()(fit.fit)
-app.command()(fold.fold)
-app.command()(lint.lint)
-app.command(cls=TargetOrCommand)(manifest.manifest)
-app.command()(replay.replay)
-app.command()(report.report)
-app.command(cls=TargetOrCommand)(rescue.rescue)
-app.command()(rollback.rollback)
-app.command(cls=TargetOrCommand)(run.run)
-app.command()(status.status)
-app.command()(train.train)
-app.command(cls=TargetOrCommand)(validate.validate)
-app.command()(watch.watch)
+for _title, _functions in GROUPS.items():
+    for _function in _functions:
+        _kind = TargetOrCommand if _function in _TAKE_A_SCRIPT else PlainCommand
+        app.command(cls=_kind, rich_help_panel=_title)(_function)
 
 
 def main() -> None:
     """Entry point of the `floatline` script."""
     hear_interrupts()
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="floatline", standalone_mode=False)
     except FloatlineError as error:
         code = _complain(str(error))
     except Exception as error:
-        # typer carries its own copy of click, so a wrong use is known by what it can do, not by its class.
-        message, missing = getattr(error, "format_message", None), explain_missing(error)
-        if message is None and missing is None:
+        words = _say_use(error) or _say_package(error) or explain_missing(error)
+        if words is None:
             raise
-        if message is None:
-            code = _complain(str(missing))
-        else:
-            # Without arguments the help has been printed already, and the message is empty.
-            code = _complain(f"{message()} Try 'floatline --help'.") if message() else 2
+        code = _complain(words)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _say_use(error: Exception) -> str | None:
+    """What is wrong with the words that were typed, and whose help to read; None for another error."""
+    # typer carries its own copy of click, so a wrong use is known by what it can do, not by its class.
+    message = getattr(error, "format_message", None)
+    if message is None:
+        return None
+    context = getattr(error, "ctx", None)
+    path = "floatline" if context is None else context.command_path
+    words = message().removeprefix("Invalid value: ").rstrip(".")
+    return f"{words}. Try '{path} -h'."
+
+
+def _say_package(error: Exception) -> str | None:
+    """That torch is missing, and what brings it; None for another error."""
+    if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] != "torch":
+        return None
+    return (
+        "This needs torch, which is not installed here. Install the one for your machine "
+        "(https://pytorch.org/get-started), or: pip install 'floatline[torch]'."
+    )
 
 
 def _complain(message: str) -> int:

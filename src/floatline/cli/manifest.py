@@ -16,7 +16,9 @@ def manifest(
     context: typer.Context,
     files: Annotated[
         list[str],
-        typer.Argument(metavar="[A [B]]", help="A saved manifest, or two to compare; or -- python train.py ARGUMENTS."),
+        typer.Argument(
+            metavar="A [B] | -- COMMAND", help="A saved manifest, or two to compare; or -- python train.py ARGUMENTS."
+        ),
     ],
     steps: Annotated[int, typer.Option("--steps", min=1, help="Number of the applied step that is measured.")] = 1,
     expect: Annotated[

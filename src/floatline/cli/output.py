@@ -1,4 +1,4 @@
-"""What several subcommands share: arguments, options, exit codes, progress, JSON on stdout, text by rich."""
+"""What several subcommands share: arguments, options, progress, JSON on stdout, text by rich."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from floatline.base.json_values import plain_json
+from floatline.cli.help import PlainCommand
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-
-# 128 + SIGINT, as shells have it: what is finished is kept, but a script must not go on as after 0.
-INTERRUPTED = 130
 
 _TARGET = typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")
 TargetArgument = Annotated[str, _TARGET]
@@ -40,7 +37,7 @@ class AsDevice(str, Enum):
     cuda = "cuda"
 
 
-class TargetOrCommand(TyperCommand):
+class TargetOrCommand(PlainCommand):
     """Takes the words after `--` as they are: they are a command of the user's, with options of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -74,7 +71,8 @@ class OutputFormat(str, Enum):
 FormatOption = Annotated[
     OutputFormat,
     typer.Option(
-        "--format", help="Format of the output: text for people, or json for programs (one object on stdout)."
+        "--format",
+        help="Format of the output: text for people, or json for programs, one object on stdout. --json does it.",
     ),
 ]
 
@@ -105,12 +103,8 @@ def check_writable(file: str) -> None:
 
 
 @contextlib.contextmanager
-def show_progress(*, logs: bool = False) -> Generator[Callable[[str], None]]:
-    """A line on stderr that says what is being done.
-
-    Args:
-        logs: Whether each stage has a line of its own where stderr is not a terminal; else there is none.
-    """
+def show_progress() -> Generator[Callable[[str], None]]:
+    """What is being done, on stderr: one line that changes on a terminal, elsewhere a line for each stage."""
     from rich.console import Console
     from rich.text import Text
 
@@ -120,7 +114,7 @@ def show_progress(*, logs: bool = False) -> Generator[Callable[[str], None]]:
 
         def log(text: str) -> None:
             nonlocal last
-            if logs and text != last:
+            if text != last:
                 typer.echo(f"floatline: {text}", err=True)
             last = text
 

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from floatline.cli.output import FormatOption, OutputFormat, check_writable, print_json, text_console
+from floatline.cli.endings import saying_how_to_go_on
+from floatline.cli.output import (
+    FormatOption,
+    OutputFormat,
+    check_writable,
+    print_json,
+    show_progress,
+    text_console,
+)
 
 
 class Precision(str, Enum):
@@ -53,7 +61,8 @@ def replay(
     from floatline.probe.bundles.bundle_replay import replay_bundle
 
     # What the target prints is not the report.
-    with contextlib.redirect_stdout(sys.stderr):
+    ended = saying_how_to_go_on("The bundle is as it was: the same command begins again.")
+    with ended, contextlib.redirect_stdout(sys.stderr), show_progress() as show:
         report = replay_bundle(
             bundle,
             target=target,
@@ -61,6 +70,7 @@ def replay(
             scale=scale,
             islands=tuple(fp32_module or ()),
             trace_path=trace,
+            on_progress=show,
         )
     if output is OutputFormat.json:
         print_json(report.as_json())

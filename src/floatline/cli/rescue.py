@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import (
     COMMAND,
-    INTERRUPTED,
     AsDevice,
     Engine,
     EngineOption,
@@ -27,7 +27,8 @@ def rescue(
     target: Annotated[
         str,
         typer.Argument(
-            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS."
+            metavar="TARGET | -- COMMAND",
+            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS.",
         ),
     ],
     steps: Annotated[
@@ -95,27 +96,27 @@ def rescue(
     place = Path("floatline-runs/rescue") / _name(target, words) if folder is None else Path(folder)
     refuse_foreign(place)  # now, and not after torch is loaded
     asked: dict[str, Any] = {"steps": steps, "seed": seed, "prove": prove, "folder": place}
-    try:
-        # What the target prints is not the report.
-        with contextlib.redirect_stdout(sys.stderr), show_progress(logs=True) as show:
-            from floatline.report.rescue import print_rescue, write_rescue
+    # What the target prints is not the report.
+    with (
+        saying_how_to_go_on("What is finished is kept: the same command goes on."),
+        contextlib.redirect_stdout(sys.stderr),
+        show_progress() as show,
+    ):
+        from floatline.report.rescue import print_rescue, write_rescue
 
-            if words is not None:
-                from floatline.rescuing.script_rescue import rescue_script
+        if words is not None:
+            from floatline.rescuing.script_rescue import rescue_script
 
-                device = "" if as_device is None else "cuda"
-                more: dict[str, Any] = {"metric": metric or "loss", "higher_is_better": higher_is_better}
-                more |= {"device": device, "timeout": limit}
-                result = rescue_script(words, budget=10 * budget, on_progress=show, **more, **asked)
-            else:
-                from floatline.rescuing.rescue import rescue as save
+            device = "" if as_device is None else "cuda"
+            more: dict[str, Any] = {"metric": metric or "loss", "higher_is_better": higher_is_better}
+            more |= {"device": device, "timeout": limit}
+            result = rescue_script(words, budget=10 * budget, on_progress=show, **more, **asked)
+        else:
+            from floatline.rescuing.rescue import rescue as save
 
-                elsewhere = _on_ray(target, steps, seed) if engine is Engine.ray else {}
-                result = save(target, budget=budget, on_progress=show, **asked, **elsewhere)
-            files = write_rescue(result, place)
-    except KeyboardInterrupt:
-        typer.echo("floatline: interrupted. What is finished is kept: the same command goes on.", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+            elsewhere = _on_ray(target, steps, seed) if engine is Engine.ray else {}
+            result = save(target, budget=budget, on_progress=show, **asked, **elsewhere)
+        files = write_rescue(result, place)
     if output is OutputFormat.json:
         print_json({**result.as_json(), "files": files})
     else:

@@ -11,7 +11,9 @@ from floatline.cli.output import COMMAND, AsDevice
 
 def run(
     context: typer.Context,
-    command: Annotated[str, typer.Argument(help="-- python train.py ARGUMENTS, or -- torchrun OPTIONS train.py.")],
+    command: Annotated[
+        str, typer.Argument(metavar="-- COMMAND", help="-- python train.py ARGUMENTS, or -- torchrun OPTIONS train.py.")
+    ],
     plan: Annotated[str, typer.Option("--plan", metavar="PLAN", help="What to train in: a plan's name or YAML file.")],
     as_device: Annotated[
         AsDevice | None,

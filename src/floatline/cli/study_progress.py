@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -12,17 +11,13 @@ if TYPE_CHECKING:
 
 
 class StudyProgress:
-    """Hears of what a study does, and shows it on stderr: as a bar on a terminal, elsewhere a line for each run.
-
-    SIGTERM ends the study as Ctrl-C does, and is told apart.
-    """
+    """Hears of what a study does, and shows it on stderr: as a bar on a terminal, elsewhere a line for each run."""
 
     def __init__(self) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        self.terminated = False
         self._began = time.monotonic()
         self._console = Console(stderr=True, highlight=False)
         columns = (
@@ -83,14 +78,8 @@ class StudyProgress:
         self._console.print(f"{name}{text}", markup=False, soft_wrap=True)
 
     def __enter__(self) -> StudyProgress:
-        self._before = signal.signal(signal.SIGTERM, self._terminate)
         self._bar.start()
         return self
 
-    def _terminate(self, *_: object) -> None:
-        self.terminated = True
-        raise KeyboardInterrupt
-
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
-        signal.signal(signal.SIGTERM, self._before)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from floatline.cli.output import INTERRUPTED, FormatOption, OutputFormat, SeedOption, print_json, text_console
+from floatline.cli.endings import saying_how_to_go_on
+from floatline.cli.output import FormatOption, OutputFormat, SeedOption, print_json, text_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -91,8 +93,8 @@ def train(
 ) -> None:
     """Train a target under the guard: no damaged weights, a ledger of every step, checkpoints.
 
-    Ctrl-C finishes the step, saves, and exits with 130; --resume goes on bit for bit. Exit code 1 means that the guard
-    ended the run, and says why.
+    Ctrl-C finishes the step, saves, and exits with 130, SIGTERM with 143; --resume goes on bit for bit. Exit code 1
+    means that the guard ended the run, and says why.
     """
     import sys
     from pathlib import Path
@@ -107,8 +109,12 @@ def train(
     elif asked is None and not resume and not (preset or config or settings):
         asked = _current(target)
     place = folder if folder is not None else f"runs/{name_folder(f'{target}:{preset}' if preset else target)}"
+    again = f"floatline train {target} --folder {place} --resume" + (f" --seed {seed}" if seed else "")
     # What the target prints is not the report.
-    with contextlib.redirect_stdout(sys.stderr):
+    with (
+        saying_how_to_go_on(f"From the last checkpoint, if there is one, goes on: {again}"),
+        contextlib.redirect_stdout(sys.stderr),
+    ):
         # A run goes on with the settings it was begun with, unless others are given; they are compared then.
         kept = f"{place}/{CONFIG}"
         own = kept if resume and not (preset or config or settings) and Path(kept).is_file() else config
@@ -130,15 +136,14 @@ def train(
         with _blaming(target, trainer), _Bar(trainer) as bar:
             trainer.on_step = bar.show
             result = trainer.run()
-    again = f"floatline train {target} --folder {place} --resume" + (f" --seed {seed}" if seed else "")
     if output is OutputFormat.json:
         print_json({"target": target, "plan": trainer.plan.name, "steps": trainer.steps, **result.as_json()})
     else:
         _write(result, trainer, place=place, again=again)
     if result.stopped is not None:
         raise typer.Exit(1)
-    if result.interrupted:
-        raise typer.Exit(INTERRUPTED)
+    if result.ended_by is not None:
+        raise typer.Exit(128 + result.ended_by)
 
 
 def _approved(target: str, plan: str | None) -> Plan:
@@ -221,6 +226,7 @@ class _Bar:
 
     def show(self, outcome: Outcome) -> None:
         """Move on by one step."""
+        self._progress.update(self._task, completed=self._trainer.steps_done)
         self._outcomes.append(outcome)
         if len(self._outcomes) <= self._trainer.guard.policy.read_after:
             return
@@ -231,7 +237,6 @@ class _Bar:
             self._epoch = old.epoch
         self._progress.update(
             self._task,
-            completed=self._trainer.steps_done,
             loss=f"{old.loss:.4g}",
             scale=f"{old.scale:g}",
             skips=f"{self._skips:,}",
@@ -292,6 +297,7 @@ def _write(result: RunResult, trainer: Trainer, *, place: str, again: str) -> No
         if result.finding is not None:
             lines.append(str(result.finding))
     if result.interrupted:
-        lines.append(f"Interrupted after step {trainer.steps_done:,} of {trainer.steps:,}; the state is saved.")
+        how = "Interrupted" if result.ended_by == signal.SIGINT else "Ended by SIGTERM"
+        lines.append(f"{how} after step {trainer.steps_done:,} of {trainer.steps:,}; the state is saved.")
         lines.append(f"Go on with: {again}")
     console.print(Text("\n".join(lines)), soft_wrap=True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import (
     COMMAND,
-    INTERRUPTED,
     AsDevice,
     Engine,
     EngineOption,
@@ -24,7 +23,9 @@ if TYPE_CHECKING:
     from floatline.validation.result import Validation
     from floatline.validation.running.processes import Runner
 
-_TERMINATED = 128 + signal.SIGTERM
+# What the options are about, as the help has them.
+_WHAT, _LENGTH, _PASS = "What is compared", "How long it is trained", "What counts as a PASS"
+_SEEDS, _MORE, _WHERE = "Seeds", "What else is measured", "Where it runs"
 
 
 def validate(
@@ -32,22 +33,32 @@ def validate(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS."
+            metavar="TARGET | -- COMMAND",
+            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS.",
         ),
     ] = None,
     plan: Annotated[
         list[str] | None,
         typer.Option(
-            "--plan", metavar="PLAN", help="A candidate: a plan's name or YAML file. Several candidates are ranked."
+            "--plan",
+            metavar="PLAN",
+            help="A candidate: a plan's name or YAML file. Several candidates are ranked.",
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="COMMAND", help="Train in FP32 by a command with {seed} in it.")
+        str | None,
+        typer.Option(
+            "--baseline", metavar="COMMAND", help="Train in FP32 by a command with {seed} in it.", rich_help_panel=_WHAT
+        ),
     ] = None,
     candidate: Annotated[
         list[str] | None,
         typer.Option(
-            "--candidate", metavar="COMMAND", help="Train a candidate by a command. Several candidates are ranked."
+            "--candidate",
+            metavar="COMMAND",
+            help="Train a candidate by a command. Several candidates are ranked.",
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     metric: Annotated[
@@ -56,55 +67,87 @@ def validate(
             "--metric",
             help="The metric by which commands are compared. After --, an expression finds it in what the script "
             "prints, as 'val loss (?P<value>[0-9.]+)'; the default is the loss that goes backward.",
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     metric_file: Annotated[
         str | None,
         typer.Option(
-            "--metric-file", metavar="GLOB", help="Where the commands write the metric. By default it is searched for."
+            "--metric-file",
+            metavar="GLOB",
+            help="Where the commands write the metric. By default it is searched for.",
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     cwd: Annotated[
-        str | None, typer.Option("--cwd", metavar="FOLDER", help="Folder in which the commands run.")
+        str | None,
+        typer.Option("--cwd", metavar="FOLDER", help="Folder in which the commands run.", rich_help_panel=_WHAT),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
-            "--steps", min=0, help="How many steps each run takes. The default is one pass or 200, whichever is longer."
+            "--steps",
+            min=0,
+            help="How many steps each run takes. The default is one pass or 200, whichever is longer.",
+            rich_help_panel=_LENGTH,
         ),
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option("--epochs", min=0, help="How many passes over the batches each run makes.")
+        int | None,
+        typer.Option(
+            "--epochs", min=0, help="How many passes over the batches each run makes.", rich_help_panel=_LENGTH
+        ),
     ] = None,
-    batches: Annotated[int | None, typer.Option("--batches", min=0, help="Use only this many batches.")] = None,
+    batches: Annotated[
+        int | None, typer.Option("--batches", min=0, help="Use only this many batches.", rich_help_panel=_LENGTH)
+    ] = None,
     margin: Annotated[
         tuple[float, float],
-        typer.Option("--margin", help="PASS if worse by at most the first number, FAIL from the second on."),
+        typer.Option(
+            "--margin",
+            help="PASS if worse by at most the first number, FAIL from the second on.",
+            rich_help_panel=_PASS,
+        ),
     ] = (0.01, 0.02),
     scale: Annotated[
-        str, typer.Option("--scale", help="How two values are compared: log, log-error or difference.")
+        str,
+        typer.Option(
+            "--scale", help="How two values are compared: log, log-error or difference.", rich_help_panel=_PASS
+        ),
     ] = "log",
     higher_is_better: Annotated[
         bool | None,
         typer.Option(
             "--higher-is-better/--lower-is-better",
             help="Whether higher or lower values of the metric are better. The default is lower.",
+            rich_help_panel=_PASS,
         ),
     ] = None,
     language_model: Annotated[
-        bool, typer.Option("--language-model", help="The metric is a language model's loss.")
+        bool, typer.Option("--language-model", help="The metric is a language model's loss.", rich_help_panel=_PASS)
     ] = False,
     horizon: Annotated[
-        int | None, typer.Option("--horizon", min=1, help="How many steps the real training has, for the drift test.")
+        int | None,
+        typer.Option(
+            "--horizon",
+            min=1,
+            help="How many steps the real training has, for the drift test.",
+            rich_help_panel=_LENGTH,
+        ),
     ] = None,
-    min_seeds: Annotated[int, typer.Option("--min-seeds", min=1, help="The fewest seeds that are run.")] = 3,
-    max_seeds: Annotated[int, typer.Option("--max-seeds", min=1, help="The most seeds that are run.")] = 20,
+    min_seeds: Annotated[
+        int, typer.Option("--min-seeds", min=1, help="The fewest seeds that are run.", rich_help_panel=_SEEDS)
+    ] = 3,
+    max_seeds: Annotated[
+        int, typer.Option("--max-seeds", min=1, help="The most seeds that are run.", rich_help_panel=_SEEDS)
+    ] = 20,
     rare: Annotated[
         float | None,
         typer.Option(
             "--rare",
             metavar="SHARE",
             help="Run enough seeds that a PASS rules out this share of bad ones, such as 0.1.",
+            rich_help_panel=_SEEDS,
         ),
     ] = None,
     resolution: Annotated[
@@ -112,50 +155,79 @@ def validate(
         typer.Option(
             "--resolution",
             help="The step in which the metric moves, such as 1 / items. The default is what its values show.",
+            rich_help_panel=_PASS,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="The first seed.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="The first seed.", rich_help_panel=_SEEDS)] = 0,
     curve: Annotated[
         str | None,
         typer.Option(
             "--curve",
             help="What is compared during training: metric or loss. The default is the metric, where it is cheap.",
+            rich_help_panel=_LENGTH,
         ),
     ] = None,
     broken: Annotated[
         bool,
-        typer.Option("--broken/--no-broken", help="Also train a candidate that must not pass, up to the first look."),
+        typer.Option(
+            "--broken/--no-broken",
+            help="Also train a candidate that must not pass, up to the first look.",
+            rich_help_panel=_MORE,
+        ),
     ] = True,
     measure: Annotated[
-        bool, typer.Option("--measure/--no-measure", help="Also measure speed, memory and layers.")
+        bool,
+        typer.Option("--measure/--no-measure", help="Also measure speed, memory and layers.", rich_help_panel=_MORE),
     ] = True,
     faster: Annotated[
         float | None,
-        typer.Option("--faster", metavar="TIMES", help="A PASS must be this many times as fast as FP32, such as 1.1."),
+        typer.Option(
+            "--faster",
+            metavar="TIMES",
+            help="A PASS must be this many times as fast as FP32, such as 1.1.",
+            rich_help_panel=_PASS,
+        ),
     ] = None,
     smaller: Annotated[
         float | None,
-        typer.Option("--smaller", metavar="SHARE", help="A PASS may need this share of FP32's memory, such as 0.9."),
+        typer.Option(
+            "--smaller",
+            metavar="SHARE",
+            help="A PASS may need this share of FP32's memory, such as 0.9.",
+            rich_help_panel=_PASS,
+        ),
     ] = None,
     folder: Annotated[
         str | None,
         typer.Option(
-            "--folder", metavar="FOLDER", help="Folder of the study. The default is floatline-runs/validate/NAME."
+            "--folder",
+            metavar="FOLDER",
+            help="Folder of the study. The default is floatline-runs/validate/NAME.",
+            rich_help_panel=_WHERE,
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the study in the folder.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the study in the folder.", rich_help_panel=_WHERE)
+    ] = False,
     jobs: Annotated[
         int | None,
         typer.Option(
             "--jobs",
             min=1,
             help="How many runs train at the same time. The default is one per GPU, or one for two cores.",
+            rich_help_panel=_WHERE,
         ),
     ] = None,
-    timeout: Annotated[float | None, typer.Option("--timeout", help="Seconds that one run may take.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option("--timeout", help="Seconds that one run may take.", rich_help_panel=_WHERE)
+    ] = None,
     as_device: Annotated[
         AsDevice | None,
-        typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
+        typer.Option(
+            "--as",
+            help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     engine: EngineOption = Engine.local,
     output: FormatOption = OutputFormat.text,
@@ -208,53 +280,49 @@ def validate(
         asked["runner"] = _ray_runner(jobs, timeout)
     else:
         asked |= {"jobs": jobs, "timeout": timeout}
-    with StudyProgress() as progress:
-        try:
-            if words is not None:
-                from floatline.validation.script_study import validate_script
+    ended = saying_how_to_go_on("What is finished is kept: go on with --resume.")
+    with ended, StudyProgress() as progress:
+        if words is not None:
+            from floatline.validation.script_study import validate_script
 
-                result = validate_script(
-                    words,
-                    plan or ["fp16-mixed"],
-                    metric=metric or "loss",
-                    steps=steps,
-                    device="" if as_device is None else as_device.value,
-                    watcher=progress,
-                    **asked,
-                )
-            elif target is None:
-                from floatline.validation.command_study import validate_commands
+            result = validate_script(
+                words,
+                plan or ["fp16-mixed"],
+                metric=metric or "loss",
+                steps=steps,
+                device="" if as_device is None else as_device.value,
+                watcher=progress,
+                **asked,
+            )
+        elif target is None:
+            from floatline.validation.command_study import validate_commands
 
-                result = validate_commands(
-                    baseline or "",
-                    candidate or [],
-                    metric=metric or "",
-                    metric_file=metric_file,
-                    cwd=cwd,
-                    watcher=progress,
-                    **asked,
-                )
-            else:
-                from floatline.validation.target_study import validate as validate_target
+            result = validate_commands(
+                baseline or "",
+                candidate or [],
+                metric=metric or "",
+                metric_file=metric_file,
+                cwd=cwd,
+                watcher=progress,
+                **asked,
+            )
+        else:
+            from floatline.validation.target_study import validate as validate_target
 
-                result = validate_target(
-                    target,
-                    plan or ["fp16-mixed"],
-                    steps=steps,
-                    epochs=epochs,
-                    batches=batches,
-                    curve=cast("Any", curve),
-                    broken=broken,
-                    measure=measure,
-                    faster=faster,
-                    smaller=smaller,
-                    watcher=progress,
-                    **asked,
-                )
-        except KeyboardInterrupt:
-            how, code = ("ended by SIGTERM", _TERMINATED) if progress.terminated else ("interrupted", INTERRUPTED)
-            typer.echo(f"floatline: {how}. What is finished is kept: go on with --resume.", err=True)
-            raise typer.Exit(code) from None
+            result = validate_target(
+                target,
+                plan or ["fp16-mixed"],
+                steps=steps,
+                epochs=epochs,
+                batches=batches,
+                curve=cast("Any", curve),
+                broken=broken,
+                measure=measure,
+                faster=faster,
+                smaller=smaller,
+                watcher=progress,
+                **asked,
+            )
     report = _write_report(result)
     if output is OutputFormat.json:
         print_json(result.contract(report))

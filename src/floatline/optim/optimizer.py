@@ -9,13 +9,14 @@ import importlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from floatline.errors import OptimizerError
 from floatline.numerics.moving import send
+from floatline.numerics.uncompiled import uncompiled
 from floatline.optim import checkpoint, hyperparameters, mesh, resuming
 from floatline.optim.kernels import applier_for, fused_step_for, survey_all
 from floatline.optim.roster import Footprint, Roster, Writes, collect
@@ -23,14 +24,8 @@ from floatline.optim.rules import RuledOptimizer, StatesName, UpdateName, Update
 from floatline.optim.storage import EXTRAS
 from floatline.optim.survey import Decision, Entry, Survey, by_device, check_options, decide, fill
 
-FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 _SHARED = importlib.import_module("torch.optim.optimizer")  # torch.optim does not show it
 _SOMEONE = (True,)  # where torch does not tell who listens
-
-
-def uncompiled(function: FunctionT) -> FunctionT:
-    """Keep torch.compile out of a function; torch's own way, which torch.optim uses, does not load the compiler."""
-    return getattr(torch, "_disable_dynamo", cast("Any", torch.compiler.disable))(function)
 
 
 def share_hooks(old: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:

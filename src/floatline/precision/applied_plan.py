@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from floatline.errors import PlanError
+from floatline.numerics.uncompiled import uncompiled
 from floatline.plans import KeptFunction, Plan
 from floatline.plans.plan import RewriteKind, match_modules, name_modules
 from floatline.precision.fp32_call import allow_tf32, run_in_fp32
@@ -136,7 +137,7 @@ class _RewrittenForward(StandIn):
             vars(self.module).pop("forward", None)
 
 
-@torch.compiler.disable
+@uncompiled
 def _run_around(function: Callable[..., Any], arounds: list[Around], args: tuple[Any, ...], kwargs: Any) -> Any:
     if not arounds:
         return function(*args, **kwargs)

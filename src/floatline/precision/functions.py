@@ -11,9 +11,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, cast
 
-import torch
-
 from floatline.errors import PlanError, suggest
+from floatline.numerics.uncompiled import uncompiled
 from floatline.precision.user_frames import is_users
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -37,7 +36,7 @@ class _Layers:
         return _run(self, args, kwargs)  # pyright: ignore[reportCallIssue, reportUnknownVariableType]
 
 
-@torch.compiler.disable
+@uncompiled
 def _run(layers: _Layers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     function: Callable[..., Any] = layers.original
     for around in layers.arounds:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from floatline.errors import GuardError, PlanError, suggest
+from floatline.numerics.uncompiled import uncompiled
 from floatline.plans import Plan
 from floatline.plans.plan import name_modules
 from floatline.precision.dtypes import DTYPES, NARROW, find_overflow
@@ -229,7 +230,7 @@ class _Forward(StandIn):
         return call_in_fp32(original, args, kwargs, module=self.module, keep=self.keep, default=self.default)
 
 
-@torch.compiler.disable
+@uncompiled
 def _run(forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return forward.run(args, kwargs)
 

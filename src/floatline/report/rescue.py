@@ -15,8 +15,9 @@ from floatline.base.texts import printable
 from floatline.report.document.document import Block, Code, Document, Part, Table, Tile, Tone, Words
 from floatline.report.document.html import page_of, put_in_place
 from floatline.report.losses import draw_losses
+from floatline.report.step_ranges import draw_step_ranges
 from floatline.report.validation.report import document_of, plan_code
-from floatline.report.validation.texts import TONES, sentence, show_count
+from floatline.report.validation.texts import TONES, sentence
 from floatline.rescuing.finished_stages import RESULTS, finish
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ _TITLES = {
     "unsolved": "not solved",
 }
 _PLANS = "The plans of the arms, in full"
-_CHART = 96  # columns
+_RANGES = "Exponents of what each module wrote in that step: the upper bar forward, the lower backward."
 
 
 def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
@@ -120,7 +121,7 @@ _LABELS = {"plan.yaml": "plan", "fix.patch": "patch", "report.html": "report"}
 
 def document_of_rescue(rescue: Rescue) -> Document:
     """The report: diagnosis, plan and trials first, then the validation where there is one."""
-    own = (_diagnosis(rescue), *_trials(rescue), *_code(rescue), _stages(rescue))
+    own = (*_before_and_after(rescue), _diagnosis(rescue), *_trials(rescue), *_code(rescue), _stages(rescue))
     title = f"{rescue.target}: {_TITLES[rescue.outcome]}"
     if rescue.validation is None:
         return Document(
@@ -129,12 +130,13 @@ def document_of_rescue(rescue: Rescue) -> Document:
             verdict=_MARKS.get(rescue.outcome, "INCONCLUSIVE" if rescue.plan is not None else "FAIL"),
             meaning="No validation was made: nothing is claimed about it.",
             reason=rescue.words,
-            tiles=_tiles(rescue),
+            tiles=(),
             flags=_notes(rescue),
             before=own,
             chapters=(),
             after=(),
             footer=f"Made by floatline {__version__} in {sum(stage.seconds for stage in rescue.stages):.0f} s.",
+            todo=_todo(rescue),
         )
     document = document_of(rescue.validation)
     return replace(
@@ -143,7 +145,8 @@ def document_of_rescue(rescue: Rescue) -> Document:
         subtitle=f"{_found(rescue)}; by {rescue.validation.best.terms.metric}",
         reason=rescue.words,
         meaning=f"{document.reason} {document.meaning}",
-        tiles=(*document.tiles[:2], *_tiles(rescue)),
+        tiles=tuple(map(_say_unmeasured, document.tiles)),
+        todo=_todo(rescue),
         flags=(*document.flags, *rescue.notes),
         before=(*own, *document.before),
         chapters=tuple(
@@ -160,12 +163,23 @@ def _found(rescue: Rescue) -> str:
     return f"{what}, in {rescue.diagnosis.precision}"
 
 
-def _tiles(rescue: Rescue) -> tuple[Tile, ...]:
-    num, seconds = len(rescue.tried), sum(stage.seconds for stage in rescue.stages)
-    tried = Tile("Tried", show_count(num), f"{'plan' if num == 1 else 'plans'}, {rescue.steps:,} steps each")
-    longest = max(rescue.stages, key=lambda stage: stage.seconds, default=None)
-    detail = "" if longest is None else f"longest: {longest.name}, {longest.seconds:.0f} s"
-    return (*((tried,) if num else ()), Tile("Took", f"{seconds:.0f} s", detail))
+def _todo(rescue: Rescue) -> tuple[str, ...]:
+    """What to type next; the change of the line where there is no plan."""
+    if rescue.by_patch and rescue.patch:
+        return ("Apply the change: `git apply fix.patch`, which lies beside this page.",)
+    if rescue.plan is not None:
+        return (f"Train with the plan: `{_say_next(rescue, 'plan.yaml')}`.",)
+    primary = rescue.diagnosis.primary
+    return () if primary is None else (f"At {_place(primary)}: {primary.fix}",)
+
+
+def _say_unmeasured(tile: Tile) -> Tile:
+    return replace(tile, detail="measured by --prove") if tile.detail == "not measured" else tile
+
+
+def _before_and_after(rescue: Rescue) -> tuple[Part, ...]:
+    drawn = draw_losses(rescue.curves)
+    return () if drawn is None else (Part("Before and after", (drawn, Words(drawn.summary, "note"))),)
 
 
 def _is_measured(part: Part) -> bool:
@@ -179,10 +193,8 @@ def _diagnosis(rescue: Rescue) -> Part:
         return Part("What is wrong", (Words("Nothing was found."),))
     blocks: list[Block] = [_finding(diagnosis.findings[0], folded=False)]
     blocks += [Words(sentence(text), "note") for text in (*diagnosis.tried, *diagnosis.notes)]
-    if diagnosis.chart:
-        from floatline.report.chart import draw_step
-
-        blocks.append(Code(draw_step(diagnosis.chart, width=_CHART).plain))
+    drawn = draw_step_ranges(diagnosis.chart) if diagnosis.chart else None
+    blocks += [] if drawn is None else [drawn, Words(_RANGES, "note")]
     blocks += [_finding(finding, folded=True) for finding in diagnosis.findings[1:]]
     return Part("What is wrong", tuple(blocks))
 
@@ -190,7 +202,8 @@ def _diagnosis(rescue: Rescue) -> Part:
 def _finding(finding: Finding, *, folded: bool) -> Table:
     caption = f"{'Also found: ' if folded else ''}{finding.cause.id}: {finding.cause.title}"
     row = (_place(finding), finding.seen, finding.fix)
-    return Table(caption, ("where", "seen", "what to do"), (row,), folded=folded, cards=True)
+    named = (0, 2) if finding.patch else (0,)  # a change that was tried is a line of code
+    return Table(caption, ("where", "seen", "what to do"), (row,), named=named, folded=folded, cards=True)
 
 
 def _trials(rescue: Rescue) -> tuple[Part, ...]:
@@ -198,8 +211,6 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
     if rescue.island is not None:
         blocks.append(Words(f"The smallest FP32 island: {', '.join(rescue.island.modules) or rescue.island.reason}."))
         blocks += [Words(f"{m.module}: {m.reason}.", "note") for m in rescue.island.members if m.reason]
-    drawn = draw_losses(rescue.curves)
-    blocks += [] if drawn is None else [drawn, Words(drawn.summary, "note")]
     if rescue.tried:
         tones: tuple[Tone, ...] = tuple("bad" if tried.shortfall else "good" for tried in rescue.tried)
         rows = tuple((t.does, t.shortfall or "trains as FP32 does", t.why) for t in rescue.tried)

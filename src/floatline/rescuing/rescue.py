@@ -308,6 +308,7 @@ class _Rescuer:
             notes=tuple(self._notes),
             complete=self._complete,
             code=self._code,
+            curves={} if trials is None else trials.curves_of(chosen),
         )
 
     def _end_stage(self, name: str, seconds: float, text: str) -> None:

@@ -46,6 +46,7 @@ class Trials:
         self._known: dict[str, Any] = kept.get("trials") or {}
         self._seconds = 0.0
         self._fp32: Trial | None = None
+        self._losses: dict[str, tuple[float, ...]] = {}
 
     @property
     def fp32(self) -> Trial:
@@ -53,6 +54,16 @@ class Trials:
         if self._fp32 is None:
             raise AssertionError  # `prepare` is called first
         return self._fp32
+
+    def curves_of(self, chosen: Candidate | None) -> dict[str, tuple[float, ...]]:
+        """Losses of FP32, of the run with nothing changed, and of the plan that was chosen, as far as there are any."""
+        if chosen is None or self._fp32 is None:
+            return {}
+        curves = {"FP32": self._fp32.losses}
+        for does, losses in self._losses.items():
+            if does == chosen.does or does.startswith("nothing "):
+                curves["rescued" if does == chosen.does else "as it is"] = losses
+        return curves
 
     def take_seconds(self) -> float:
         """How long the runs took since this was asked last, those of an earlier rescue among them."""
@@ -92,6 +103,7 @@ class Trials:
         return trial
 
     def _note(self, does: str, why: str, trial: Trial) -> None:
+        self._losses[does] = trial.losses
         self.tried.append(Tried(does, why, find_shortfall(trial, self.fp32), trial.seconds))
 
     def _run(self, what: str, plan: Plan) -> Trial:

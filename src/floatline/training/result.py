@@ -54,7 +54,7 @@ class RunResult:
         seconds: Time of this call.
         folder: The run folder; None where nothing was kept.
         checkpoint: What to go on from.
-        interrupted: Whether Ctrl-C ended it; its state is saved.
+        ended_by: The signal that ended it, SIGINT or SIGTERM; its state is saved. None where none did.
         stopped: Why the guard ended it; None where it did not.
         finding: The guard's finding, where the cause is known.
         best: The best evaluation, where some were made on the way; its checkpoint is in the folder's `best`.
@@ -70,15 +70,21 @@ class RunResult:
     seconds: float
     folder: Path | None
     checkpoint: Path | None
-    interrupted: bool = False
+    ended_by: int | None = None
     stopped: str | None = None
     finding: Finding | None = None
     best: Best | None = None
     epochs: tuple[tuple[int, Account], ...] = ()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C or SIGTERM ended it."""
+        return self.ended_by is not None
+
     def as_json(self) -> dict[str, Any]:
         """The fields as JSON can hold them; the command line adds target and plan."""
-        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        names = ("interrupted" if field.name == "ended_by" else field.name for field in fields(self))
+        plain = {name: getattr(self, name) for name in names}
         for name in ("folder", "checkpoint"):
             plain[name] = None if plain[name] is None else str(plain[name])
         plain["epochs"] = [{"epoch": number, **account.as_json()} for number, account in self.epochs]

@@ -138,7 +138,7 @@ class Trainer:
             raise
 
     def run(self, *, evaluate: bool = True) -> RunResult:
-        """Train to the end, to Ctrl-C, or until the guard ends the run; the state is saved in all three cases.
+        """Train to the end, to Ctrl-C or SIGTERM, or until the guard ends the run; the state is saved in each case.
 
         Args:
             evaluate: False leaves the metric at the end to `measure`.
@@ -147,7 +147,7 @@ class Trainer:
         metric, stop, caught = None, None, Interrupt()
         try:
             with caught, self.arithmetic():
-                while self.steps_done < self.steps and not caught.asked:
+                while self.steps_done < self.steps and caught.asked_by is None:
                     self.step()
                     self._evaluate()
                     if self.steps_done % self._save_every == 0 and self.steps_done < self.steps:
@@ -176,7 +176,7 @@ class Trainer:
             seconds=time.monotonic() - began,
             folder=self.folder,
             checkpoint=stopped_at or kept,
-            interrupted=caught.asked and stop is None and self.steps_done < self.steps,
+            ended_by=caught.asked_by if stop is None and self.steps_done < self.steps else None,
             stopped=None if stop is None else str(stop),
             finding=None if stop is None else stop.finding,
             best=self.best,
@@ -292,28 +292,28 @@ def default_steps(num_batches: int, plan: Plan) -> int:
 
 
 class Interrupt:
-    """Takes Ctrl-C down as a wish while a run works; a second one raises KeyboardInterrupt as usual.
+    """Takes Ctrl-C and SIGTERM down as a wish while a run works; a second one raises KeyboardInterrupt.
 
     Attributes:
-        asked: Whether Ctrl-C was pressed.
+        asked_by: The signal that asked; None while none has.
     """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: Any = None
-        # Python lets only the main thread have handlers; and whoever started a run that ignores Ctrl-C meant it.
+        self.asked_by: int | None = None
+        self._before: dict[int, Any] = {}
+        # Python lets only the main thread have handlers; and whoever started a run that ignores a signal meant it.
         main = threading.current_thread() is threading.main_thread()
-        self._mine = main and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+        known = (signal.SIGINT, signal.SIGTERM) if main else ()
+        self._mine = [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self.asked_by is not None:
             signal.default_int_handler(number, frame)
-        self.asked = True
+        self.asked_by = number
 
     def __enter__(self) -> None:
-        if self._mine:
-            self._before = signal.signal(signal.SIGINT, self._ask)
+        self._before = {number: signal.signal(number, self._ask) for number in self._mine}
 
     def __exit__(self, *_: object) -> None:
-        if self._mine:
-            signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)

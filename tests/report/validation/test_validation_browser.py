@@ -141,7 +141,7 @@ def test_a_click_hides_a_curve_and_shows_a_seed(visit, pages):
     assert shown_series(page)[0] == [True, True] + [False] * 6
     picture = page.locator(".chart canvas").first.screenshot()
     page.get_by_role("button", name="fp32", exact=True).click()
-    assert shown_series(page)[0][:2] == [False, True]
+    assert shown_series(page)[0][:2] == [True, False]  # the reference is drawn last, over the candidate
     page.get_by_role("button", name="seed 1").click()
     assert shown_series(page)[0][2:] == [False, False, True, True, False, False]
     assert shown_series(page)[1] == [True, True, True, False, True, False]

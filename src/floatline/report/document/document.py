@@ -81,7 +81,7 @@ class Curves:
 
 @dataclass(frozen=True)
 class Code:
-    """Text to be read or copied as it stands."""
+    """Text to be read or copied as it stands; one with a language has a button for that."""
 
     text: str
     language: str = ""
@@ -142,6 +142,7 @@ class Document:
         verdict: PASS, MARGINAL, FAIL, INCONCLUSIVE or REFUSED.
         meaning: What that word means here.
         reason: What decided it.
+        todo: What to do now, a sentence each; commands between backticks.
         tiles: The numbers that are read first.
         flags: What qualifies the verdict.
         before: Parts before the chapters: the ranking.
@@ -161,6 +162,7 @@ class Document:
     chapters: tuple[Chapter, ...]
     after: tuple[Part, ...]
     footer: str
+    todo: tuple[str, ...] = ()
 
     def parts(self) -> Iterator[Part]:
         """Every part, in the order of the page."""
@@ -168,3 +170,9 @@ class Document:
         for chapter in self.chapters:
             yield from chapter.parts
         yield from self.after
+
+    @property
+    def contents(self) -> tuple[str, ...]:
+        """The headings that a reader may look for, in the order of the page."""
+        own = [chapter.heading for chapter in self.chapters]
+        return (*(part.heading for part in self.before), *own, *(part.heading for part in self.after))

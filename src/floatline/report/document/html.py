@@ -67,11 +67,29 @@ def parted(name: str) -> Markup:
     return Markup("<wbr>").join(Markup(escape(piece)) for piece in re.split(r"(?<=[./])(?=.)", name))  # noqa: S704
 
 
+def coded(text: str) -> Markup:
+    """Escaped text; what stands between two backticks is code, and a number stays with its unit."""
+    from markupsafe import Markup, escape
+
+    pieces = re.split(r"`([^`\n]+)`", text)
+    shown = [f"<code>{escape(piece)}</code>" if at % 2 else escape(tied(piece)) for at, piece in enumerate(pieces)]
+    return Markup("").join(map(Markup, shown))
+
+
+def diff_lines(text: str) -> Markup:
+    """The lines of a diff, each marked as what it is; escaped."""
+    from markupsafe import Markup, escape
+
+    kinds = {"+": "ins", "-": "del", "@": "hunk"}
+    lines = [(kinds.get(line[:1], "") if line[:3] not in ("+++", "---") else "hunk", line) for line in text.split("\n")]
+    return Markup("\n").join(Markup(f'<span class="{kind}">{escape(line)}</span>') for kind, line in lines)  # noqa: S704
+
+
 def _environment() -> Environment:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"embedded": embedded, "tied": tied, "parted": parted}
+    environment.filters |= {"embedded": embedded, "tied": tied, "parted": parted, "coded": coded, "diff": diff_lines}
     for name, kind in (("words", Words), ("table_block", Table), ("drawing", Drawing), ("curves", Curves)):
         environment.tests[name] = _is(kind)
     return environment

@@ -19,6 +19,7 @@ def markdown_of(document: Document) -> str:
         "",
         f"**{escape(document.reason)}** {escape(document.meaning)}",
         "",
+        *(f"→ {_with_code(words)}\n" for words in document.todo),
         *(f"- ⚑ {escape(flag)}" for flag in document.flags),
         "",
         *_table(
@@ -50,6 +51,11 @@ def code(text: str) -> str:
     fence = _fence(flat, 1)
     room = " " if flat.startswith("`") or flat.endswith("`") else ""
     return f"{fence}{room}{flat}{room}{fence}".replace("|", "\\|")
+
+
+def _with_code(text: str) -> str:
+    """Text in which what stands between two backticks is code."""
+    return "".join(code(piece) if at % 2 else escape(piece) for at, piece in enumerate(text.split("`")))
 
 
 def _fence(text: str, least: int) -> str:

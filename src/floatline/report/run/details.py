@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from floatline.formats import Format
 from floatline.report.chart import marks_of
@@ -117,17 +118,25 @@ def _layers(run: RunFacts) -> Part:
     if run.format is None:
         why = "The ledger names no plan, so the format is not known: these are the norms alone."
         return Part("Gradient norms by layer", (Words(why, "missing"), table))
-    shown = run.layers[:_MOST_DRAWN]
+    # A layer that never had a finite norm has nothing to draw: the table says so.
+    finite = [layer for layer in run.layers if layer.highest is not None]
+    shown = finite[:_MOST_DRAWN]
+    if not shown:
+        return Part(
+            "Headroom by layer", (Words("No layer has had a finite norm.", "flag"), replace(table, folded=False))
+        )
     words = "; ".join(f"{layer.name} {headroom_of(layer)} {trouble_of(layer)}".strip() for layer in shown)
     legend = (
         f"Gradient norm × loss scale against {run.format.name}: the line is where it has been, the dot is the newest. "
         "No element is larger than the norm, so the largest can double at least so often; where the norm is above the "
         "format's max, that says nothing. Activations are not in a ledger."
     )
-    rest = len(run.layers) - len(shown)
+    rest, lost = len(finite) - len(shown), len(run.layers) - len(finite)
     blocks: list[Block] = [Drawing(layers_svg(shown, run.format, summary=words), words), Words(legend, "note")]
     if rest:
         blocks.append(Words(f"{rest:,} more are further from a limit.", "note"))
+    if lost:
+        blocks.append(Words(f"{lost:,} more had no finite norm other than 0, or none at all.", "flag"))
     return Part("Headroom by layer", (*blocks, table))
 
 
@@ -156,7 +165,7 @@ def _events(run: RunFacts) -> Table:
             f"{event.attempt:,}",
             event.event,
             event.message,
-            ", ".join(f"{name} {value:g}" for name, value in event.values.items()),
+            ", ".join(f"{name} {show_number(value)}" for name, value in event.values.items()),
         )
         for event in reversed(newest)
     )

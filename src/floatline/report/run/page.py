@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,7 +62,7 @@ def _run(run: RunFacts) -> dict[str, Any]:
     return {
         "name": run.name,
         "steps": [stretch.last for stretch in stretches],
-        "loss": _means([stretch.loss for stretch in stretches]),
+        "loss": _known(_means([stretch.loss for stretch in stretches])),
         "lossLow": [seven_digits(stretch.loss.low) for stretch in stretches],
         "lossHigh": [seven_digits(stretch.loss.high) for stretch in stretches],
         "norm": _positive(_means([stretch.norm for stretch in stretches])),
@@ -125,12 +126,15 @@ def document_of(runs: Sequence[RunFacts]) -> tuple[Document, dict[str, Tone]]:
 
 
 def _single(run: RunFacts) -> Document:
+    stood = sentence(f"{place_of(run)}, {time_of(run)}")
+    cause, rest = _cause(run)
     return Document(
         title=run.name,
         subtitle=_origin(run),
         verdict=run.state.upper(),
-        meaning=_MEANINGS[run.state],
-        reason=sentence(f"{place_of(run)}, {time_of(run)}"),
+        meaning=f"{rest or _MEANINGS[run.state]} {stood}" if cause else _MEANINGS[run.state],
+        reason=cause or stood,
+        todo=_FIXED if rest else _TODO.get(run.state, ()),
         tiles=_tiles(run),
         flags=_flags(run),
         before=(_curves([run]), _skips([run])),
@@ -188,14 +192,36 @@ def _tiles(run: RunFacts) -> tuple[Tile, ...]:
     )
 
 
+_TODO: dict[State, tuple[str, ...]] = {
+    "silent": ("See whether the process still works; `floatline watch RUN` shows the run as it goes on.",),
+    "interrupted": ("Go on from the last checkpoint: `floatline train TARGET --folder RUN --resume`.",),
+    "stopped": ("Find line and fix: `floatline diagnose TARGET`, or `floatline diagnose -- python train.py`.",),
+    "died": ("Go on from the last checkpoint: `floatline train TARGET --folder RUN --resume`.",),
+}
+
+
+_FIXED = ("Make that change, and go on from the last checkpoint: `floatline train TARGET --folder RUN --resume`.",)
+
+
+def _cause(run: RunFacts) -> tuple[str, str]:
+    """Why a run was stopped or died, the diagnosis first; and what its last words say beside that."""
+    if run.state not in ("stopped", "died") or not run.events:
+        return "", ""
+    last = run.events[-1].message or str(run.events[-1])
+    found = [event.message for event in run.events if event.event == "diagnosis" and event.message]
+    if not found:
+        return sentence(last), ""
+    before, _, after = last.partition(found[-1])  # what the guard says holds the diagnosis
+    return sentence(found[-1]), " ".join(f"{re.sub(r' The diagnosis of step [0-9,]+: $', '', before)}{after}".split())
+
+
 def _flags(run: RunFacts) -> tuple[str, ...]:
-    flags = [str(event) for event in run.events if event.event == "diagnosis"][-1:]
+    told = [] if _cause(run)[0] else [event for event in run.events if event.event == "diagnosis"]
+    flags = [str(event) for event in told[-1:]]
     if run.num_missed:
         flags.append(f"{run.num_missed:,} steps are in parts of the ledger that were deleted: in the totals only.")
     if run.num_resumes:
         flags.append(f"Gone on with {run.num_resumes:,} time{'s' * (run.num_resumes != 1)}.")
-    if run.state in ("stopped", "died") and run.events:
-        flags.append(f"{run.events[-1]}")
     return tuple(flags)
 
 

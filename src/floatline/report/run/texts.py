@@ -24,7 +24,7 @@ NEAR = 2.0
 
 def show_number(value: float | None) -> str:
     """A loss or a norm."""
-    return UNKNOWN if value is None else f"{value:.4g}"
+    return UNKNOWN if value is None else "NaN" if math.isnan(value) else f"{value:.4g}"
 
 
 def show_scale(value: float | None) -> str:

@@ -39,7 +39,8 @@ const floatlineCharts = (() => {
       },
       scales: { x: { time: false }, y: options.log ? { distr: 3, log: options.log, range: options.range } : { range: options.range } },
       axes: [axis({ values: (u, ticks) => ticks.map(compact), space: 70 }),
-        axis({ values: (u, ticks) => ticks.map(options.tick), size: 62 })],
+        // As wide as its longest label: a sign must not be cut off.
+        axis({ values: (u, ticks) => ticks.map(options.tick), size: (u, ticks) => 20 + 7 * Math.max(4, ...(ticks || []).map(tick => tick.length)) })],
       series: [{}, ...series], bands: options.bands || [],
       hooks: {
         draw: [u => (options.lines || []).forEach(line => rule(u, line)), u => options.draw && options.draw(u)],
@@ -104,6 +105,27 @@ const floatlineCharts = (() => {
     };
     return { chips, press, toggle };
   }
+
+  // A button on every block that is there to be copied.
+  document.querySelectorAll("pre[data-copy]").forEach(block => {
+    const holder = element("div", "block"), button = element("button", "copy", "copy");
+    button.type = "button";
+    button.setAttribute("aria-label", "Copy " + block.getAttribute("aria-label"));
+    block.before(holder);
+    holder.append(block, button);
+    button.addEventListener("click", async () => {
+      const chosen = getSelection();
+      chosen.selectAllChildren(block);
+      try {
+        await navigator.clipboard.writeText(block.textContent);
+      } catch {
+        document.execCommand("copy");  // a page from the disk may not be given the clipboard
+      }
+      chosen.removeAllRanges();
+      button.textContent = "copied";
+      setTimeout(() => { button.textContent = "copy"; }, 2000);
+    });
+  });
 
   const redraw = () => charts.forEach(plot => plot.redraw(false, true));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);

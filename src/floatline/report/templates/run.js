@@ -70,7 +70,8 @@
       log: 2, tick: shortPower, range: powers, show: value => value == null ? "—" : showPower(value),
       series: { paths: uPlot.paths.stepped({ align: 1 }) },
     });
-    add("lost", "Gradient elements that rounded to zero", { sparse: true, tick: showShare, show: showShare, series: { spanGaps: true, points: { show: true, size: 5 } } });
+    const shares = (u, low, high) => [0, Math.min(1, high > 0 ? 1.1 * high : 0.01)];
+    add("lost", "Gradient elements that rounded to zero", { sparse: true, range: shares, tick: showShare, show: showShare, series: { spanGaps: true, points: { show: true, size: 5 } } });
     add("lr", "Learning rate", { tick: value => String(Number(value.toPrecision(3))), show: value => value == null ? "—" : value.toPrecision(4) });
 
     // Skipped steps as ticks on the axis, and what the guard did as lines.

@@ -6,6 +6,7 @@
     const percent = 100 * value;  // the digits of Terms.show
     const places = percent === 0 || Math.abs(percent) >= 0.01 ? 2 : 4;
     const number = unit === "percent" ? percent.toFixed(places) + " %" : String(Number(value.toPrecision(3)));
+    if (Number.parseFloat(number) === 0) return unit === "percent" ? "0.00 %" : "0";  // no sign before nothing
     return (value < 0 ? "" : "+") + number;
   };
 
@@ -16,10 +17,11 @@
     const { chips, press, toggle } = chipRow(figure, plots);
     const key = "study-" + number;
 
-    // Columns: both means, then for each seed both arms.
-    const columns = [data.steps, ...data.arms.map(arm => arm.mean)];
-    const series = data.arms.map((arm, k) => line(colours[k], 2.25, k ? {} : { dash: [7, 4] }));
-    const owners = data.arms.map((_, k) => "arm" + k);
+    // Columns: both means, the reference last, so that it is drawn over the candidate; then for each seed both arms.
+    const order = [1, 0].filter(k => data.arms[k]);
+    const columns = [data.steps, ...order.map(k => data.arms[k].mean)];
+    const series = order.map(k => line(colours[k], k ? 3.5 : 2, k ? {} : { dash: [7, 4] }));
+    const owners = order.map(k => "arm" + k);
     data.seeds.forEach((seed, place) => data.arms.forEach((arm, k) => {
       if (!arm.seeds[place]) return;
       columns.push(arm.seeds[place]);

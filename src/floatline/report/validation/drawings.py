@@ -161,7 +161,7 @@ def strips_svg(rows: Sequence[tuple[str, Sequence[tuple[int | None, str]]]], *, 
         for place, (level, words) in enumerate(cells):
             kind = "none" if level is None else f"l{level}"
             body.append(
-                f'<rect class="cell {kind}" x="{place * wide:.3f}%" y="{y + 20}" width="{wide:.3f}%" height="18">'
+                f'<rect class="cell {kind}" x="{place * wide:.2f}%" y="{y + 20}" width="{wide:.2f}%" height="18">'
                 f"<title>{html.escape(words)}</title></rect>"
             )
             if level == 2 and len(cells) <= 32:  # a sign beside the colour, where there is room for it

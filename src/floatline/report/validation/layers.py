@@ -27,8 +27,13 @@ _LEGEND = (
 )
 
 
-def layer_part(layers: Sequence[LayerNumbers]) -> Part:
-    """A heat strip and a table: the modules worth a look, and behind a click all of them."""
+def layer_part(layers: Sequence[LayerNumbers], *, brief: bool = False) -> Part:
+    """A heat strip and a table: the modules worth a look, and behind a click all of them.
+
+    Args:
+        layers: In order of execution.
+        brief: Only those worth a look: report.json has all of them.
+    """
     heading = "Layer by layer, against FP32"
     if not layers:
         return Part(heading, (Words("No step was recorded layer by layer.", "missing"),))
@@ -43,11 +48,13 @@ def layer_part(layers: Sequence[LayerNumbers]) -> Part:
     ]
     summary = f"{len(layers)} modules in order of execution. {'; '.join(_counts(name, cells) for name, cells in rows)}."
     drawn = strips_svg([(name, _merge(cells)) for name, cells in rows], summary=summary)
-    blocks: list[Block] = [Drawing(drawn, summary), Words(_LEGEND, "note")]
-    worst = sorted(layers, key=_badness)[:_MOST_OPEN]
+    blocks: list[Block] = [Words(summary)] if brief else [Drawing(drawn, summary), Words(_LEGEND, "note")]
+    worst = sorted(sorted(layers, key=_badness)[:_MOST_OPEN], key=_least_headroom)
     if len(layers) > _MOST_OPEN:
-        blocks.append(_table(f"The {_MOST_OPEN} modules most worth a look", worst, folded=False))
-        blocks.append(_table(f"All {len(layers)} modules, in order of execution", layers, folded=True))
+        caption = f"The {_MOST_OPEN} modules most worth a look, the least headroom first"
+        blocks.append(_table(caption, worst, folded=False))
+        whole = _table(f"All {len(layers)} modules, in order of execution", layers, folded=True)
+        blocks.append(Words("All of them are in report.json.", "note") if brief else whole)
     else:
         blocks.append(_table("The modules, in order of execution", layers, folded=False))
     return Part(heading, tuple(blocks))
@@ -123,4 +130,8 @@ def _level(layer: LayerNumbers) -> int:
 def _badness(layer: LayerNumbers) -> tuple[int, float, float]:
     """Red before amber before green, then the lowest agreement, then the least headroom."""
     cosine = 1.0 if layer.cosine is None else layer.cosine if layer.cosine == layer.cosine else -1.0
-    return -_level(layer), cosine, 99.0 if layer.headroom is None else layer.headroom
+    return -_level(layer), cosine, _least_headroom(layer)
+
+
+def _least_headroom(layer: LayerNumbers) -> float:
+    return math.inf if layer.headroom is None else layer.headroom

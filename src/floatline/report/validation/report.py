@@ -16,6 +16,7 @@ from floatline.report.validation.layers import layer_part
 from floatline.report.validation.texts import (
     TONES,
     UNKNOWN,
+    is_emulated,
     meaning_of,
     memory_of,
     memory_texts,
@@ -57,7 +58,26 @@ def document_of(validation: Validation) -> Document:
         chapters=tuple(_chapter(validation, comparison) for comparison in validation.comparisons),
         after=(_terms_part(best), _plans_part(validation), _environment_part(validation), _again_part(validation)),
         footer=_footer(validation),
+        todo=_todo(validation),
     )
+
+
+def _todo(validation: Validation) -> tuple[str, ...]:
+    """What to do about the verdict on the best candidate."""
+    best = validation.best
+    advice = tuple(gate.advice for gate in best.failed_gates if gate.advice)
+    if best.verdict == "REFUSED" and advice:
+        return advice
+    folder = validation.folder or "FOLDER"
+    return {
+        "PASS": (f"Sign it off: `floatline approve {folder} --by NAME`.",),
+        "MARGINAL": (f"Weigh it; to take it nevertheless: `floatline approve {folder} --by NAME --override REASON`.",),
+        "FAIL": (f"Find out why: `floatline diagnose {validation.target}`.",),
+        "INCONCLUSIVE": (
+            "Go on with more seeds: `--resume --max-seeds 40`; or say what loss is acceptable: `--margin`.",
+        ),
+        "REFUSED": ("The gates below say what is missing.",),
+    }[best.verdict]
 
 
 def _tiles(validation: Validation, comparison: Comparison) -> tuple[Tile, ...]:
@@ -72,7 +92,8 @@ def _tiles(validation: Validation, comparison: Comparison) -> tuple[Tile, ...]:
     ]
     speed = speed_of(validation, comparison.candidate)
     value, detail = speed_texts(speed) if speed else (UNKNOWN, "not measured")
-    tiles.append(Tile("Speed", value, detail))
+    emulated = speed is not None and is_emulated(validation)
+    tiles.append(Tile("Speed on a CPU, emulated" if emulated else "Speed", value, detail))
     ours, theirs = (memory_of(validation, arm) for arm in (comparison.candidate, comparison.reference))
     value, detail = memory_texts(ours, theirs) if ours and theirs else (UNKNOWN, "not measured")
     tiles.append(Tile("Peak memory", value, detail))
@@ -104,10 +125,10 @@ def _ranking(validation: Validation) -> tuple[Part, ...]:
 def _chapter(validation: Validation, comparison: Comparison) -> Chapter:
     parts = [interval_part(comparison, validation.runs), curve_part(comparison, validation.runs)]
     layers = validation.layers.get(comparison.candidate, ())
-    parts += [layer_part(layers), cost_part(validation, comparison), gate_part(comparison)]
+    folded = comparison is not validation.best
+    parts += [layer_part(layers, brief=folded), cost_part(validation, comparison), gate_part(comparison)]
     flags = tuple(Words(sentence(flag), "flag") for flag in comparison.flags)
     notes = tuple(Words(sentence(note), "note") for note in comparison.notes)
-    folded = comparison is not validation.best
     if notes or (folded and flags):
         parts.append(Part("Worth knowing", (*(flags if folded else ()), *notes)))
     several = len(validation.comparisons) > 1

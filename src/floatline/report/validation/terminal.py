@@ -98,13 +98,12 @@ def _print_costs(validation: Validation, comparison: Comparison, console: Consol
 
 
 def _print(console: Console, label: str, words: str, *, most: int = 2) -> None:
-    """Sentences, broken between words: as many whole ones as fit. The page has the others."""
+    """Sentences, broken between words: as many whole ones as fit, the first in any case. The page has the others."""
     width = max(min(console.width, _WIDTH) - 11, 20)
     wrapper = textwrap.TextWrapper(width, break_on_hyphens=False)
     sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", printable(words))
     while len(sentences) > 1 and len(wrapper.wrap(" ".join(sentences))) > most:
         sentences.pop()
-    wrapper.max_lines, wrapper.placeholder = most, " …"  # one sentence that is longer than that
     for number, line in enumerate(wrapper.wrap(" ".join(sentences))):
         _print_line(console, "" if number else label, _line(line))
 

@@ -52,7 +52,7 @@ def sentence(text: str) -> str:
 
 def show_value(value: float | None) -> str:
     """A metric's value."""
-    return UNKNOWN if value is None else f"{value:#.6g}".rstrip(".")
+    return UNKNOWN if value is None else "NaN" if math.isnan(value) else f"{value:#.6g}".rstrip(".")
 
 
 def show_excess(value: float | None, terms: Terms) -> str:
@@ -112,6 +112,11 @@ def speed_texts(speed: Speed) -> tuple[str, str]:
     timing = speed.timing
     ends = f"{show_times(1 / timing.high)} to {show_times(1 / timing.low)}"
     return show_times(timing.speedup), f"{timing.verdict}; {ends}, {timing.num_pairs:,} pairs of steps"
+
+
+def is_emulated(validation: Validation) -> bool:
+    """Whether its times are of 16 bits that a CPU computes in FP32, which say nothing about a GPU."""
+    return any(memory.device == "cpu" for memory in validation.memory)
 
 
 def memory_texts(ours: PeakMemory, theirs: PeakMemory) -> tuple[str, str]:

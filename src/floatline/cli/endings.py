@@ -1,0 +1,42 @@
+"""Ctrl-C and SIGTERM: a command that is ended says in one line what is kept, and how to go on."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Generator
+
+import typer
+
+# 128 and the signal, as shells have it: a script must not go on as after 0.
+INTERRUPTED = 128 + signal.SIGINT
+TERMINATED = 128 + signal.SIGTERM
+
+
+@contextlib.contextmanager
+def saying_how_to_go_on(words: str) -> Generator[None]:
+    """Ctrl-C ends what is inside with these words and exit code 130, SIGTERM with 143.
+
+    Args:
+        words: What is kept, and what to type next.
+    """
+    ended_by = signal.SIGINT
+
+    def end(*_: object) -> None:
+        nonlocal ended_by
+        ended_by = signal.SIGTERM
+        raise KeyboardInterrupt
+
+    # Python lets only the main thread have handlers.
+    mine = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if mine else None
+    try:
+        yield
+    except KeyboardInterrupt:
+        how = "interrupted" if ended_by == signal.SIGINT else "ended by SIGTERM"
+        typer.echo(f"floatline: {how}. {words}", err=True)
+        raise typer.Exit(128 + ended_by) from None
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, before)

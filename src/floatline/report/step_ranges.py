@@ -1,0 +1,102 @@
+"""The ranges of a step for a page: what each module wrote, forward and backward, against the format's limits."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from floatline.report.chart import draw_step, marks_of
+from floatline.report.document.document import Drawing
+from floatline.report.validation.drawings import frame
+
+if TYPE_CHECKING:
+    from floatline.diagnosis.headroom.step_rows import Row, Span
+
+_ROW, _TOP, _STRIP = 50, 40, 20
+_ROOM = 0.075  # beyond the limits, as a share of what is between them
+_LONGEST = 24  # characters of a name that leave room for the words at the end of the line, on a phone too
+_COLUMNS = 96  # of the same picture in characters
+
+
+def draw_step_ranges(rows: Sequence[Row]) -> Drawing | None:
+    """The rows that matter as a drawing whose places are in percent, so that it fits any width; None without any.
+
+    Args:
+        rows: From a diagnosis, all of one format.
+    """
+    from floatline.diagnosis.headroom.step_rows import rows_that_matter  # torch comes with it
+
+    shown = rows_that_matter(rows)
+    if not shown:
+        return None
+    floor, normal, ceiling = (exponent for exponent, _ in marks_of(shown[0].format))
+    room = _ROOM * (ceiling - floor)
+    first, last = floor - room, ceiling + room
+
+    def at(exponent: float) -> float:
+        return 100 * (min(max(exponent, first), last) - first) / (last - first)
+
+    body: list[str] = []
+    for exponent, word in ((floor, "floor"), (normal, "subnormal"), (ceiling, "ceiling")):
+        x = f"{at(exponent):.2f}%"
+        body.append(f'<text class="muted" x="{x}" y="13" text-anchor="middle">{word}</text>')
+        body.append(f'<text x="{x}" y="29" text-anchor="middle">2^{exponent}</text>')
+    zones = ((first, floor, "bad"), (floor, normal, "warn"), (normal, ceiling, "good"), (ceiling, last, "bad"))
+    for number, row in enumerate(shown):
+        y = _TOP + _ROW * number
+        body += _labels(row, y + 14)
+        body += [
+            f'<rect class="zone {kind}" x="{at(low):.2f}%" y="{y + 20}" width="{at(high) - at(low):.2f}%" '
+            f'height="{_STRIP}"/>'
+            for low, high, kind in zones
+        ]
+        for place, span in ((y + 26, row.forward), (y + 34, row.backward)):
+            body += _bar(span, place, at, (first, last))
+    summary = f"The step in {shown[0].format.name}: {'; '.join(f'{_name(row)}: {_words(row)}' for row in shown)}."
+    svg = frame(body, height=_TOP + _ROW * len(shown), summary=summary)
+    return Drawing(svg, summary, plain=draw_step(rows, width=_COLUMNS).plain)
+
+
+def _labels(row: Row, y: float) -> list[str]:
+    name = _name(row)
+    short = name if len(name) <= _LONGEST else f"…{name[1 - _LONGEST :]}"
+    tone, weight = "good" if row.fits else "bad", "word" if row.blamed else "name"
+    return [
+        f'<text class="{weight}" x="0" y="{y}">{"▶ " * row.blamed}{html.escape(short)}'
+        f"<title>{html.escape(name)}</title></text>",
+        f'<text class="word {tone}" x="100%" y="{y}" text-anchor="end">{html.escape(_words(row))}</text>',
+    ]
+
+
+def _bar(span: Span | None, y: float, at: Callable[[float], float], ends: tuple[float, float]) -> list[str]:
+    """What one pass wrote; beyond the limits, what FP32 has there."""
+    if span is None:
+        return []
+    lost = span.state in ("overflows", "sinks")
+    top = max(span.largest, span.reach if lost else 0.0)
+    if not top or not math.isfinite(top):
+        return []
+    low = ends[0] if span.state == "sinks" else math.log2(min(span.smallest, top))
+    high = ends[1] if span.state == "overflows" else math.log2(top)
+    tone = "good" if span.state == "fits" else "bad"
+    left, right = at(low), max(at(high), at(low) + 0.5)
+    return [f'<line class="bar {tone}" x1="{left:.2f}%" x2="{right:.2f}%" y1="{y}" y2="{y}"/>']
+
+
+def _name(row: Row) -> str:
+    from floatline.base.texts import printable
+
+    return printable(row.module) or "(root)"
+
+
+def _words(row: Row) -> str:
+    """What is wrong in which pass; that it fits, where nothing is."""
+    words = {"overflows": "overflow", "sinks": "to zero", "fits": ""}
+    found = [
+        f"{name} {words.get(span.state, 'inf/NaN')}"
+        for name, span in (("forward", row.forward), ("backward", row.backward))
+        if span is not None and span.state != "fits"
+    ]
+    return ", ".join(found) or "fits"

@@ -1,0 +1,161 @@
+"""The commands as a whole: groups, help, words of a wrong use, `--json`, and what each does where there is no torch."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from tests.report.run.runs import make_run
+from typer.testing import CliRunner
+
+import floatline
+from floatline.cli.main import GROUPS, app
+
+NAMES = [function.__name__ for functions in GROUPS.values() for function in functions]
+ALONE = """
+import sys
+
+class Refused:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in %r:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Refused())
+from floatline.cli.main import main
+main()
+"""
+NOT_IN_THE_WHEEL = ("torch", "triton", "scipy", "pandas", "lightning", "transformers", "ray")
+
+
+def ask(*words: str, columns: int = 80):
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(app, list(words))
+
+
+def ask_alone(*words: str, refused=NOT_IN_THE_WHEEL, cwd=None) -> subprocess.CompletedProcess:
+    """The command where only what the wheel brings can be imported."""
+    code = ALONE % (refused,)
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=250, cwd=cwd)
+
+
+def test_the_help_has_the_commands_by_what_one_wants_the_first_first():
+    lines = ask("-h").stdout.splitlines()
+    assert [line for line in lines if line in GROUPS] == list(GROUPS)
+    assert [m[1] for line in lines if (m := re.match(r"  ([a-z]+)  ", line))] == NAMES
+    assert NAMES[0] == "diagnose"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("columns", [80, 200])
+def test_help_is_whole_within_its_width_and_names_no_type(name, columns):
+    text = ask(name, "-h", columns=columns).stdout
+    assert text == ask(name, "--help", columns=columns).stdout
+    assert text.startswith("Usage: ")
+    assert max(map(len, text.splitlines())) <= min(columns, 96)
+    assert "…" not in text
+    assert not re.search(r"<(bool|int|str|float|list|Path)\b|\[\[|x>=|\]\.\.\.\]", text)
+
+
+def test_the_check_above_can_fail():
+    assert re.search(r"<(bool|int|str|float|list|Path)\b|\[\[|x>=|\]\.\.\.\]", "lint [OPTIONS] [[PATH]...]...")
+
+
+def test_the_options_of_validate_are_grouped():
+    text = ask("validate", "-h").stdout
+    titles = [line for line in text.splitlines() if re.match(r"[A-Z][a-zA-Z ]+$", line)]
+    assert titles == [
+        "Arguments", "What is compared", "How long it is trained", "What counts as a PASS", "Seeds",
+        "What else is measured", "Where it runs", "Options",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["diagnose", "net.py", "--steps", "0"], "--steps takes a whole number of at least 1, not '0'."),
+        (["train", "net.py", "--steps=abc"], "--steps takes a whole number of at least 1, not 'abc'."),
+        (["rescue", "net.py", "--budget", "soon"], "--budget takes a number of at least 1, not 'soon'."),
+        (["compare", "a", "b", "--margin", "1", "x"], "--margin takes 2 numbers, not '1 x'."),
+        (["doctor", "--format", "xml"], "--format takes text or json, not 'xml'."),
+        (["validate", "net.py", "--engine", "slurm"], "--engine takes local or ray, not 'slurm'."),
+        (["diagnose", "net.py", "--stps", "4"], "No such option: --stps"),
+        (["diagnos", "net.py"], "No such command 'diagnos'"),
+    ],
+)
+def test_a_wrong_word_is_told_in_ours_with_the_value(words, says):
+    done = ask_alone(*words, refused=())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith(f"floatline: {says}")
+    command = f" {words[0]}" if words[0] in NAMES else ""
+    assert done.stderr.endswith(f"Try 'floatline{command} -h'.\n")
+
+
+def test_without_a_word_the_help_is_printed_and_the_exit_code_is_2():
+    done = ask_alone(refused=())
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout == ask_alone("-h", refused=()).stdout
+
+
+def test_json_is_short_for_format_json_and_is_left_alone_behind_two_dashes():
+    long = ask("explain", "eps-underflow", "--format", "json")
+    assert long.exit_code == 0 and ask("explain", "eps-underflow", "--json").stdout == long.stdout
+    assert json.loads(ask("version", "--json").stdout)["floatline"] == floatline.__version__
+    assert "'--json'" in ask_alone("explain", "--", "--json", refused=()).stderr
+
+
+def test_an_unknown_id_has_three_others_named():
+    (words,) = re.findall(r"The nearest of \d+: (.*?)\. 'floatline", ask_alone("explain", "foobar").stderr)
+    assert len(words.split(", ")) == 3
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_commands(shell):
+    asked = {"_FLOATLINE_COMPLETE": f"complete_{shell}", "COMP_WORDS": "floatline dia", "COMP_CWORD": "1",
+             "_TYPER_COMPLETE_ARGS": "floatline dia", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
+    done = CliRunner(env=asked).invoke(app, [], prog_name="floatline")
+    assert "diagnose" in done.stdout and "rescue" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["diagnose", "net.py"],
+        ["validate", "net.py"],
+        ["rescue", "net.py"],
+        ["rescue", "--", "python", "train.py"],
+        ["train", "net.py"],
+        ["replay", "bundle"],
+        ["doctor"],
+    ],
+    ids=" ".join,
+)
+def test_without_torch_a_command_that_trains_says_in_one_line_to_install_it(words, tmp_path):
+    (tmp_path / "net.py").write_text("import torch\ndef build(seed=0): ...\n")
+    (tmp_path / "train.py").write_text("import torch\n")
+    done = ask_alone(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "needs torch, which is not installed here." in done.stderr
+    assert "pip install 'floatline[torch]'" in done.stderr
+
+
+def test_without_torch_what_reads_and_judges_works(tmp_path):
+    for name in ("a/0", "a/1", "a/2", "b/0", "b/1", "b/2"):
+        make_run(tmp_path / name, steps=20)
+    (tmp_path / "net.py").write_text("import torch\nloss = torch.log(torch.softmax(x, -1))\n")
+    for words, code, says in (
+        (["watch", "a"], 0, "finished"),
+        (["report", "a"], 0, "run.html"),
+        (["compare", "a", "b"], 0, "PASS"),
+        (["lint", "--half", "net.py"], 1, "FL101"),
+        (["explain", "eps-underflow"], 0, "eps-underflow"),
+        (["doctor", "--on", "t4"], 0, "fp16-mixed"),
+        (["status"], 1, "nothing is approved"),
+        (["version"], 0, floatline.__version__),
+    ):
+        done = ask_alone(*words, cwd=tmp_path)
+        assert done.returncode == code, (words, done.stderr)
+        assert says in done.stdout and "Traceback" not in done.stderr, (words, done.stdout, done.stderr)
+    refused = ask_alone("approve", "a", "--by", "Ada", cwd=tmp_path)
+    assert refused.returncode == 2 and "torch" not in refused.stderr
