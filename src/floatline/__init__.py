@@ -8,6 +8,7 @@ from floatline.base.offered import load_old_name, offer, redirect_old_modules
 
 if TYPE_CHECKING:
     from floatline import optim
+    from floatline.agreement.comparing import parity
     from floatline.diagnosis.target_diagnosis import diagnose
     from floatline.errors import FloatlineError
     from floatline.findings import GuardStop
@@ -36,6 +37,7 @@ __all__ = [
     "diagnose",
     "manifest",
     "optim",
+    "parity",
     "rescue",
     "validate",
 ]
@@ -55,6 +57,7 @@ _load = offer(
         "diagnose": "diagnosis.target_diagnosis",
         "manifest": "manifests.live",
         "optim": "optim",
+        "parity": "agreement.comparing",
         "rescue": "rescuing.rescue",
         "validate": "validation.target_study",
     },

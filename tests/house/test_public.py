@@ -23,6 +23,7 @@ PUBLIC = {
     "diagnose",
     "manifest",
     "optim",
+    "parity",
     "rescue",
     "validate",
 }

@@ -20,6 +20,7 @@ from floatline.cli import (
     explain,
     lint,
     manifest,
+    parity,
     replay,
     report,
     rescue,
@@ -89,6 +90,7 @@ app.command()(doctor.doctor)
 app.command()(explain.explain)
 app.command()(lint.lint)
 app.command(cls=TargetOrCommand)(manifest.manifest)
+app.command()(parity.parity)
 app.command()(replay.replay)
 app.command()(report.report)
 app.command(cls=TargetOrCommand)(rescue.rescue)
