@@ -9,6 +9,8 @@ from typing import Any, overload
 
 from torch import nn
 
+from floatline.agreement.compiled.arms import find_wrong_part
+from floatline.agreement.compiled.backends import find_compiler
 from floatline.agreement.descent import descend
 from floatline.agreement.layers import find_suspects, read_layers
 from floatline.agreement.logprobs.comparing import BAND, LogprobParity, compare_logprobs
@@ -92,16 +94,20 @@ def compare_sides(
     start = time.perf_counter()
     _check_weights(a, b)
     measured = measure_pair(a, b, given, backward=backward, look=True, reference=reference)
-    layers, entry = read_layers(measured), None
+    layers, entry, notes = read_layers(measured), None, list(measured.notes)
     if reference is None and (measured.worst.verdict != "agree" or find_suspects(layers)):
-        place = descend(a, b, given, measured, backward=backward).place
+        if b.opaque and b.plain is a.plain:
+            compiler = find_compiler(b.function)
+            place, _ = find_wrong_part(a, given, measured, compiler, notes, backward=backward)
+        else:
+            place = descend(a, b, given, measured, backward=backward).place
         entry = place if place.reading.verdict != "agree" else None
     return Parity(
         *names,
         readings=measured.readings,
         layers=layers,
         entry=entry,
-        notes=measured.notes,
+        notes=tuple(notes),
         seconds=time.perf_counter() - start,
     )
 

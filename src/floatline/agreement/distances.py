@@ -13,6 +13,7 @@ from floatline.agreement.arithmetic import SPREAD
 
 # The lowest number of a format stands for "not at all" in masks: another number in each format, and the same meaning.
 _MASKED, _LEAST_MASK = 1e30, 6e4
+_FEW = 8
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,9 @@ def measure_excess(x: Tensor, truth: Tensor, noise: Noise) -> tuple[float, tuple
     """How many times farther from the truth a tensor is than rounding explains, and the row that is the farthest.
 
     Numerics:
-        The larger of two: of the whole tensor; and half of that of the worst row, since the worst of many rows is off
-        by more than the rest. The noise of a row is at least a quarter of the rows' mean: few numbers may not round.
+        The larger of two: of the whole tensor; and that of the worst row over how far the worst of n rows of d numbers
+        is off by chance, 1 + sqrt(2 log(n) / d), at least 2. The noise of a row is at least a quarter of the rows'
+        mean, and of rows of less than 8 numbers the mean itself: too few numbers to know it.
         Checked by tests/agreement/test_distances.py.
     """
     if x.shape != truth.shape:
@@ -70,14 +72,17 @@ def measure_excess(x: Tensor, truth: Tensor, noise: Noise) -> tuple[float, tuple
     if not rows.numel():
         return 0.0, ()
     whole = noise.whole
-    least = whole / math.sqrt(rows.numel()) / 4
+    num = rows.numel()
+    size = x.shape[-1] if x.dim() else 1
+    least = whole / math.sqrt(num) / (1 if size < _FEW else 4)
+    chance = max(2.0, 1 + math.sqrt(2 * math.log(num) / max(size, 1)))
     ratios = rows / (noise.rows.square() + least**2).sqrt()
     ratios = torch.where(rows == 0, torch.zeros_like(ratios), ratios)
     worst = int(ratios.argmax())
     apart = float(rows.square().sum().sqrt())
     of_whole = apart / whole if whole else (math.inf if apart else 0.0)
     place = torch.unravel_index(torch.tensor(worst), tuple(x.shape[:-1])) if x.dim() > 1 else ()
-    return max(of_whole, float(ratios[worst]) / 2), tuple(int(index) for index in place)
+    return max(of_whole, float(ratios[worst]) / chance), tuple(int(index) for index in place)
 
 
 def _row_norms(x: Tensor) -> Tensor:

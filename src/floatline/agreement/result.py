@@ -92,7 +92,8 @@ class Parity:
 
     def __str__(self) -> str:
         worst = self.worst
-        inside = f"{self.entry.module}: " if self.entry is not None and worst is self.entry.reading else ""
+        entry = self.entry
+        inside = f"{entry.module}: " if entry is not None and entry.module and worst is entry.reading else ""
         name = f"{inside}{worst.name}{'' if worst.phase == 'forward' else ', gradient'}"
         lines = [
             self.summary,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,7 +51,7 @@ def parity(
 
     if compiled == (b is not None):
         raise typer.BadParameter("Give B, or --compiled for what torch.compile makes of A: one of both.")
-    with show_progress(logs=True) as say:
+    with show_progress(logs=True) as tell:
         found = _compare(
             a,
             b,
@@ -61,7 +62,7 @@ def parity(
             band=band,
             out=out,
             seed=seed,
-            say=say,
+            tell=tell,
         )
     files = {} if out is None else write_parity(found, Path(out))
     if output is OutputFormat.json:
@@ -83,7 +84,7 @@ def _compare(
     band: tuple[float, float],
     out: str | None,
     seed: int,
-    say: object,
+    tell: Callable[[str], None],
 ) -> AnyParity:
     from floatline.agreement.comparing import compare_sides
     from floatline.agreement.compiled.arms import compare_compiled
@@ -91,7 +92,6 @@ def _compare(
     from floatline.agreement.targets import give_weights, open_target
     from floatline.numerics.half_on_cpu import HalfOnCPU
 
-    tell = say if callable(say) else print
     tell(f"building {a}")
     ours = open_target(a, seed=seed, batch=batch, plan=plans[0])
     if b is None:

@@ -43,7 +43,7 @@ def print_parity(found: AnyParity, files: dict[str, str], console: Console) -> N
         for tried in found.remedies:
             said = f"not tried: {tried.problem}"
             if tried.ratios is not None:
-                said = f"{100 * tried.ratios.outside:.2g} % outside, KL {tried.ratios.kl:.2g}, "
+                said = f"{100 * tried.ratios.outside:.3g} % outside, KL {tried.ratios.kl:.2g}, "
                 said += f"{tried.gap_to_fp32:.2g} from FP32"
             console.print(Text(f"  {tried.name}: {said}"), soft_wrap=True)
     else:
@@ -205,11 +205,11 @@ def draw_layers(rows: Sequence[LayerReading], a: str, b: str) -> Drawing | None:
 def _document_of_logprobs(found: LogprobParity) -> Document:
     ratios, low, high = found.ratios, *found.band
     carriers = tuple(
-        (str(c.sequence), str(c.position), str(c.token), f"{c.ratio:.3g}", f"{100 * c.share:.2g} %")
+        (str(c.sequence), str(c.position), str(c.token), f"{c.ratio:.3g}", f"{100 * c.share:.3g} %")
         for c in ratios.carriers
     )
     remedies = tuple(
-        (t.name, f"{100 * t.ratios.outside:.2g} %", f"{t.ratios.kl:.2g}", f"{t.gap_to_fp32:.2g}", "")
+        (t.name, f"{100 * t.ratios.outside:.3g} %", f"{t.ratios.kl:.2g}", f"{t.gap_to_fp32:.2g}", "")
         if t.ratios is not None
         else (t.name, "", "", "", t.problem)
         for t in found.remedies
@@ -237,7 +237,7 @@ def _document_of_logprobs(found: LogprobParity) -> Document:
         meaning="Ratios are exp(model - file) of the log-probs of a token.",
         reason=sentence(found.summary),
         tiles=(
-            Tile("Outside", f"{100 * ratios.outside:.2g} %", f"of ratios, of [{low:g}, {high:g}]"),
+            Tile("Outside", f"{100 * ratios.outside:.3g} %", f"of ratios, of [{low:g}, {high:g}]"),
             Tile("KL", f"{ratios.kl:.2g}", "a sequence"),
             Tile("Largest ratio", f"{ratios.largest:.3g}", ""),
             Tile("Nearest", "none" if found.best is None else found.best.name, "of what was tried"),

@@ -13,8 +13,8 @@ from floatline.agreement.compiled.backends import Compiler, find_compiler
 from floatline.agreement.compiled.graphs import find_smallest
 from floatline.agreement.compiled.reproducer import write_reproducer
 from floatline.agreement.descent import DescentEnd, descend
-from floatline.agreement.measuring import measure_pair
-from floatline.agreement.place import OpPlace
+from floatline.agreement.measuring import Measured, measure_pair
+from floatline.agreement.place import EntryPlace, OpPlace
 from floatline.agreement.reading import Reading
 from floatline.agreement.result import Parity, say
 from floatline.agreement.sides import Around, Given, Side
@@ -100,18 +100,7 @@ def compare_compiled(
             notes.append(f"emulate_precision_casts: {error}")
     entry, script = None, None
     if measured.worst.verdict != "agree":
-
-        def compile_child(ours: Side, _theirs: Side, name: str) -> tuple[Side, Side] | None:
-            if ours.module is None or " (" in name:
-                return None
-            child = ours.module.get_submodule(name)
-            return Side.of(child, around), compiler.compile(child, around)
-
-        side = compiler.compile(a.plain, around)
-        found = descend(a, side, given, measured, backward=backward, child_of=compile_child)
-        entry = found.place
-        if measured.worst.verdict == "wrong":
-            entry, script = _shrink(found, compiler, notes, backward=backward, folder=folder)
+        entry, script = find_wrong_part(a, given, measured, compiler, notes, backward=backward, folder=folder)
     parity = Parity(
         "eager",
         "compiled",
@@ -123,7 +112,7 @@ def compare_compiled(
     return CompiledParity(parity, emulated, script)
 
 
-def _measure(a: Side, given: Given, compiler: Compiler, *, backward: bool) -> Any:
+def _measure(a: Side, given: Given, compiler: Compiler, *, backward: bool) -> Measured:
     try:
         return measure_pair(a, compiler.compile(a.plain, a.around), given, backward=backward, look=True)
     except ParityError:
@@ -135,9 +124,44 @@ def _measure(a: Side, given: Given, compiler: Compiler, *, backward: bool) -> An
         ) from error
 
 
+def find_wrong_part(
+    a: Side,
+    given: Given,
+    measured: Measured,
+    compiler: Compiler,
+    notes: list[str],
+    *,
+    backward: bool,
+    folder: str | Path | None = None,
+) -> tuple[EntryPlace, Path | None]:
+    """Where compiled code is off: module by module, each compiled alone, then node by node; and a script that shows it.
+
+    Args:
+        a: The eager side.
+        given: Its arguments.
+        measured: Eager against compiled, as a whole.
+        compiler: How it was compiled.
+        notes: Is told what could not be done.
+        backward: Whether gradients are compared.
+        folder: Where the script is written; None writes none.
+    """
+
+    def compile_child(ours: Side, _theirs: Side, name: str) -> tuple[Side, Side] | None:
+        if ours.module is None or " (" in name:
+            return None
+        child = ours.module.get_submodule(name)
+        return Side.of(child, a.around), compiler.compile(child, a.around)
+
+    b = compiler.compile(a.plain, a.around)
+    found = descend(a, b, given, measured, backward=backward, child_of=compile_child)
+    if found.place.reading.verdict != "wrong":
+        return found.place, None
+    return _shrink(found, compiler, notes, backward=backward, folder=folder)
+
+
 def _shrink(
     found: DescentEnd, compiler: Compiler, notes: list[str], *, backward: bool, folder: str | Path | None
-) -> tuple[Any, Path | None]:
+) -> tuple[EntryPlace, Path | None]:
     """The nodes that are wrong, and the script that shows it."""
     part = find_smallest(found.a.plain, found.given, compiler, backward=backward)
     if part is None:

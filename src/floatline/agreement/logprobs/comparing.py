@@ -59,8 +59,8 @@ class LogprobParity:
 
     @property
     def best(self) -> TriedRemedy | None:
-        """The remedy with the least divergence; None where none is below that of the model as it is."""
-        tried = [one for one in self.remedies if one.ratios is not None and one.ratios.kl < self.ratios.kl]
+        """The remedy with the least divergence; None where none takes away a tenth of the model's as it is."""
+        tried = [one for one in self.remedies if one.ratios is not None and one.ratios.kl < 0.9 * self.ratios.kl]
         return min(tried, key=lambda one: one.ratios.kl if one.ratios is not None else 0.0, default=None)
 
     @property
@@ -68,7 +68,7 @@ class LogprobParity:
         """The verdict in one sentence."""
         low, high = self.band
         share = (
-            f"{100 * self.ratios.outside:.2g} % of {self.ratios.num_tokens:,} ratios are outside [{low:g}, {high:g}]"
+            f"{100 * self.ratios.outside:.3g} % of {self.ratios.num_tokens:,} ratios are outside [{low:g}, {high:g}]"
         )
         return f"{say(self.reading, 'the model', 'the file')}; {share}, KL {self.ratios.kl:.2g} a sequence"
 
@@ -76,13 +76,13 @@ class LogprobParity:
         lines = [self.summary]
         lines += [
             f"  carried by token {c.token} at position {c.position} of sequence {c.sequence}: ratio {c.ratio:.3g}, "
-            f"{100 * c.share:.2g} % of the KL"
+            f"{100 * c.share:.3g} % of the KL"
             for c in self.ratios.carriers[:3]
         ]
         if self.best is not None and self.best.ratios is not None:
             best = self.best.ratios
             lines.append(
-                f"  nearest: {self.best.name}, {100 * best.outside:.2g} % outside, KL {best.kl:.2g} a sequence"
+                f"  nearest: {self.best.name}, {100 * best.outside:.3g} % outside, KL {best.kl:.2g} a sequence"
             )
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
