@@ -8,6 +8,7 @@ from floatline.base.offered import load_old_name, offer, redirect_old_modules
 
 if TYPE_CHECKING:
     from floatline import optim
+    from floatline.agreement.comparing import parity
     from floatline.diagnosis.target_diagnosis import diagnose
     from floatline.errors import FloatlineError
     from floatline.findings import GuardStop
@@ -38,6 +39,7 @@ __all__ = [
     "fold",
     "manifest",
     "optim",
+    "parity",
     "rescue",
     "validate",
 ]
@@ -58,6 +60,7 @@ _load = offer(
         "fold": "folding.scale_fold",
         "manifest": "manifests.live",
         "optim": "optim",
+        "parity": "agreement.comparing",
         "rescue": "rescuing.rescue",
         "validate": "validation.target_study",
     },

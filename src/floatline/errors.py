@@ -12,6 +12,7 @@ FloatlineError
 ├── GuardError       a guard's setting, closure or checkpoint that cannot be used
 ├── GuardStop        a run that the guard has ended, with its finding: in `findings`
 ├── TraceError       a trace that cannot be written or read
+├── ParityError      two computations that cannot be compared, or a file of log-probs that cannot be read
 ├── ReplayError      a step that cannot be replayed, or a replay bundle that cannot be written or read
 ├── FoldError        a model that cannot be folded, or a checkpoint's folder that cannot be read or written
 ├── RescueError      a rescue's folder or stage that cannot be used
@@ -89,6 +90,10 @@ class ApprovalError(FloatlineError):
 
 class ManifestError(FloatlineError, AssertionError):
     """A manifest that cannot be measured, read or written, or that is not what was expected."""
+
+
+class ParityError(FloatlineError, ValueError):
+    """Two computations that cannot be compared, or a file of log-probs that cannot be read."""
 
 
 class ReplayError(FloatlineError, ValueError):

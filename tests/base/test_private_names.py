@@ -77,6 +77,7 @@ INSTANCES = {
     "torch.UntypedStorage": lambda: torch.ones(1).untyped_storage(),
     "torch.autocast": lambda: torch.autocast("cpu"),
     "torch.compile": lambda: torch.compile(nn.Linear(1, 1), backend="eager"),
+    "torch.compile.dynamo_ctx.callback": lambda: torch.compile(nn.Linear(1, 1), backend="eager").dynamo_ctx.callback,
     "torch.optim.lr_scheduler.SequentialLR": lambda: torch.optim.lr_scheduler.SequentialLR(
         (optimizer := torch.optim.SGD([PARAM], lr=0.1)),
         [torch.optim.lr_scheduler.ConstantLR(optimizer) for _ in range(2)],

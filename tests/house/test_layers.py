@@ -17,7 +17,7 @@ FLOORS = [
     {"report", "systems"},
     {"integrations", "rescuing"},
     {"validation"},
-    {"diagnosis", "manifests", "training"},
+    {"agreement", "diagnosis", "manifests", "training"},
     {"running"},
     {"checkup", "folding", "guard", "probe"},
     {"lint", "precision"},

@@ -24,6 +24,7 @@ PUBLIC = {
     "fold",
     "manifest",
     "optim",
+    "parity",
     "rescue",
     "validate",
 }

@@ -102,6 +102,15 @@ PRIVATES: tuple[Private, ...] = (
     ),
     Private(
         (
+            "torch.compile()._torchdynamo_orig_callable",
+            "torch.compile.dynamo_ctx.callback()._torchdynamo_orig_backend",
+        ),
+        "parity finds the function inside a compiled one, and the backend that it was compiled with",
+        fallback="a compiled function is only compared as a whole, and Inductor is taken for the backend",
+        only="the backend in newer versions",
+    ),
+    Private(
+        (
             "torch.amp.GradScaler()._scale",
             "torch.amp.GradScaler()._enabled",
             "torch.amp.GradScaler()._init_scale",

@@ -23,6 +23,7 @@ from floatline.cli import (
     fold,
     lint,
     manifest,
+    parity,
     replay,
     report,
     rescue,
@@ -75,7 +76,7 @@ GROUPS: dict[str, tuple[Callable[..., None], ...]] = {
     ),
     "Run: train under a plan, and look at it": (run.run, train.train, watch.watch, report.report),
     "Forward only: checkpoints born in BF16 that must run in FP16": (fold.fold, fit.fit),
-    "Prove: hold it against FP32": (validate.validate, compare.compare),
+    "Prove: hold it against FP32": (validate.validate, compare.compare, parity.parity),
     "Sign off: keep the plan that passed": (approve.approve, status.status, rollback.rollback),
     "About": (version.version,),
 }

@@ -46,7 +46,7 @@ LOW = frozenset(
     if hasattr(torch, name)
 )
 # They move numbers, or pick among them, without rounding: what they make of exact numbers is exact.
-_EXACT = frozenset(
+EXACT = frozenset(
     (
         *("clone", "cat", "stack", "index", "index_select", "gather", "embedding", "masked_select", "copy", "_to_copy"),
         *("zero", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones", "relu", "neg", "abs", "where"),
@@ -106,7 +106,7 @@ def does_not_round(call: TracedCall, results: set[torch.dtype]) -> bool:
     dtypes = {t.dtype for t in call.floats} | results
     if not dtypes & LOW:
         return True
-    if call.schema.base not in _EXACT or (results & LOW and len(dtypes) > 1):
+    if call.schema.base not in EXACT or (results & LOW and len(dtypes) > 1):
         return False
     chosen = all(has_twin(a.tensor) or a.tensor.dtype is torch.bool or a.name in _INDICES for a in call.tensors)
     return chosen and all(n == int(n) and abs(n) <= _EXACT_IN_ALL for n in call.numbers() if math.isfinite(n))

@@ -7,6 +7,7 @@ import re
 from floatline.report.document.document import Block, Chapter, Code, Curves, Document, Drawing, Part, Table, Words
 
 _SIGNS = {"PASS": "✅", "MARGINAL": "⚠️", "FAIL": "❌", "INCONCLUSIVE": "❔", "REFUSED": "⛔"}
+_SIGNS |= {"AGREE": "✅", "FARTHER": "⚠️", "OTHER FUNCTION": "❌", "WRONG": "❌"}
 _ACTIVE = re.compile(r"([\\`*_{}\[\]#|~!])")
 
 

@@ -1,0 +1,112 @@
+"""`floatline parity`: two computations that must agree, and which of them is nearer to FP32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from floatline.cli.output import FormatOption, OutputFormat, SeedOption, print_json, show_progress, text_console
+
+if TYPE_CHECKING:
+    from floatline.report.parity import AnyParity
+
+_LOGPROBS = (".jsonl", ".safetensors")
+
+
+def parity(
+    a: Annotated[str, typer.Argument(metavar="A", help="FILE.py, package.module:name or a reference workload.")],
+    b: Annotated[
+        str | None,
+        typer.Argument(metavar="B", help="Another one; or log-probs that another engine made: .jsonl, .safetensors."),
+    ] = None,
+    compiled: Annotated[
+        bool, typer.Option("--compiled", help="Compare A with what torch.compile makes of it, and with FP32.")
+    ] = False,
+    backend: Annotated[str, typer.Option("--backend", help="Backend of torch.compile, with --compiled.")] = "inductor",
+    plan_a: Annotated[str | None, typer.Option("--plan-a", metavar="PLAN", help="Run A in this plan.")] = None,
+    plan_b: Annotated[str | None, typer.Option("--plan-b", metavar="PLAN", help="Run B in this plan.")] = None,
+    batch: Annotated[int, typer.Option("--batch", min=0, help="Which batch of A both get.")] = 0,
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="Compare no gradients.")] = False,
+    band: Annotated[
+        tuple[float, float], typer.Option("--band", metavar="LOW HIGH", help="Ratios of probabilities that are fine.")
+    ] = (0.9, 1.1),
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FOLDER", help="Write report.html, report.md, parity.json and a reproducer."),
+    ] = None,
+    seed: SeedOption = 0,
+    output: FormatOption = OutputFormat.text,
+) -> None:
+    """Say whether two computations are the same numbers, where they part, and which is nearer to FP32.
+
+    A and B are models with weights of the same names: B gets A's. Each runs in the plan of its target. Exit code 0
+    means that both are within rounding, 1 that one is wrong, farther, or another function; 2 that they cannot be
+    compared.
+    """
+    from floatline.report.parity import print_parity, write_parity
+
+    if compiled == (b is not None):
+        raise typer.BadParameter("Give B, or --compiled for what torch.compile makes of A: one of both.")
+    with show_progress(logs=True) as tell:
+        found = _compare(
+            a,
+            b,
+            backend,
+            (plan_a, plan_b),
+            batch=batch,
+            backward=not forward_only,
+            band=band,
+            out=out,
+            seed=seed,
+            tell=tell,
+        )
+    files = {} if out is None else write_parity(found, Path(out))
+    if output is OutputFormat.json:
+        print_json({**found.as_json(), "files": files})
+    else:
+        print_parity(found, files, text_console())
+    if found.verdict != "agree":
+        raise typer.Exit(1)
+
+
+def _compare(
+    a: str,
+    b: str | None,
+    backend: str,
+    plans: tuple[str | None, str | None],
+    *,
+    batch: int,
+    backward: bool,
+    band: tuple[float, float],
+    out: str | None,
+    seed: int,
+    tell: Callable[[str], None],
+) -> AnyParity:
+    from floatline.agreement.comparing import compare_sides
+    from floatline.agreement.compiled.arms import compare_compiled
+    from floatline.agreement.logprobs.comparing import compare_logprobs
+    from floatline.agreement.targets import give_weights, open_target
+    from floatline.numerics.half_on_cpu import HalfOnCPU
+
+    tell(f"building {a}")
+    ours = open_target(a, seed=seed, batch=batch, plan=plans[0])
+    if b is None:
+        tell("running it eager, compiled and in FP32")
+        folder = None if out is None else Path(out) / "reproducer"
+        return compare_compiled(
+            ours.model, ours.given, backend=backend, backward=backward, folder=folder, around=ours.around
+        )
+    with HalfOnCPU(), contextlib.ExitStack() as stack:
+        if b.endswith(_LOGPROBS):
+            tell(f"scoring the tokens of {b}")
+            stack.enter_context(ours.around())
+            return compare_logprobs(ours.model, b, band=band)
+        tell(f"building {b}")
+        theirs = open_target(b, seed=seed, batch=batch, plan=plans[1])
+        give_weights(ours, theirs)
+        tell("running both, in their formats and in FP32")
+        return compare_sides(ours.side, theirs.side, ours.given, backward=backward)
