@@ -126,6 +126,12 @@ class Recorder(TorchDispatchMode):
                 made.append(known.made_by)
         self.trace.meta["made_inputs"] = made
 
+    def note_outputs(self, outputs: Mapping[str, Tensor]) -> None:
+        """Note what a step without a backward pass ends in: in `trace.gradients`, where harm is looked for."""
+        with Aside():
+            for name, tensor in outputs.items():
+                self.trace.gradients[name] = self._operand(tensor)
+
     def __enter__(self) -> Recorder:
         self._whereabouts.__enter__()
         super().__enter__()  # pyright: ignore[reportUnknownMemberType]
