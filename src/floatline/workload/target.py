@@ -273,6 +273,10 @@ def _check_source(path: Path, wanted: str, text: str) -> None:
 
 
 def _say_missing(wanted: str, text: str, done: str = "") -> str:
+    if wanted == "forward":
+        return (
+            f"Target '{text}': there is no function 'forward'{done}. Add forward(seed), which returns (model, inputs)."
+        )
     if wanted:
         return f"Target '{text}': there is no function '{wanted}'. Name one that builds a workload."
     script = shlex.quote(text) if text.endswith(".py") else f"-m {text}"

@@ -68,6 +68,27 @@ def test_a_weight_that_fp16_cannot_hold_is_named():
     assert "head.weight holds 9.984e+04" in found.primary.seen
 
 
+def test_a_weight_whose_inf_is_swallowed_is_named_too():
+    found = diagnose("swallowed_weight", searches=False)
+    assert found.outputs[0].worst.error < float("inf")
+    assert found.primary.module == "up"
+    assert "up.weight holds" in found.primary.seen
+
+
+def test_weights_that_are_too_small_for_fp16_are_named():
+    found = diagnose("small_weights")
+    assert (found.primary.cause.id, found.primary.module) == ("changed-in-16-bits", "0")
+    assert "the cast to fp16 changes 0.weight by" in found.primary.seen
+    assert "lose in the cast" in found.island.reason
+
+
+def test_inputs_that_the_cast_makes_too_coarse_are_to_blame_where_no_line_in_fp32_helps():
+    found = diagnose("coarse_inputs", searches=False)
+    assert found.primary.line == line_of("phase = x[..., None]")
+    assert found.primary.seen.endswith("the inputs lose it where they are cast to fp16")
+    assert diagnose("fine_inputs").verdict == "healthy"
+
+
 def test_the_island_brings_fp32s_outputs_back_and_nothing_less_does():
     found = diagnose("gate_overflows")
     assert found.island.complete

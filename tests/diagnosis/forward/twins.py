@@ -191,6 +191,51 @@ def huge_weight(seed):
     return model, tokens()
 
 
+class Swallowing(nn.Module):
+    """Numbers that are not finite are brought back to some, as models do that know FP16."""
+
+    def __init__(self, top):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, WIDTH)
+        with torch.no_grad():
+            self.up.weight[0, 0] = top
+
+    def forward(self, x):
+        x = self.up(x).clamp(-60000.0, 60000.0)
+        return self.down(x / 60000.0)
+
+
+def swallowed_weight(seed):
+    return Swallowing(7e4).bfloat16(), torch.rand(4, WIDTH)
+
+
+def small_weights(seed):
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.LayerNorm(WIDTH, eps=0.0))
+    with torch.no_grad():
+        model[0].weight.mul_(1e-6)
+    return model.bfloat16(), torch.randn(4, WIDTH)
+
+
+class Fourier(nn.Module):
+    """Sines of coordinates at growing frequencies."""
+
+    def __init__(self, num):
+        super().__init__()
+        self.out, self.powers = nn.Linear(num, 8), [2.0**i for i in range(num)]
+
+    def forward(self, x):
+        phase = x[..., None] * torch.tensor(self.powers, dtype=x.dtype)
+        return self.out(phase.sin()).mean(1)
+
+
+def coarse_inputs(seed):
+    return Fourier(15), torch.rand(16, 3)
+
+
+def fine_inputs(seed):
+    return Fourier(4), torch.rand(16, 3)
+
+
 def of_a_function(seed):
     return lambda x: (x.square().sum(-1) - x.sum(-1)).sqrt(), 100.0 * torch.rand(4, 64)
 

@@ -81,6 +81,22 @@ def test_buffers_that_no_checkpoint_holds_stay_as_the_model_makes_them():
     assert seen == [(torch.float16, torch.float32)]
 
 
+def test_what_a_model_in_16_bits_is_given_in_fp32_stays_fp32():
+    class Wide(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x):
+            seen.append(x.dtype)
+            return x.to(self.weight.dtype) * self.weight
+
+    seen = []
+    capture_forward(Wide().half(), torch.ones(2)).replay()
+    capture_forward(Wide(), torch.ones(2)).replay()
+    assert seen == [torch.float32, torch.float16]
+
+
 def test_of_a_model_with_some_16_bit_weights_only_these_change_format():
     model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.LayerNorm(4))
     step = capture_forward(model, torch.ones(1, 4).bfloat16())

@@ -29,6 +29,7 @@ def test_logits_are_known_by_their_name_or_by_the_size_of_a_table():
     model = nn.Sequential(nn.Embedding(30, 4), nn.Linear(4, 30))
     assert find_logits(model, {"output": torch.ones(2, 5, 30)}) == {"output"}
     assert find_logits(model, {"output": torch.ones(2, 5, 31), "ids": torch.ones(2, 5, 30).long()}) == set()
+    assert find_logits(model, {"last_hidden_state": torch.ones(2, 5, 30)}) == set()
     assert find_logits(nn.Linear(4, 4), {"logits": torch.ones(2, 9)}) == {"logits"}
 
 

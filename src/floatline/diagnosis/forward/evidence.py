@@ -52,14 +52,20 @@ def run_arm(step: CapturedForward, precision: AnyPrecision | None = None) -> For
     return ForwardArm(record, replay)
 
 
-def settle_buffers(step: CapturedForward) -> None:
-    """Cast what no checkpoint holds, too, where two formats meet in the pass otherwise, and do not meet then."""
-    if not _meets_two_formats(run_arm(step).record.exception):
+def settle_formats(step: CapturedForward) -> None:
+    """Cast FP32 inputs, then buffers that no checkpoint holds, where two formats meet in the pass otherwise.
+
+    All stays as it was where they meet all the same.
+    """
+    casts, before = step.casts_inputs, step.state.cast_too
+    if step.plan.weights == "fp32" or not _meets_two_formats(run_arm(step).record.exception):
         return
-    before = step.state.cast_too
+    step.casts_inputs = True
+    if not casts and not _meets_two_formats(run_arm(step).record.exception):
+        return
     cast_all_buffers(step)
-    if step.state.cast_too == before or _meets_two_formats(run_arm(step).record.exception):
-        step.state.cast_too = before
+    if _meets_two_formats(run_arm(step).record.exception):
+        step.casts_inputs, step.state.cast_too = casts, before
 
 
 def _meets_two_formats(failure: Failure | None) -> bool:

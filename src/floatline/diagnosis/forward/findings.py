@@ -123,8 +123,19 @@ def find_silent(evidence: ForwardEvidence, judge: IslandJudge) -> tuple[list[Fin
             where = ", ".join(dict.fromkeys(str(line) for _, line in suspect.lines))
             off, was = say_percent(tried.error), say_percent(before)
             return [suspect.finding], f"With line {where} in FP32 the outputs are {off} off FP32's, and {was} without."
-    lost = find_lost_weights(evidence)
-    return lost, f"{num} suspected lines were computed in FP32, and none brings FP32's outputs back" if num else ""
+    words = f"{num} suspected lines were computed in FP32, and none brings FP32's outputs back" if num else ""
+    whole = judge.outcome(0, ("",))
+    return ([], words) if whole.passes else (find_in_cast(evidence), words)
+
+
+def find_in_cast(evidence: ForwardEvidence) -> list[Finding]:
+    """What is to blame where even FP32 throughout does not help: weights, or else inputs, that the cast changes."""
+    trace, lost = evidence.trace(0), find_unfit_weights(evidence) or find_lost_weights(evidence)
+    if lost or trace is None or evidence.forward is None:
+        return lost
+    rounded = f"FP32 here is no better: the inputs lose it where they are cast to {evidence.forward.plan.compute}"
+    fix = "Give this input in FP32, and cast what is computed of it."
+    return [replace(one, seen=f"{one.seen}; {rounded}", fix=fix) for one in find_wrong_results(trace)[:1]]
 
 
 def _find_suspects(trace: Trace) -> list[_Suspect]:

@@ -16,10 +16,11 @@ from floatline.diagnosis.forward.evidence import (
     make_evidence,
     other_format,
     run_arm,
-    settle_buffers,
+    settle_formats,
 )
 from floatline.diagnosis.forward.findings import (
     find_by_island,
+    find_lost_weights,
     find_loud,
     find_silent,
     find_worse_modules,
@@ -103,7 +104,7 @@ def diagnose_captured(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the target's own: they are not what was asked for
         say("running it in FP32 and in 16 bits")
-        settle_buffers(step)
+        settle_formats(step)
         given, fp32 = run_arm(step), run_arm(step, "fp32")
         if fp32.replay is None:
             raise TargetError(
@@ -126,6 +127,7 @@ def diagnose_captured(
         if searches and (apart or fails) and fp32.replay.finite:
             island = find_island([step], tolerance=tolerance, budget=BUDGET, on_progress=say)
             findings = findings or (find_by_island(evidence, island) if apart else [])
+            findings += [] if apart or island.members or island.lines else find_lost_weights(evidence)
         if not findings and (fails or apart):
             unexplained = given.failure or judge.outcome(0).why
         trace = evidence.trace(0)

@@ -8,30 +8,35 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from floatline.diagnosis.blame import ANY
 from floatline.diagnosis.detectors.damage import find_changed_choices, find_wrong_results
-from floatline.diagnosis.detectors.first_nonfinite import describe_birth, find_births
-from floatline.diagnosis.detectors.operations import reached_by
+from floatline.diagnosis.detectors.exceptions import describe_collision
+from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births
+from floatline.diagnosis.detectors.operations import FORMATS, base_name, reached_by
+from floatline.diagnosis.detectors.silent import largest_whole
 from floatline.diagnosis.forward.forward_diagnosis import diagnose_captured
 from floatline.diagnosis.forward.result import ForwardDiagnosis
+from floatline.diagnosis.islands.errors import OUTPUTS
 from floatline.errors import FloatlineError
 from floatline.findings import Finding
+from floatline.formats import find_format
 from floatline.precision.dtypes import NARROW
-from floatline.precision.nested import find_tensors
+from floatline.precision.nested import find_tensors, map_tensors
 from floatline.precision.random_state import RandomState
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.scripts.run import run_prepared
 from floatline.probe.scripts.setup import SetupRecorder
 from floatline.probe.steps.captured_forward import Arguments, CapturedForward, capture_forward, copy_inputs
 from floatline.probe.trace.trace import Op, Trace
-from floatline.probe.watch.patches import Patches, is_tracing
+from floatline.probe.watch.patches import Aside, Patches, is_tracing
 from floatline.running.seeds import seed_all
 
 SEED = 0
@@ -60,6 +65,19 @@ class _Seen:
         return bool(self.found.findings), bool(self.found.unexplained), off
 
 
+@dataclass(frozen=True)
+class _Wide:
+    """A call with FP32 values of its inputs, and the operations that rounded them."""
+
+    step: CapturedForward
+    makers: set[int]
+
+    def differs_from(self, step: CapturedForward) -> bool:
+        """Whether FP32 gives other outputs for them than for the inputs of another call."""
+        matches = step.match(step.replay(precision="fp32"), self.step.replay(precision="fp32"))
+        return any(match.distance > OUTPUTS.whole for match in matches.values())
+
+
 class CallWatch:
     """Keeps some calls of the modules that a script calls itself, and looks into each when it has returned.
 
@@ -77,6 +95,7 @@ class CallWatch:
         self.num_seen = 0
         self.errors: list[str] = []
         self.outside = SetupRecorder()
+        self._rounded: set[int] = set()  # operations outside of modules whose roundings a call does not bear
         self._calls: Counter[int] = Counter()
         self._inside = False
         self._spent = 0.0
@@ -90,13 +109,14 @@ class CallWatch:
             if self._inside or is_tracing():
                 return call(module, *args, **kwargs)
             self._inside = self.outside.paused = True
-            step = None
+            step = wide = None
             try:
                 step = self._keep(module, args, kwargs)
+                wide = None if step is None else self._keep_wide(step, Arguments((args, kwargs)))
                 return call(module, *args, **kwargs)
             finally:
                 if step is not None:
-                    self._look(step, module)
+                    self._look(step, wide, module)
                 self._inside = self.outside.paused = False
 
         return called
@@ -112,13 +132,35 @@ class CallWatch:
         plan = "fp16-mixed" if on and not narrow else "fp16-true"
         return capture_forward(module, inputs, plan=plan, random_state=RandomState.now())
 
-    def _look(self, step: CapturedForward, module: nn.Module) -> None:
+    def _keep_wide(self, step: CapturedForward, inputs: Arguments) -> _Wide | None:
+        """The same call with what it would have been given, had the script computed it in FP32; None where that is so.
+
+        Only numbers that the script made in 16 bits outside of modules have another FP32 value than their own.
+        """
+        makers: set[int] = set()
+
+        def widen(tensor: Tensor) -> Tensor:
+            made_by, twin = self.outside.find_origin(tensor)
+            if made_by is None or twin is None:
+                return tensor
+            makers.add(made_by)
+            return twin.detach().clone()
+
+        with Aside():
+            wide = map_tensors(widen, inputs)
+        if not makers:
+            return None
+        return _Wide(capture_forward(step.model, wide, plan=step.plan, random_state=step.random_state), makers)
+
+    def _look(self, step: CapturedForward, wide: _Wide | None, module: nn.Module) -> None:
         began = time.perf_counter()
         name = f"call {self._calls[id(module)]} of {type(module).__name__}"
         try:
             found = diagnose_captured(step, name, searches=False)
             seen = _Seen(step, found, name, torch.is_inference_mode_enabled())
             self.num_seen += 1
+            if wide is not None:
+                self._rounded |= wide.makers if wide.differs_from(step) else set()
             if self.worst is None or seen.rank > self.worst.rank:
                 self.worst = seen
         except Exception as error:  # nothing here may end the script
@@ -129,7 +171,7 @@ class CallWatch:
     def sum_up(self, *, searches: bool) -> ForwardDiagnosis:
         """What was seen: the call that tells most, with its island, and what is wrong outside of modules."""
         self._inside = True
-        outside = find_outside(self.outside.trace)
+        outside = find_outside(self.outside.trace, self._rounded)
         calls, names = sum(self.counts.values()), ", ".join(self.counts) or "none"
         notes = (f"{self.num_seen} of {calls:,} calls of modules looked into ({names})", *self.errors[:3])
         if self.worst is None:
@@ -148,11 +190,18 @@ def _computes(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return any(True for _ in module.parameters()) or bool(find_tensors(args, kwargs))
 
 
-def find_outside(trace: Trace) -> list[Finding]:
-    """What goes wrong in 16 bits outside of modules, where it shows in a result that nothing else is made of."""
+def find_outside(trace: Trace, rounded: Collection[int] = ()) -> list[Finding]:
+    """What goes wrong in 16 bits outside of modules, where it shows in a result that nothing else is made of.
+
+    Args:
+        trace: What was recorded there.
+        rounded: Operations that made what a call of a module gives other outputs for than for its FP32 value.
+    """
     births = [birth for birth in find_births(trace) if any(out.pos_inf or out.nan for out in birth.op.outputs)]
     if births:
         return [describe_birth(births[0])]
+    if rounded:
+        return [_describe_rounding(trace.ops[min(rounded)], trace)]
     read = {own.made_by for op in trace.ops for own in op.inputs}
     ends = {op.index for op in trace.ops if op.index not in read and _is_damaged(op)}
     if not ends:
@@ -164,6 +213,15 @@ def find_outside(trace: Trace) -> list[Finding]:
         if reached & ends or reached & changed:
             return [finding]
     return []
+
+
+def _describe_rounding(op: Op, trace: Trace) -> Finding:
+    """The finding about an operation that made an input of a module too coarse."""
+    top = largest_whole(op, trace)
+    dtype = op.outputs[0].dtype if op.outputs else ""
+    if dtype in FORMATS and top > find_format(FORMATS[dtype]).max_exact_integer:
+        return describe_collision(op, top)
+    return describe_birth(Birth(op, ANY, f"the outputs are others if what {base_name(op.name)} gives is FP32"))
 
 
 def _is_damaged(op: Op) -> bool:

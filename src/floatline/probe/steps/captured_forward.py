@@ -45,16 +45,19 @@ class CapturedForward(CapturedStep):
     `Trace.gradients`. There is no loss, no scale and no update.
 
     Numerics:
-        In a plan with 16-bit weights, those of the model, and the floating-point inputs, are rounded to the format
-        that a replay is asked for, from the values that were captured; FP32 takes these as they are. The FP32 values
-        beside a trace begin from them, too. In a mixed plan autocast does it.
+        In a plan with 16-bit weights, those of the model, and its inputs, are rounded to the format that a replay is
+        asked for, from the values that were captured; FP32 takes these as they are. The FP32 values beside a trace
+        begin from them, too. In a mixed plan autocast does it.
         Checked by tests/probe/steps/test_captured_forward.py.
 
     Attributes:
         recorded: What the last replay with `trace=True` recorded, also where it raised; None before it.
+        casts_inputs: Whether FP32 inputs are cast as 16-bit ones are. What a model with 16-bit weights is given in FP32
+            is meant to be FP32.
     """
 
     recorded: Trace | None = None
+    casts_inputs: bool = False
     _ruled_out: Mapping[str, Tensor] | None = None
 
     def replay(
@@ -154,10 +157,10 @@ class CapturedForward(CapturedStep):
 
     def _cast(self, inputs: Any, dtype: torch.dtype) -> Any:
         """The inputs in the format of the weights; autocast takes care of those of a mixed plan."""
-        whole = self.plan.weights != "fp32"
+        old = (*NARROW, torch.float32) if self.casts_inputs else NARROW
 
         def cast_one(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.dtype in NARROW or (whole and tensor.dtype == torch.float32) else tensor
+            return tensor.to(dtype) if tensor.dtype in old else tensor
 
         return map_tensors(cast_one, inputs)
 
@@ -201,6 +204,7 @@ def capture_forward(
     step.state.training = dict.fromkeys(step.state.training, False)
     if given.weights != "fp32":
         step.state.cast_too = _find_checkpoint(inner)
+        step.casts_inputs = not any(parameter.dtype in NARROW for parameter in inner.parameters())
     return step
 
 

@@ -70,7 +70,7 @@ def _collect(value: Any, name: str, found: dict[str, Tensor]) -> None:
 
 
 def find_logits(model: nn.Module, outputs: Mapping[str, Tensor]) -> frozenset[str]:
-    """Names of outputs that are logits of tokens: called so, or with as many numbers a row as a table has rows."""
+    """Names of outputs that are logits of tokens: called so; or without a name, and as wide as a table has rows."""
     sizes = {module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)}
     return frozenset(
         name
@@ -78,7 +78,10 @@ def find_logits(model: nn.Module, outputs: Mapping[str, Tensor]) -> frozenset[st
         if tensor.is_floating_point()
         and tensor.dim() > 1
         and tensor.shape[-1] >= _FEWEST_SYMBOLS
-        and (name.rpartition(".")[2] == "logits" or (tensor.dim() > 2 and tensor.shape[-1] in sizes))
+        and (
+            name.rpartition(".")[2] == "logits"
+            or (name.startswith("output") and tensor.dim() > 2 and tensor.shape[-1] in sizes)
+        )
     )
 
 

@@ -132,6 +132,12 @@ class Recorder(TorchDispatchMode):
             for name, tensor in outputs.items():
                 self.trace.gradients[name] = self._operand(tensor)
 
+    def find_origin(self, tensor: Tensor) -> tuple[int | None, Tensor | None]:
+        """The operation that made a tensor, and its FP32 value where that is another; None each where it has none."""
+        memory = self._storages.find(tensor)
+        twin = self._twins.of(tensor).twin if self._twins and memory is not None else None
+        return (None if memory is None else memory.made_by), twin
+
     def __enter__(self) -> Recorder:
         self._whereabouts.__enter__()
         super().__enter__()  # pyright: ignore[reportUnknownMemberType]
