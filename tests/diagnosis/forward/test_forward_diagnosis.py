@@ -164,6 +164,7 @@ def test_the_json_is_that_of_every_diagnosis_and_more():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
+        ("forward", "Add forward(seed)"),
         ("gives_no_tensor", "gives no tensor"),
         ("gives_no_pair", "It must return (model, inputs)"),
         ("none", "no function"),

@@ -26,8 +26,8 @@ from floatline.precision.islands import Line
 from floatline.probe.steps.captured_forward import CapturedForward
 from floatline.probe.trace.trace import Op, Trace
 
-# Lines that are tried in FP32 one by one.
-_MOST_TRIED = 6
+# Lines that are tried in FP32 one by one, and of those behind one that helps.
+_MOST_TRIED, _MOST_LATER = 6, 3
 # A line is to blame if FP32 there takes away this much of what the outputs are off by.
 _HELPS = 0.5
 # Weights that a cast changes by this share of their size have lost more than digits.
@@ -114,18 +114,57 @@ def find_silent(evidence: ForwardEvidence, judge: IslandJudge) -> tuple[list[Fin
     trace = evidence.trace(0)
     if trace is None:
         return [], ""
-    before = judge.outcome(0).error
-    num = 0
+    tries = _Tries(judge)
     for suspect in _find_suspects(trace):
-        num += 1
-        tried = judge.outcome(0, (), suspect.lines)
-        if tried.passes or (math.isfinite(tried.error) and tried.error < _HELPS * before):
-            where = ", ".join(dict.fromkeys(str(line) for _, line in suspect.lines))
-            off, was = say_percent(tried.error), say_percent(before)
-            return [suspect.finding], f"With line {where} in FP32 the outputs are {off} off FP32's, and {was} without."
+        if not tries.help(suspect.lines):
+            continue
+        later = tries.find_later(suspect, trace) if suspect.finding.cause.id == ANY else None
+        blamed = later or suspect
+        return [blamed.finding], tries.say(blamed.lines)
+    num = len(tries.tried)
     words = f"{num} suspected lines were computed in FP32, and none brings FP32's outputs back" if num else ""
     whole = judge.outcome(0, ("",))
     return ([], words) if whole.passes else (find_in_cast(evidence), words)
+
+
+class _Tries:
+    """Lines computed in FP32, and what that does to the outputs.
+
+    Attributes:
+        tried: Errors of the outputs, by lines.
+    """
+
+    def __init__(self, judge: IslandJudge) -> None:
+        self.tried: dict[tuple[Line, ...], float] = {}
+        self._judge, self._before = judge, judge.outcome(0).error
+
+    def help(self, lines: tuple[Line, ...]) -> bool:
+        """Whether FP32 there takes away at least half of what is off, or all that matters."""
+        outcome = self._judge.outcome(0, (), lines)
+        self.tried[lines] = outcome.error
+        return outcome.passes or (math.isfinite(outcome.error) and outcome.error < _HELPS * self._before)
+
+    def find_later(self, suspect: _Suspect, trace: Trace) -> _Suspect | None:
+        """The last line behind a suspect that helps by itself: FP32 there helps what follows it as well."""
+        rows = find_candidates([trace])
+        places = [(one.file, one.line) for one in rows]
+        start = max((places.index(line) for line in suspect.lines if line in places), default=len(rows))
+        worst = sorted(rows[start + 1 :], key=lambda one: -_error_at((one.file, one.line), trace))[:_MOST_LATER]
+        for finding in sorted(worst, key=lambda one: -places.index((one.file, one.line))):
+            lines = ((finding.file, finding.line),)
+            if self.help(lines):
+                return _Suspect(finding, lines)
+        return None
+
+    def say(self, lines: tuple[Line, ...]) -> str:
+        """What came of a try, in words."""
+        where = ", ".join(dict.fromkeys(str(line) for _, line in lines))
+        off, was = say_percent(self.tried[lines]), say_percent(self._before)
+        return f"With line {where} in FP32 the outputs are {off} off FP32's, and {was} without."
+
+
+def _error_at(line: Line, trace: Trace) -> float:
+    return max((_error(op) for op in trace.ops if (op.file, op.line) == line), default=0.0)
 
 
 def find_in_cast(evidence: ForwardEvidence) -> list[Finding]:

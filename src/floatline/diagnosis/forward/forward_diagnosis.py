@@ -40,6 +40,8 @@ from floatline.workload import load_target
 BUDGET = 120.0
 # From this share of a format's range on, the largest number is worth a word.
 _NEAR = 0.25
+# So many times nearer to FP32 one format must be than the other to be called so.
+_NEARER = 1.2
 
 
 def diagnose_forward(
@@ -194,6 +196,8 @@ def _say_nearer(rows: tuple[OutputRow, ...], evidence: ForwardEvidence) -> tuple
         )
     near, far = (own, other) if a <= b else (other, own)
     times = max(a, b) / max(min(a, b), 1e-12)
+    if times < _NEARER or not max(a, b):
+        return (f"{own.arm.upper()} and {other.arm.upper()} are about as far from FP32 here",)
     text = f"{near.arm.upper()} is {times:.2g} times nearer to FP32 than {far.arm.upper()} here"
     narrow = {own.arm: evidence.trace(0), other.arm: evidence.trace(0, cast(Any, other.arm))}
     ours, theirs = narrow[near.arm], narrow[far.arm]
