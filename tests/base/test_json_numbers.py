@@ -28,6 +28,7 @@ OTHERS = {
     "guard/checkpoints/run_files.py": "a hash of what was encoded before",
     "probe/trace/trace.py": "texts and settings inside a trace",
     "cli/run.py": "a message from one process of a command to another",
+    "diagnosis/forward/script_main.py": "a message from one process of a command to another",
     "rescuing/script_rescue.py": "a hash",
     "rescuing/trials.py": "a hash",
     "running/loss_log.py": "a message from one process of a command to another",

@@ -29,12 +29,12 @@ _ENDED = "Nothing is kept: the same command begins again."
 def diagnose(
     context: typer.Context,
     target: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="TARGET | -- COMMAND",
             help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS.",
         ),
-    ],
+    ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="How many steps of training to look at.")] = 40,
     seed: SeedOption = 0,
     output: FormatOption = OutputFormat.text,
@@ -84,6 +84,19 @@ def diagnose(
         AsDevice | None,
         typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
     ] = None,
+    forward: Annotated[
+        bool,
+        typer.Option(
+            "--forward", help="Nothing is trained: say whether a forward pass may run in FP16, judged by its outputs."
+        ),
+    ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="FOLDER", help="With --forward, a transformers model instead of a target."),
+    ] = None,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="FILE", help="With --model, token ids of the prompts it reads.")
+    ] = None,
 ) -> None:
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.
 
@@ -108,6 +121,21 @@ def diagnose(
         raise typer.BadParameter("--fix and --diff give changes that were tried. Leave out --no-try.")
     if fix and diff:
         raise typer.BadParameter("--diff writes nothing. Give --fix or --diff.")
+    if forward:
+        from floatline.cli.forward_only import ForwardOptions, diagnose_forward_any
+
+        if fix or diff or formats or bundle is not None or once or fp32_steps is not None:
+            raise typer.BadParameter(
+                "--forward looks at outputs. Leave out --fix, --diff, --bundle, --would-fit, --once and --fp32-steps."
+            )
+        words = context.meta.get(COMMAND)
+        options = ForwardOptions(seed=seed, searches=tries, trace=trace, output=output, as_device=as_device)
+        diagnose_forward_any(target, words, model, tokens, options)
+        return
+    if model is not None or tokens is not None:
+        raise typer.BadParameter("--model and --tokens are for a model that is not trained. Give --forward, too.")
+    if target is None:
+        raise typer.BadParameter("Missing argument 'TARGET'.")
     if COMMAND in context.meta:
         steps_beside = 0 if once else fp32_steps
         with saying_how_to_go_on(_ENDED):

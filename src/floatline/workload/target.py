@@ -146,13 +146,18 @@ class Target:
             raise TargetError(
                 f"Target '{self.text}' has only train(). Add build(), which returns ({', '.join(FIELDS)})."
             )
+        return _as_workload(self.call(seed), self.text)
+
+    def call(self, seed: int = 0) -> object:
+        """Seed torch and call the function that builds; gives what it returns."""
         import torch
 
+        if self.builder is None:
+            raise TargetError(f"Target '{self.text}' trains by itself. Name a function that takes a seed and no steps.")
         arguments = _seed_arguments(self.builder, seed, self.text)
         torch.manual_seed(seed)  # pyright: ignore[reportUnknownMemberType]
-        with _on_path(self.folder), _blame(self.text, "build() failed"):
-            made = self.builder(**arguments)
-        return _as_workload(made, self.text)
+        with _on_path(self.folder), _blame(self.text, f"{getattr(self.builder, '__name__', 'build')}() failed"):
+            return self.builder(**arguments)
 
 
 def load_target(
@@ -268,6 +273,10 @@ def _check_source(path: Path, wanted: str, text: str) -> None:
 
 
 def _say_missing(wanted: str, text: str, done: str = "") -> str:
+    if wanted == "forward":
+        return (
+            f"Target '{text}': there is no function 'forward'{done}. Add forward(seed), which returns (model, inputs)."
+        )
     if wanted:
         return f"Target '{text}': there is no function '{wanted}'. Name one that builds a workload."
     script = shlex.quote(text) if text.endswith(".py") else f"-m {text}"
@@ -304,7 +313,8 @@ def _seed_arguments(builder: Callable[..., object], seed: int, text: str) -> dic
         return {"seed": seed}
     required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
     if required:
-        raise TargetError(f"Target '{text}': build needs {', '.join(required)}. It may take a seed, and no more.")
+        name = getattr(builder, "__name__", "build")
+        raise TargetError(f"Target '{text}': {name} needs {', '.join(required)}. It may take a seed, and no more.")
     return {}
 
 

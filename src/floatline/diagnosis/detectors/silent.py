@@ -158,14 +158,14 @@ def colliding_casts(trace: Trace) -> list[tuple[Op, float]]:
     for op in trace.ops:
         if op.phase != "forward" or not op.outputs or op.outputs[0].dtype not in FORMATS or op.outputs[0].blown:
             continue
-        largest = _largest_whole(op, trace)
+        largest = largest_whole(op, trace)
         exact = find_format(FORMATS[op.outputs[0].dtype]).max_exact_integer
         if largest > exact and op.outputs[0].error and _grows(op, trace, GROWN):
             found.append((op, largest))
     return found
 
 
-def _largest_whole(op: Op, trace: Trace) -> float:
+def largest_whole(op: Op, trace: Trace) -> float:
     """The largest whole number that the operation turns into 16 bits; 0 where it does not."""
     name = base_name(op.name)
     if name == "arange":

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from floatline.formats import find_format
-from floatline.probe.steps.capture import Agreement, CapturedStep
+from floatline.probe.steps.capture import Agreement, CapturedStep, Replay, compare_steps
+from floatline.probe.steps.captured_forward import CapturedForward
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,20 @@ class Tolerance:
         lost: Largest share of a parameter's gradient that is 0 and is not in FP32.
         noise: The first two grow to this multiple of the ordinary rounding noise of the step, where that is more;
             so does `lost`, to this multiple of what the median parameter loses without an island.
+        most: The first two grow no further than this by it.
     """
 
     whole: float = 0.1
     parameter: float = 0.5
     lost: float = 0.05
     noise: float = 4.0
+    most: float = math.inf
+
+
+# How near to FP32 the outputs of a forward pass must be: 2 % of their size, or 8 times what it does to move the weights
+# by half a unit in the last place: activations are rounded many times for each weight.
+# Outputs may be 0 in 16 bits without harm, as small probabilities are.
+OUTPUTS = Tolerance(whole=0.02, parameter=0.02, lost=math.inf, noise=8.0)
 
 
 @dataclass(frozen=True)
@@ -62,6 +71,21 @@ def error_of(match: Agreement) -> float:
     if ratio == 0:
         return 1.0
     return math.sqrt(max(0.0, ratio * ratio - 2 * ratio * cosine + 1)) if not math.isnan(cosine) else math.nan
+
+
+def measure_errors(step: CapturedStep, own: Replay, wide: Replay) -> dict[str, float]:
+    """How far what a step ends in is from FP32's: gradients by parameter, and all under ''; or outputs by name."""
+    if isinstance(step, CapturedForward):
+        return {name: match.distance for name, match in step.match(own, wide).items()}
+    match = compare_steps(own, wide)
+    return {"": error_of(match.whole)} | {name: error_of(one) for name, one in match.parameters.items()}
+
+
+def name_end(step: CapturedStep, name: str = "") -> str:
+    """What a step ends in, in words: 'the gradient of head.weight', 'the output logits'."""
+    if isinstance(step, CapturedForward):
+        return "the output" if name in ("", "output") else f"the output {name}"
+    return f"the gradient of {name}" if name else "the gradient"
 
 
 def relative_error(tensors: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,8 @@ class LineAlternative:
         """'model.py:31 in FP32, 12 operations a step (the modules: 5)'."""
         places = ", ".join(f"{Path(file).name}:{line}" for file, line in self.lines)
         against = f" (the modules: {self.of_island})" if self.of_island else ""
-        return f"{places} in FP32, {self.num_operations} operations a step{against}"
+        count = f", {self.num_operations} operations a step{against}" if self.num_operations else ""
+        return f"{places} in FP32{count}"
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class Island:
         seconds: How long it took.
         notes: What else is to be said.
         tf32: Whether the steps pass with the modules' products in TF32, too; only a GPU can tell.
+        ends: What the steps end in and are judged by, in words.
     """
 
     members: tuple[Member, ...]
@@ -85,6 +88,7 @@ class Island:
     seconds: float
     notes: tuple[str, ...] = ()
     tf32: bool = False
+    ends: str = "the gradient"
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -112,7 +116,25 @@ class Island:
             "seconds": self.seconds,
             "notes": list(self.notes),
             "tf32": self.tf32,
+            "ends": self.ends,
         }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Island:
+        """What `as_json` was called on; how many operations lines have is not in it."""
+        lines = tuple((entry["file"], entry["line"]) for entry in fields["lines"])
+        before, after = (None if row is None else ReplayOutcome(**row) for row in (fields["before"], fields["after"]))
+        plain = ("reason", "needed", "complete", "update_error", "seconds", "tf32", "ends")
+        return cls(
+            members=tuple(Member(**entry) for entry in fields["modules"]),
+            lines=LineAlternative(lines, 0, 0) if lines else None,
+            num_tried=fields["tried"],
+            num_replays=fields["replays"],
+            notes=tuple(fields["notes"]),
+            before=before,
+            after=after,
+            **{name: fields[name] for name in plain},
+        )
 
     def __str__(self) -> str:
         """A few lines for people."""
@@ -124,7 +146,7 @@ class Island:
                 f"{member.module} in FP32: {member.reason or 'the step fails without it'}" for member in self.members
             ]
         if self.after is not None:
-            head.append(f"with it the gradient is {100 * self.after.error:.2g} % off FP32")
+            head.append(f"with it {self.ends} is {100 * self.after.error:.2g} % off FP32")
         if self.tf32:
             head.append("TF32 does for its products")
         if self.lines is not None:

@@ -14,12 +14,20 @@ import torch
 
 from floatline.base.json_values import encode_number
 from floatline.diagnosis.detectors.loss_scale import best_factor
-from floatline.diagnosis.islands.errors import ReplayOutcome, Tolerance, error_of, moved_weights, relative_error
+from floatline.diagnosis.islands.errors import (
+    ReplayOutcome,
+    Tolerance,
+    measure_errors,
+    moved_weights,
+    name_end,
+    relative_error,
+)
 from floatline.diagnosis.islands.log import SearchLog, key_of, question
 from floatline.precision.fp32_call import tf32_products
 from floatline.precision.islands import Line, LineIslands
 from floatline.precision.user_frames import find_raiser
 from floatline.probe.steps.capture import Agreement, CapturedStep, Replay, compare_steps
+from floatline.probe.steps.captured_forward import CapturedForward
 from floatline.probe.trace.trace import Trace
 
 
@@ -157,8 +165,7 @@ class IslandJudge:
             if known is None:
                 with moved_weights(self.steps[i]):
                     moved = self.replay(i, precision="fp32")
-                match = compare_steps(moved, self.reference(i))
-                known = {"": error_of(match.whole)} | {n: error_of(a) for n, a in match.parameters.items()}
+                known = measure_errors(self.steps[i], moved, self.reference(i))
                 self._log.put(key, {name: _as_text(value) for name, value in known.items()})
             self._noise[i] = {name: float(value) for name, value in known.items()}
         return self._noise[i]
@@ -196,23 +203,26 @@ class IslandJudge:
             return f"the loss is {replay.loss:g}", math.nan
         if not replay.finite:
             bad = next((n for n, g in replay.raw.items() if not bool(g.isfinite().all())), "")
-            return f"the gradient of {bad} is not finite", math.nan
+            return f"{name_end(self.steps[i], bad)} is not finite", math.nan
         reference = self.reference(i)
-        match = compare_steps(replay, reference)
-        errors = {"": error_of(match.whole)} | {n: error_of(a) for n, a in match.parameters.items()}
+        errors = measure_errors(self.steps[i], replay, reference)
+        whole = errors.get("", max(errors.values(), default=0.0))
         for name, error in errors.items():
             limit = self.tolerance.parameter if name else self.tolerance.whole
             # The noise is asked for only where it can change the answer.
             if error > limit and not self._is_noise(i, name, error):
-                what = f"the gradient of {name}" if name else "the gradient"
-                return f"{what} is {100 * error:.0f} % off FP32", errors[""]
-        lost = self._find_lost(i, match.parameters, bare=bare)
-        return (f"{100 * lost[1]:.0f} % of the gradient of {lost[0]} are lost to zero" if lost else ""), errors[""]
+                return f"{name_end(self.steps[i], name)} is {_percent(error)} off FP32", whole
+        if isinstance(self.steps[i], CapturedForward):
+            return "", whole
+        lost = self._find_lost(i, compare_steps(replay, reference).parameters, bare=bare)
+        return (f"{100 * lost[1]:.0f} % of the gradient of {lost[0]} are lost to zero" if lost else ""), whole
 
     def _is_noise(self, i: int, name: str, error: float) -> bool:
         """Whether ordinary rounding explains an error, or the gradient is rounding itself and says nothing."""
         noise = self.noise(i).get(name, 0.0)
-        return error <= self.tolerance.noise * noise or (bool(name) and noise > self.tolerance.parameter)
+        if error <= min(self.tolerance.noise * noise, self.tolerance.most):
+            return True
+        return not isinstance(self.steps[i], CapturedForward) and bool(name) and noise > self.tolerance.parameter
 
     def _find_lost(self, i: int, parameters: Mapping[str, Agreement], *, bare: bool) -> tuple[str, float] | None:
         shares = self._lost_shares(i, parameters)
@@ -277,6 +287,11 @@ class IslandJudge:
         if not options.get("trace"):
             self._last = time.perf_counter() - began
         return replay
+
+
+def _percent(share: float) -> str:
+    """'12 %', and '3.4 %' of less than 10."""
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
 
 
 def _as_text(value: Any) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
-from floatline.diagnosis.islands.errors import Tolerance
+from floatline.diagnosis.islands.errors import Tolerance, name_end
 from floatline.diagnosis.islands.island import Island, LineAlternative, Member
 from floatline.diagnosis.islands.judge import BudgetUsed, ErrorSpread, IslandJudge, find_update_fault
 from floatline.diagnosis.islands.log import SearchLog
@@ -18,6 +18,7 @@ from floatline.diagnosis.islands.suspects import Suspect, count_operations, find
 from floatline.errors import ReplayError
 from floatline.precision.islands import Line
 from floatline.probe.steps.capture import CapturedStep
+from floatline.probe.steps.captured_forward import CapturedForward
 from floatline.probe.trace.trace import Trace
 
 __all__ = ["Island", "Tolerance", "find_island"]
@@ -162,7 +163,11 @@ class _Search:
             return top
         if not self._judge.passes(("",)):
             why = next(o.why for i in self._failing if not (o := self._judge.outcome(i, ("",))).passes)
-            return f"even with every module in FP32 {why}: it is in the loss function, outside of all modules"
+            forward = isinstance(self._judge.steps[0], CapturedForward)
+            where = (
+                "what weights or inputs lose in the cast" if forward else "the loss function, outside of all modules"
+            )
+            return f"even with every module in FP32 {why}: it is in {where}"
         return "only the whole model in FP32 helps: it is in the code of its own forward, outside of its submodules"
 
     def _reduce(self, modules: Sequence[str]) -> tuple[str, ...]:
@@ -243,6 +248,7 @@ class _Search:
             num_replays=judge.num_replays,
             seconds=time.perf_counter() - self._began,
             notes=tuple(notes),
+            ends=name_end(judge.steps[0]),
         )
 
     def _describe(self, name: str, modules: Sequence[str]) -> Member:
@@ -259,7 +265,8 @@ class _Search:
     def _say_healthy(self) -> str:
         outcomes = [self._judge.outcome(i) for i in range(len(self._judge.steps))]
         error = max(outcome.error for outcome in outcomes)
-        text = f"every step is finite as it is, and its gradient at most {100 * error:.2g} % off FP32"
+        end = name_end(self._judge.steps[0]).removeprefix("the ")
+        text = f"every step is finite as it is, and its {end} at most {100 * error:.2g} % off FP32"
         moved = [(s, o) for s, o in zip(self._judge.steps, outcomes, strict=True) if o.scale != s.scale]
         if moved:
             step, outcome = moved[0]
@@ -316,7 +323,9 @@ def _find_fp32_fault(judge: IslandJudge, i: int) -> str:
         return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
     if reference.finite:
         return ""
-    what = f"its loss is {reference.loss:g}" if not math.isfinite(reference.loss) else "a gradient is not finite"
+    end = name_end(judge.steps[i]).removeprefix("the ")
+    bad = f"{'an' if end[0] in 'aeiou' else 'a'} {end} is not finite"
+    what = f"its loss is {reference.loss:g}" if not math.isfinite(reference.loss) else bad
     narrow = judge.steps[i].plan.weights != "fp32"
     return f"{what}, with weights, buffers and inputs as they were rounded before" if narrow else what
 

@@ -22,11 +22,15 @@ class SetupRecorder(Recorder):
     A loop over data may take long: after 4,096 operations or 64 million elements no more is recorded, and
     `trace.meta["left_out"]` counts what was not. `trace.meta["kept"]` holds the operations whose results are alive at
     the end: what training can read. All of it is told as a forward pass, since it leads to one.
+
+    Attributes:
+        paused: Whether operations run as they are for now.
     """
 
     def __init__(self) -> None:
         super().__init__(nn.Module())
         self._elements = self._left_out = 0
+        self.paused = False
 
     def __torch_dispatch__(
         self,
@@ -37,6 +41,8 @@ class SetupRecorder(Recorder):
     ) -> Any:
         """Run one operation, and record it where it is of interest; torch calls this."""
         kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
         tensors = [t for t in tensors_of([*args, *kwargs.values()]) if t is not None]
         if not self._concerns(tensors, kwargs) or is_tracing():
             return func(*args, **kwargs)

@@ -32,6 +32,9 @@ class StandIns:
         model: The model itself, not wrapped.
         extra: Further tensors that are trained, such as those of a loss.
         buffers: Values of buffers to start from, by name, where they are no longer what they were.
+
+    Attributes:
+        cast_too: Names of FP32 weights and buffers that are given another format as 16-bit ones are.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class StandIns:
             self.captured = {name: tensor.detach().clone() for name, tensor in self.live.items()}
             self.captured_buffers = {name: given.get(name, b).detach().clone() for name, b in self._buffers.items()}
         self.training = {name: module.training for name, module in _named_modules(model)}
+        self.cast_too: frozenset[str] = frozenset()
         self._copies: dict[int, Tensor] = {}
 
     @contextlib.contextmanager
@@ -59,20 +63,21 @@ class StandIns:
         Args:
             narrow_as: Format of weights and buffers that are 16-bit; None leaves it.
         """
-        pairs = [(tensor, self.captured[name]) for name, tensor in self.live.items()]
-        pairs += [(buffer, self.captured_buffers[name]) for name, buffer in self._buffers.items()]
-        known = {id(tensor) for tensor, _ in pairs}
+        rows = [(name, tensor, self.captured[name]) for name, tensor in self.live.items()]
+        rows += [(name, buffer, self.captured_buffers[name]) for name, buffer in self._buffers.items()]
+        known = {id(tensor) for _, tensor, _ in rows}
         loose = [tensor for tensor in _loose_tensors(self._model) if id(tensor) not in known]
         with contextlib.ExitStack() as stack:
             stack.callback(_undo_all([_remember(module) for module in self._model.modules()]))
-            for tensor in (*(tensor for tensor, _ in pairs), *loose):
+            for tensor in (*(tensor for _, tensor, _ in rows), *loose):
                 # A graph that is under way must not take writing to the copy for writing to what it has saved.
                 if not tensor.is_inference():
                     stack.enter_context(_unsafe_preserve_version_counter(tensor))
                 stack.callback(_give_back(tensor))
-            for tensor, values in pairs:
+            for name, tensor, values in rows:
                 tensor.grad = None
-                tensor.data = self._fill(tensor, values, narrow_as)
+                narrows = values.dtype in _NARROW or name in self.cast_too
+                tensor.data = self._fill(tensor, values, narrow_as if narrows else None)
             for tensor in loose:
                 tensor.grad = None
                 tensor.data = tensor.detach().clone()
@@ -80,8 +85,8 @@ class StandIns:
                 module.training = self.training.get(name, module.training)
             yield
 
-    def _fill(self, tensor: Tensor, values: Tensor, narrow_as: torch.dtype | None) -> Tensor:
-        dtype = narrow_as if narrow_as is not None and values.dtype in _NARROW else values.dtype
+    def _fill(self, tensor: Tensor, values: Tensor, wanted: torch.dtype | None) -> Tensor:
+        dtype = values.dtype if wanted is None else wanted
         copy = self._copies.get(id(tensor))
         if copy is None or copy.dtype != dtype:
             copy = self._copies[id(tensor)] = torch.empty_like(values, dtype=dtype)

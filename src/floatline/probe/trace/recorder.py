@@ -127,6 +127,18 @@ class Recorder(TorchDispatchMode):
                 made.append(known.made_by)
         self.trace.meta["made_inputs"] = made
 
+    def note_outputs(self, outputs: Mapping[str, Tensor]) -> None:
+        """Note what a step without a backward pass ends in: in `trace.gradients`, where harm is looked for."""
+        with Aside():
+            for name, tensor in outputs.items():
+                self.trace.gradients[name] = self._operand(tensor)
+
+    def find_origin(self, tensor: Tensor) -> tuple[int | None, Tensor | None]:
+        """The operation that made a tensor, and its FP32 value where that is another; None each where it has none."""
+        memory = self._storages.find(tensor)
+        twin = self._twins.of(tensor).twin if self._twins and memory is not None else None
+        return (None if memory is None else memory.made_by), twin
+
     def __enter__(self) -> Recorder:
         self._whereabouts.__enter__()
         super().__enter__()  # pyright: ignore[reportUnknownMemberType]

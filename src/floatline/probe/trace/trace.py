@@ -135,7 +135,7 @@ class Trace:
     Args:
         ops: The operations.
         gradients: For each parameter with a gradient at the end of the last backward: that gradient
-            (still scaled), against its twin.
+            (still scaled), against its twin. Of a forward pass alone: what it gives, by name.
         meta: What else is known: "twin_failures" and "failures" (operations whose twin could not be computed,
             or that could not be measured, with their count), "exception" (where one raised), and what
             the caller adds, such as "precision", "scale", "step".

@@ -1,0 +1,219 @@
+"""diagnose_forward: whether a forward pass may run in 16 bits, what breaks it there, and the smallest FP32 island."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+from floatline.diagnosis.detectors.operations import FORMATS
+from floatline.diagnosis.forward.evidence import (
+    ForwardArm,
+    ForwardEvidence,
+    make_evidence,
+    other_format,
+    run_arm,
+    settle_formats,
+)
+from floatline.diagnosis.forward.findings import (
+    find_by_island,
+    find_lost_weights,
+    find_loud,
+    find_silent,
+    find_worse_modules,
+)
+from floatline.diagnosis.forward.result import ForwardDiagnosis, OutputRow, say_percent
+from floatline.diagnosis.islands.errors import OUTPUTS, Tolerance, moved_weights
+from floatline.diagnosis.islands.judge import IslandJudge
+from floatline.diagnosis.islands.log import SearchLog
+from floatline.diagnosis.islands.search import find_island
+from floatline.errors import TargetError
+from floatline.formats import find_format
+from floatline.probe.steps.captured_forward import CapturedForward, capture_forward
+from floatline.probe.trace.trace import Trace
+from floatline.workload import load_target
+
+# Seconds that the search for an island may take.
+BUDGET = 120.0
+# From this share of a format's range on, the largest number is worth a word.
+_NEAR = 0.25
+# So many times nearer to FP32 one format must be than the other to be called so.
+_NEARER = 1.2
+
+
+def diagnose_forward(
+    target: str,
+    *,
+    seed: int = 0,
+    searches: bool = True,
+    on_progress: Callable[[str], None] | None = None,
+    trace_path: str | None = None,
+) -> ForwardDiagnosis:
+    """Say whether a model that is not trained may run in 16 bits, and what breaks it.
+
+    Args:
+        target: FILE.py or package.module with `forward(seed)`, or either with :name. It returns `(model, inputs)`, or
+            `(model, inputs, precision)`; the precision is 'fp16-true' unless given.
+        seed: Handed to it where it takes one, and torch's seed before.
+        searches: Whether the smallest FP32 island is looked for.
+        on_progress: Told what is done next.
+        trace_path: Where to keep the trace of the pass.
+
+    Raises:
+        TargetError: The target cannot be called, gives something else, or FP32 fails with an exception.
+    """
+    began = time.perf_counter()
+    place, _, name = target.rpartition(":")
+    named = bool(place) and name.isidentifier()
+    made = load_target(target if named else f"{target}:forward").call(seed)
+    model, inputs, precision = _take(made, target)
+    step = capture_forward(model, inputs, plan=precision)
+    found = diagnose_captured(step, target, searches=searches, on_progress=on_progress, trace_path=trace_path)
+    return replace(found, seconds=time.perf_counter() - began)
+
+
+def _take(made: object, target: str) -> tuple[Any, Any, str]:
+    row = list(cast("tuple[Any, ...]", made)) if isinstance(made, tuple) else []
+    if len(row) not in (2, 3) or not callable(row[0]):
+        name = type(cast(object, made)).__name__
+        raise TargetError(
+            f"Target '{target}': it returned {name}. It must return (model, inputs), or (model, inputs, precision)."
+        )
+    return row[0], row[1], str(row[2]) if len(row) > 2 else "fp16-true"
+
+
+def diagnose_captured(
+    step: CapturedForward,
+    text: str,
+    *,
+    searches: bool = True,
+    on_progress: Callable[[str], None] | None = None,
+    trace_path: str | None = None,
+) -> ForwardDiagnosis:
+    """The same of a forward pass that was captured.
+
+    Args:
+        step: The pass.
+        text: What the user calls it.
+        searches: As in `diagnose_forward`.
+        on_progress: As in `diagnose_forward`.
+        trace_path: As in `diagnose_forward`.
+    """
+    began, say = time.perf_counter(), on_progress or _say_nothing
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the target's own: they are not what was asked for
+        say("running it in FP32 and in 16 bits")
+        settle_formats(step)
+        given, fp32 = run_arm(step), run_arm(step, "fp32")
+        if fp32.replay is None:
+            raise TargetError(
+                f"Target '{text}' raises {fp32.failure} in FP32, too. Run it alone to see the whole error."
+            )
+        if not fp32.replay.raw:
+            raise TargetError(f"Target '{text}' gives no tensor. Return one, or a row, mapping or dataclass with some.")
+        evidence = make_evidence(step, given, fp32, text)
+        evidence.on_progress = say
+        other = run_arm(step, other_format(step))
+        tolerance = _choose_tolerance(step, other, fp32)
+        judge = IslandJudge([step], tolerance=tolerance, log=SearchLog(None), deadline=math.inf, on_replay=lambda: None)
+        findings, tried, unexplained = find_loud(evidence), "", ""
+        fails = given.replay is None or not given.replay.finite
+        apart = not fails and not judge.outcome(0).passes
+        if apart:
+            say("trying suspected lines in FP32")
+            findings, tried = find_silent(evidence, judge)
+        island = None
+        if searches and (apart or fails) and fp32.replay.finite:
+            island = find_island([step], tolerance=tolerance, budget=BUDGET, on_progress=say)
+            findings = findings or (find_by_island(evidence, island) if apart else [])
+            findings += [] if apart or island.members or island.lines else find_lost_weights(evidence)
+        if not findings and (fails or apart):
+            unexplained = given.failure or judge.outcome(0).why
+        trace = evidence.trace(0)
+        if trace_path is not None and trace is not None:
+            trace.save(trace_path)
+        rows = (
+            _compare(step, given, fp32),
+            _compare(step, other, fp32, other_format(step)),
+            _measure_floor(step, fp32),
+        )
+        notes = (*_say_nearer(rows, evidence), *_say_headroom(step, trace))
+    return ForwardDiagnosis(
+        text,
+        step.plan.name,
+        tuple(findings),
+        time.perf_counter() - began,
+        tried=(tried,) if tried and findings else (),
+        notes=notes if not tried or findings else (*notes, tried),
+        unexplained=unexplained,
+        fails_in_fp32=evidence.fails_in_fp32,
+        outputs=rows,
+        island=island,
+    )
+
+
+def _say_nothing(_text: str) -> None:
+    pass
+
+
+def _choose_tolerance(step: CapturedForward, other: ForwardArm, fp32: ForwardArm) -> Tolerance:
+    """How near to FP32: FP16 may not be farther than BF16, which rounds 8 times coarser and never overflows."""
+    row = _compare(step, other, fp32)
+    if step.plan.compute != "fp16" or row.worst is None:
+        return OUTPUTS
+    return replace(OUTPUTS, most=max(OUTPUTS.whole, row.worst.distance))
+
+
+def _compare(step: CapturedForward, arm: ForwardArm, fp32: ForwardArm, name: str = "") -> OutputRow:
+    if arm.replay is None or fp32.replay is None:
+        return OutputRow(name or step.plan.compute, (), arm.failure)
+    return OutputRow(name or step.plan.compute, tuple(step.match(arm.replay, fp32.replay).values()))
+
+
+def _measure_floor(step: CapturedForward, fp32: ForwardArm) -> OutputRow:
+    with moved_weights(step):
+        moved = run_arm(step, "fp32")
+    return _compare(step, moved, fp32, "floor")
+
+
+def _say_nearer(rows: tuple[OutputRow, ...], evidence: ForwardEvidence) -> tuple[str, ...]:
+    """Which of the two formats is nearer to FP32, how many times, and where it is not."""
+    own, other = rows[0], rows[1]
+    if own.worst is None or other.worst is None:
+        return ()
+    a, b = own.worst.distance, other.worst.distance
+    if not math.isfinite(a) or not math.isfinite(b):
+        return tuple(
+            f"{good.arm.upper()} is {say_percent(good.worst.distance)} off FP32, and {bad.arm.upper()} is not finite"
+            for good, bad in ((own, other), (other, own))
+            if good.worst is not None
+            and math.isfinite(good.worst.distance)
+            and bad.worst is not None
+            and not math.isfinite(bad.worst.distance)
+        )
+    near, far = (own, other) if a <= b else (other, own)
+    times = max(a, b) / max(min(a, b), 1e-12)
+    if times < _NEARER or not max(a, b):
+        return (f"{own.arm.upper()} and {other.arm.upper()} are about as far from FP32 here",)
+    text = f"{near.arm.upper()} is {times:.2g} times nearer to FP32 than {far.arm.upper()} here"
+    narrow = {own.arm: evidence.trace(0), other.arm: evidence.trace(0, cast(Any, other.arm))}
+    ours, theirs = narrow[near.arm], narrow[far.arm]
+    worse = [] if ours is None or theirs is None else find_worse_modules(ours, theirs)
+    return (f"{text}, except in {', '.join(worse[:3])}" if worse else text,)
+
+
+def _say_headroom(step: CapturedForward, trace: Trace | None) -> tuple[str, ...]:
+    """The largest number of the pass, where it comes near to the end of the format."""
+    if trace is None or step.plan.compute != "fp16":
+        return ()
+    end = find_format("fp16").max
+    narrow = [(out.largest, op) for op in trace.ops for out in op.outputs if out.dtype in FORMATS and not out.nonfinite]
+    top, op = max(narrow, key=lambda pair: pair[0], default=(0.0, None))
+    if op is None or top < _NEAR * end:
+        return ()
+    return (
+        f"the largest number that stays finite is {top:,.0f} of {end:,.0f}, in {op.module or 'the model'}, {op.name}",
+    )
