@@ -63,12 +63,38 @@ def test_a_folded_checkpoint_is_loaded_by_transformers_and_computes_the_same_bit
     assert json.loads((tmp_path / "out" / "fold.json").read_text())["verdict"] == "folded"
 
 
-def test_weights_that_the_config_does_not_carry_are_a_difference_that_is_seen(tmp_path, tokens):
+def test_code_and_pickles_of_a_folder_are_left_behind(tmp_path, tokens):
+    folder = save(tmp_path / "model")
+    for name in ("modeling.py", "pytorch_model.bin", "tokenizer.json", "notes.md", "old.safetensors.index.json"):
+        (folder / name).write_text("{}")
+    checkpoint = load_checkpoint(folder, tokens)
+    save_folded(checkpoint, fold(checkpoint.model, checkpoint.inputs, shared_eps=checkpoint.eps), tmp_path / "out")
+    written = {path.name for path in (tmp_path / "out").iterdir()}
+    known = {"config.json", "fold.json", "generation_config.json", "model.safetensors"}
+    assert written == {*known, "tokenizer.json", "notes.md"}
+
+
+@pytest.mark.slow
+def test_a_folded_checkpoint_generates_the_same_tokens(tmp_path, tokens):
+    checkpoint = load_checkpoint(save(tmp_path / "model"), tokens)
+    found = fold(checkpoint.model, checkpoint.inputs, shared_eps=checkpoint.eps)
+    save_folded(checkpoint, found, tmp_path / "out")
+    written = []
+    for folder in (tmp_path / "model", tmp_path / "out"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        written.append(model.generate(torch.tensor([[1, 5, 9]]), max_new_tokens=12, do_sample=False, eos_token_id=None))
+    assert torch.equal(*written)
+    assert written[0].shape == (1, 15)
+
+
+def test_what_is_read_back_otherwise_is_not_written(tmp_path, tokens):
     checkpoint = load_checkpoint(save(tmp_path / "model"), tokens)
     found = fold(checkpoint.model, checkpoint.inputs, shared_eps=checkpoint.eps)
     with torch.no_grad():
         found.model.model.layers[1].mlp.down_proj.weight.mul_(2.0)
-    assert save_folded(checkpoint, found, tmp_path / "out") > 0
+    with pytest.raises(FoldError, match="What transformers reads back is .* apart from .* so nothing was written"):
+        save_folded(checkpoint, found, tmp_path / "out")
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "tokens.json"}
 
 
 def test_epsilons_of_one_setting_stay_equal(tmp_path, tokens):

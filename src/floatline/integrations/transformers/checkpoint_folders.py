@@ -22,8 +22,8 @@ from floatline.folding.recorded_graph import find_eps, name_modules
 from floatline.folding.scale_fold import Fold
 
 _ROW, _MOST_ROWS = 256, 16
-# What a folder holds besides weights and config, and what is never copied: a pickle can run anything.
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".index.json", ".h5", ".msgpack", ".py")
+# What is copied beside weights and config: tokenizers, templates, cards. No code, and nothing that is pickled.
+_COPIED = (".json", ".txt", ".model", ".jinja", ".md")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def save_folded(checkpoint: Checkpoint, folded: Fold, out: str | Path) -> float:
         they are the same bit for bit.
 
     Raises:
-        FoldError: The folder exists, or cannot be written.
+        FoldError: The folder exists, or cannot be written, or what is read back computes something else.
     """
     out = Path(out)
     if out.exists():
@@ -186,13 +186,19 @@ def save_folded(checkpoint: Checkpoint, folded: Fold, out: str | Path) -> float:
             with _without_bars():
                 model.save_pretrained(draft)
             for path in checkpoint.folder.iterdir():
-                if path.is_file() and not path.name.endswith(_WEIGHTS) and not (draft / path.name).exists():
+                is_index = path.name.endswith(".index.json")
+                if path.is_file() and path.suffix in _COPIED and not is_index and not (draft / path.name).exists():
                     shutil.copyfile(path, draft / path.name)
             write_whole(draft / "fold.json", json.dumps(folded.as_json(), indent=2, allow_nan=False))
             written = _load(type(checkpoint.model), draft)
             difference = relative_error(
                 run_quietly(written, checkpoint.inputs), run_quietly(checkpoint.model, checkpoint.inputs)
             )
+            if difference > folded.proof.tolerance:
+                raise FoldError(
+                    f"What transformers reads back is {difference:.1e} apart from '{checkpoint.folder}', so nothing "
+                    "was written. Its config may not carry the change; use floatline.fold(model, inputs) in Python."
+                )
     except OSError as error:
         raise FoldError(f"'{out}' cannot be written: {error}.") from None
     return difference
