@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from floatline.cli.output import FormatOption, OptionalTarget, OutputFormat, print_json, text_console
+from floatline.cli.output import FormatOption, OptionalTarget, OutputFormat, print_json, show_waiting, text_console
 
 
 def doctor(
@@ -34,7 +34,7 @@ def doctor(
 
     asked = resolve_plan(plan) if plan is not None else None
     # What the target prints is not the report.
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), show_waiting("looking at the machine, and at the target's first step"):
         loaded = load_target(target) if target is not None else None
         checkup = examine(loaded, on=on, plan=asked)
     if output is OutputFormat.json:
