@@ -59,7 +59,7 @@ def test_the_contents_lead_to_every_part(pages, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_is_light_and_shows_no_backticks_and_no_nan_in_small_letters(pages, kind):
-    assert len(pages[kind].encode()) <= (180_000 if kind == "three" else 150_000)
+    assert len(pages[kind].encode()) <= (175_000 if kind == "three" else 150_000)
     text = Page(pages[kind]).text
     assert "`" not in text
     assert not re.search(r"\bnan\b|-0\.0000 %", text)
