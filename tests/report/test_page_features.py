@@ -129,6 +129,7 @@ def test_ranges_are_a_drawing_that_says_the_same_in_words():
     drawn = draw_step_ranges(make_rescue().diagnosis.chart)
     assert drawn is not None and drawn.svg.startswith('<svg class="drawing"')
     assert "energy: forward overflow, backward overflow" in drawn.summary
+    assert "overflow in both" in drawn.svg and "forward overflow" in drawn.svg
     assert "▀" not in drawn.svg and "▀" in drawn.plain
     assert draw_step_ranges(()) is None
 
