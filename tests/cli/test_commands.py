@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.report.run.runs import make_run
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 import floatline
 from floatline.cli.main import GROUPS, app
 
+ROOT = Path(__file__).parents[2]
 NAMES = [function.__name__ for functions in GROUPS.values() for function in functions]
 ALONE = """
 import sys
@@ -58,6 +60,11 @@ def test_help_is_whole_within_its_width_and_names_no_type(name, columns):
 
 def test_the_check_above_can_fail():
     assert re.search(r"<(bool|int|str|float|list|Path)\b|\[\[|x>=|\]\.\.\.\]", "lint [OPTIONS] [[PATH]...]...")
+
+
+def test_a_narrow_terminal_cuts_no_cell_of_a_table():
+    text = ask("doctor", str(ROOT / "examples" / "small_gpt.py"), columns=60).stdout
+    assert "Expected memory of one step" in text and "…" not in text
 
 
 def test_the_options_of_validate_are_grouped():

@@ -13,6 +13,7 @@ import textwrap
 import time
 
 import pytest
+from tests.slow import slow
 
 import floatline as fl
 from floatline.cli.main import main
@@ -210,7 +211,10 @@ def test_resuming_with_another_seed_or_plan_is_refused(target, command):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT to a process")
-def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(target, command, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "how"), [(signal.SIGINT, "Interrupted"), pytest.param(signal.SIGTERM, "Ended by SIGTERM", marks=slow)]
+)
+def test_a_signal_saves_says_how_to_go_on_and_is_the_exit_code(target, command, tmp_path, number, how):
     # Started in the background, a process inherits a Ctrl-C that is ignored, and keeps to it.
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     program += "from floatline.cli.main import main; main()"
@@ -226,12 +230,10 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(target, command, tmp_
         while not newest_checkpoint(tmp_path / "run") or newest_checkpoint(tmp_path / "run").name.endswith("-00000000"):
             assert time.monotonic() < until and run.poll() is None, run.communicate()
             time.sleep(0.05)
-        os.kill(run.pid, signal.SIGINT)
+        os.kill(run.pid, number)
         out, err = run.communicate(timeout=250)
-    assert run.returncode == 130, err
-    steps = int(
-        re.search(r"Interrupted after step ([\d,]+) of 1,000,000; the state is saved\.", out)[1].replace(",", "")
-    )
+    assert run.returncode == 128 + number, err
+    steps = int(re.search(rf"{how} after step ([\d,]+) of 1,000,000; the state is saved\.", out)[1].replace(",", ""))
     assert "Go on with: floatline train small.py --folder run --resume\n" in out
     assert "Traceback" not in err
     assert newest_checkpoint(tmp_path / "run").name == f"checkpoint-{steps:08d}"

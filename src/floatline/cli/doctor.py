@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from floatline.cli.output import FormatOption, OptionalTarget, OutputFormat, print_json, text_console
+from floatline.cli.output import FormatOption, OptionalTarget, OutputFormat, print_json, show_waiting, text_console
 
 
 def doctor(
@@ -52,7 +52,7 @@ def doctor(
     if model is not None and target is not None:
         raise TargetError(f"--model {model} and the target '{target}' are two models. Give one of them.")
     # What the target prints is not the report.
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), show_waiting("looking at the machine, and at the target's first step"):
         if model is not None and world is not None:
             checkup = examine_scale(
                 model, world=world, on=on, plan=asked, batch=batch, sequence=sequence, checkpointing=checkpointing

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from floatline.cli.output import print_json, show_waiting, text_console
+
 if TYPE_CHECKING:
     from floatline.lint import LintFinding, LintResult
     from floatline.lint.settings import Settings
@@ -93,7 +95,8 @@ def lint(
     settings = _settings(given[0], select or [], ignore or [], on, baseline)
     settings = replace(settings, half=settings.half or half)
     started = time.perf_counter()
-    result = lint_paths(given, settings=settings, fix=fix or diff, unsafe=unsafe_fixes, jobs=jobs)
+    with show_waiting(f"reading {', '.join(map(str, given))}"):
+        result = lint_paths(given, settings=settings, fix=fix or diff, unsafe=unsafe_fixes, jobs=jobs)
     seconds = time.perf_counter() - started
     known = settings.root / settings.baseline if settings.baseline else None
     findings = list(result.findings)
@@ -144,7 +147,6 @@ def _write(result: LintResult) -> None:
 def _print(
     result: LintResult, findings: list[LintFinding], *, output: LintFormat, seconds: float, diff: bool, fix: bool
 ) -> None:
-    from floatline.cli.output import print_json, text_console
     from floatline.report import lint as report
 
     if output is LintFormat.json:

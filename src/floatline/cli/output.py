@@ -102,6 +102,18 @@ def check_writable(file: str) -> None:
         raise typer.BadParameter(f"--trace '{file}': there is no folder '{path.parent}'. Make it first.")
 
 
+def show_waiting(text: str) -> contextlib.AbstractContextManager[object]:
+    """A line on stderr while something is done that is mostly short; only on a terminal."""
+    import sys
+
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    from rich.console import Console
+    from rich.text import Text
+
+    return Console(stderr=True).status(Text(text))
+
+
 @contextlib.contextmanager
 def show_progress() -> Generator[Callable[[str], None]]:
     """What is being done, on stderr: one line that changes on a terminal, elsewhere a line for each stage."""

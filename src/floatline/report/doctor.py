@@ -75,7 +75,7 @@ def _print_hardware(hardware: Hardware, console: Console) -> None:
 def _format_table(*first: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in (*first, *_FORMATS):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     return table
 
 
@@ -114,9 +114,9 @@ def _print_findings(checkup: Checkup, console: Console) -> None:
 def _print_memory(memory: Memory, console: Console) -> None:
     _print_heading("Expected memory of one step", console)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("part")
+    table.add_column("part", overflow="fold")
     for name in memory.parts:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     for part in _PARTS:
         style = "bold" if part == "total" else ""
         sizes = [Text(format_bytes(getattr(parts, part)), style=style) for parts in memory.parts.values()]

@@ -45,7 +45,7 @@ def print_holdings(holdings: Sequence[Holding], console: Console) -> None:
     """The table of what is held, by kind and layer group; doctor and manifest share it."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("kind", "layers", "format", "tensors", "elements", "such as"):
-        table.add_column(name, justify="right" if name in ("tensors", "elements") else "left")
+        table.add_column(name, justify="right" if name in ("tensors", "elements") else "left", overflow="fold")
     for row in sorted(holdings, key=lambda row: (KINDS.index(row.kind), row.name)):
         kind = f"{row.kind} {row.name}".strip()
         cells = (kind, row.group, row.format, f"{row.num_tensors:,}", f"{row.num_elements:,}", row.example)
@@ -93,7 +93,7 @@ def print_differences(rows: Sequence[ManifestDifference], a: str, b: str, consol
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for name in ("", a, b):
-        table.add_column(Text(name))
+        table.add_column(Text(name), overflow="fold")
     for row in rows:
         table.add_row(Text(row.what), Text(row.a), Text(row.b))
     console.print(table)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _ROW, _TOP, _STRIP = 50, 40, 20
 _ROOM = 0.075  # beyond the limits, as a share of what is between them
-_LONGEST = 24  # characters of a name that leave room for the words at the end of the line, on a phone too
+_LONGEST = 22  # characters of a name that leave room for the words at the end of the line, on a phone too
 _COLUMNS = 96  # of the same picture in characters
 
 
@@ -66,7 +66,8 @@ def _labels(row: Row, y: float) -> list[str]:
     return [
         f'<text class="{weight}" x="0" y="{y}">{"▶ " * row.blamed}{html.escape(short)}'
         f"<title>{html.escape(name)}</title></text>",
-        f'<text class="word {tone}" x="100%" y="{y}" text-anchor="end">{html.escape(_words(row))}</text>',
+        f'<text class="word {tone}" x="100%" y="{y}" text-anchor="end">{html.escape(_few_words(row))}'
+        f"<title>{html.escape(_words(row))}</title></text>",
     ]
 
 
@@ -93,10 +94,21 @@ def _name(row: Row) -> str:
 
 def _words(row: Row) -> str:
     """What is wrong in which pass; that it fits, where nothing is."""
-    words = {"overflows": "overflow", "sinks": "to zero", "fits": ""}
-    found = [
-        f"{name} {words.get(span.state, 'inf/NaN')}"
-        for name, span in (("forward", row.forward), ("backward", row.backward))
-        if span is not None and span.state != "fits"
-    ]
-    return ", ".join(found) or "fits"
+    return ", ".join(f"{name} {word}" for name, word in _troubles(row).items()) or "fits"
+
+
+def _few_words(row: Row) -> str:
+    """The same as a phone has room for beside the name."""
+    found = list(_troubles(row).values())
+    if len(found) < 2:
+        return _words(row)
+    return f"{found[0]} in both" if found[0] == found[1] else f"{found[0]}, then {found[1]}"
+
+
+def _troubles(row: Row) -> dict[str, str]:
+    """A word for each pass that does not fit."""
+    words = {"overflows": "overflow", "sinks": "to zero"}
+    passes = (("forward", row.forward), ("backward", row.backward))
+    return {
+        name: words.get(span.state, "inf/NaN") for name, span in passes if span is not None and span.state != "fits"
+    }

@@ -44,7 +44,8 @@ except ImportError as error:
     if report:
         open(report, "w").write('{"missing": "%s"}' % missing)
     else:
-        sys.stderr.write("floatline: %s cannot import %s, which floatline needs there.\\n" % (sys.executable, missing))
+        said = "floatline: %s cannot import %s, which floatline needs there. Install it there.\\n"
+        sys.stderr.write(said % (sys.executable, missing))
     sys.exit(2)
 main(report, *rest[: int(num)], rest[int(num) :])
 """

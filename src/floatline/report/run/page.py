@@ -128,11 +128,12 @@ def document_of(runs: Sequence[RunFacts]) -> tuple[Document, dict[str, Tone]]:
 def _single(run: RunFacts) -> Document:
     stood = sentence(f"{place_of(run)}, {time_of(run)}")
     cause, rest = _cause(run)
+    said = "" if cause and run.state == "stopped" else _MEANINGS[run.state]  # the guard's own words say more
     return Document(
         title=run.name,
         subtitle=_origin(run),
         verdict=run.state.upper(),
-        meaning=f"{rest or _MEANINGS[run.state]} {stood}" if cause else _MEANINGS[run.state],
+        meaning=" ".join(filter(None, (rest or said, stood if cause else ""))),
         reason=cause or stood,
         todo=_FIXED if rest else _TODO.get(run.state, ()),
         tiles=_tiles(run),

@@ -6,6 +6,7 @@ import html
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 _ROW, _TOP, _STRIP = 54, 38, 26
 
@@ -148,25 +149,33 @@ def _labelled(name: str, text: str, y: float) -> list[str]:
 
 
 def strips_svg(rows: Sequence[tuple[str, Sequence[tuple[int | None, str]]]], *, summary: str) -> str:
-    """Heat strips: for each row a cell for each module, from the first that runs to the last.
+    """Heat strips: a row for each kind of number, a column for each module, from the first that runs to the last.
+
+    Neighbours of one colour are one piece; what a pointer reads is over all strips, and once for each module.
 
     Args:
         rows: Name of the row, and for each module its level (0 fine, 1 look at it, 2 bad, None unknown) and its words.
         summary: The same in words.
     """
     body: list[str] = []
+    columns = list(zip(*(cells for _, cells in rows), strict=True))
+    wide = 100 / max(len(columns), 1)
     for number, (name, cells) in enumerate(rows):
-        y, wide = 44 * number, 100 / max(len(cells), 1)
+        y, place = 44 * number, 0
         body.append(f'<text class="muted" x="0" y="{y + 14}">{html.escape(name)}</text>')
-        for place, (level, words) in enumerate(cells):
-            kind = "none" if level is None else f"l{level}"
-            body.append(
-                f'<rect class="cell {kind}" x="{place * wide:.2f}%" y="{y + 20}" width="{wide:.2f}%" height="18">'
-                f"<title>{html.escape(words)}</title></rect>"
-            )
+        for level, run in groupby(level for level, _ in cells):
+            num, kind = len(list(run)), "none" if level is None else f"l{level}"
+            x, width = f"{place * wide:.2f}%", f"{num * wide:.2f}%"
+            body.append(f'<rect class="cell {kind}" x="{x}" y="{y + 20}" width="{width}" height="18"/>')
             if level == 2 and len(cells) <= 32:  # a sign beside the colour, where there is room for it
-                x = (place + 0.5) * wide
-                body.append(f'<text class="sign" x="{x:.3f}%" y="{y + 33}" text-anchor="middle">!</text>')
+                body += [
+                    f'<text class="sign" x="{(at + 0.5) * wide:.2f}%" y="{y + 33}" text-anchor="middle">!</text>'
+                    for at in range(place, place + num)
+                ]
+            place += num
+    for place, column in enumerate(columns):
+        title = f"<title>{html.escape('; '.join(words for _, words in column))}</title>"
+        body.append(f'<rect class="over" x="{place * wide:.2f}%" width="{wide:.2f}%" height="100%">{title}</rect>')
     return frame(body, height=44 * len(rows), summary=summary)
 
 

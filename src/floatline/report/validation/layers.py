@@ -37,14 +37,22 @@ def layer_part(layers: Sequence[LayerNumbers], *, brief: bool = False) -> Part:
     heading = "Layer by layer, against FP32"
     if not layers:
         return Part(heading, (Words("No step was recorded layer by layer.", "missing"),))
-    strips: list[tuple[str, Callable[[LayerNumbers], int | None], Callable[[LayerNumbers], str]]] = [
-        ("headroom", _headroom_level, _headroom),
-        ("gradient agreement (cosine)", _cosine_level, _cosine),
-        ("gradients lost to zero", _lost_level, lambda layer: show_share(layer.lost)),
+    strips: list[tuple[str, str, Callable[[LayerNumbers], int | None], Callable[[LayerNumbers], str]]] = [
+        ("headroom", "headroom", _headroom_level, _headroom),
+        ("gradient agreement (cosine)", "cosine", _cosine_level, _cosine),
+        ("gradients lost to zero", "lost", _lost_level, lambda layer: show_share(layer.lost)),
     ]
+    # A column is read as a whole: where it is one module, the first strip names it.
+    is_merged = len(layers) > _MOST_CELLS
     rows = [
-        (name, [(level(layer), f"{_name(layer)}: {name} {show(layer)}") for layer in layers])
-        for name, level, show in strips
+        (
+            name,
+            [
+                (level(layer), f"{_name(layer)}: " * (is_merged or not number) + f"{short} {show(layer)}")
+                for layer in layers
+            ],
+        )
+        for number, (name, short, level, show) in enumerate(strips)
     ]
     summary = f"{len(layers)} modules in order of execution. {'; '.join(_counts(name, cells) for name, cells in rows)}."
     drawn = strips_svg([(name, _merge(cells)) for name, cells in rows], summary=summary)

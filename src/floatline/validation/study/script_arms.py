@@ -135,7 +135,7 @@ def run_script(job: Job) -> ScriptResult:
     seconds = time.monotonic() - began
     seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     if "missing" in seen:
-        raise ComparisonError(f"{start[0]} cannot import {seen['missing']}, which floatline needs there.")
+        raise ComparisonError(f"{start[0]} cannot import {seen['missing']}, which floatline needs there. Install it.")
     if seen.get("refused"):
         raise ComparisonError(f"The script cannot run beside its own files: {seen['refused'][0]}.")
     rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
