@@ -183,16 +183,22 @@ def on_gpu() -> None:
 
 
 def on_cpu() -> None:
-    """One plain step on 12M weights in 50 tensors, taking turns with torch's foreach AdamW."""
+    """One plain step on 10M weights in 50 tensors, taking turns with torch's foreach step of the same kind."""
     shapes = gpt_shapes(layers=4, width=384, vocabulary=8192)
     count = sum(torch.Size(shape).numel() for shape in shapes)
-    steps: dict[str, Callable[[], object]] = {
-        "torch foreach AdamW": torch.optim.AdamW(
-            make_params(shapes, torch.float32, "cpu"), lr=LR, weight_decay=DECAY, foreach=True
-        ).step
-    }
-    for label, dtype in (("fp32", torch.float32), ("fp16 exact", torch.float16), ("bf16 exact", torch.bfloat16)):
-        steps[f"floatline {label}"] = fl.optim.AdamW(make_params(shapes, dtype, "cpu"), lr=LR, weight_decay=DECAY).step
+    cores = torch.get_num_threads()
+    print(f"CPU {platform.machine()}, {cores} threads, torch {torch.__version__}, {count / 1e6:.1f}M weights")
+    for name, options in (("AdamW", {"weight_decay": DECAY}), ("Adam", {}), ("SGD", {"momentum": 0.9})):
+        wide = make_params(shapes, torch.float32, "cpu")
+        steps = {f"torch foreach {name}": getattr(torch.optim, name)(wide, lr=LR, foreach=True, **options).step}
+        for label, dtype in (("fp32", torch.float32), ("fp16 exact", torch.float16), ("bf16 exact", torch.bfloat16)):
+            params = make_params(shapes, dtype, "cpu")
+            steps[f"floatline {label}"] = getattr(fl.optim, name)(params, lr=LR, **options).step
+        print_cpu_times(steps)
+
+
+def print_cpu_times(steps: dict[str, Callable[[], object]]) -> None:
+    """Medians of steps that take turns, as shares of the first one's."""
     times: dict[str, list[float]] = {label: [] for label in steps}
     for i in range(12):
         for label, step in steps.items():
@@ -200,12 +206,11 @@ def on_cpu() -> None:
             step()
             if i >= 3:
                 times[label].append(time.perf_counter() - start)
-    base = statistics.median(times["torch foreach AdamW"])
-    cores = torch.get_num_threads()
-    print(f"CPU {platform.machine()}, {cores} threads, torch {torch.__version__}, {count / 1e6:.1f}M weights")
+    first = next(iter(times))
+    base = statistics.median(times[first])
     for label, taken in times.items():
         median = statistics.median(taken)
-        print(f"  {label:<24}{median * 1e3:>8.1f} ms   {median / base:.2f} of torch's foreach AdamW")
+        print(f"  {label:<24}{median * 1e3:>8.1f} ms   {median / base:.2f} of {first}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""AdamW's compiled loop on a CPU: the bits of the same step in torch operations, or no loop."""
+"""Compiled steps on a CPU: the bits of the same step in torch operations, or no loop."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def runs(monkeypatch):
 def uncompiled_twin(monkeypatch, run):
     """What a function gives where there is no loop."""
     with monkeypatch.context() as patch:
-        patch.setattr(compiled_steps, "_loop_for", lambda dtype: None)
+        patch.setattr(compiled_steps, "_loop_for", lambda name, dtype: None)
         return run()
 
 
@@ -61,6 +61,28 @@ def test_adam_without_decay_is_adamw_without_decay(decay, looped, runs):
         theirs.step()
     assert all(torch.equal(a, b) for a, b in zip(masters(ours), wide, strict=True))
     assert bool(runs) == looped
+
+
+SGD = {
+    "plain": {},
+    "decay": {"weight_decay": 0.1, "maximize": True},
+    "momentum": {"momentum": 0.9, "dampening": 0.3},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("settings", SGD.values(), ids=list(SGD))
+def test_sgd_trains_the_numbers_of_torch_on_float32(settings, dtype, runs):
+    params = make_params(dtype)
+    wide = copies(params)
+    ours, theirs = optim.SGD(params, lr=1e-2, **settings), torch.optim.SGD(wide, lr=1e-2, foreach=True, **settings)
+    for step in range(30):
+        set_grads(params, wide, step=step)
+        ours.step()
+        theirs.step()
+    assert all(torch.equal(a, b) for a, b in zip(masters(ours), wide, strict=True))
+    assert len(runs) >= 30
 
 
 @pytest.mark.parametrize("dtype", HALVES)
@@ -144,7 +166,7 @@ def test_what_has_no_loop_is_made_in_torch_operations(other, runs):
 
 
 def test_small_models_wait_for_no_compiler(monkeypatch):
-    monkeypatch.setattr(compiled_steps, "_loop_for", lambda dtype: pytest.fail("compiled"))
+    monkeypatch.setattr(compiled_steps, "_loop_for", lambda name, dtype: pytest.fail("compiled"))
     params = make_params(torch.bfloat16)
     set_grads(params)
     optim.AdamW(params).step()
@@ -161,11 +183,11 @@ def test_torch_counts_what_the_loop_writes(runs):
 
 
 def test_a_loop_that_rounds_otherwise_is_not_used():
-    loop = compiled_steps._loop_for(torch.bfloat16)
+    loop = compiled_steps._loop_for("adamw", torch.bfloat16)
 
     def other(*args):
         *arrays, eps, size = args
         loop(*arrays, eps, type(size)(size * 1.0000001))
 
-    assert compiled_steps._is_the_same(loop, torch.bfloat16)
-    assert not compiled_steps._is_the_same(other, torch.bfloat16)
+    assert compiled_steps._is_the_same("adamw", loop, torch.bfloat16)
+    assert not compiled_steps._is_the_same("adamw", other, torch.bfloat16)
