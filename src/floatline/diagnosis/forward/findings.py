@@ -114,7 +114,7 @@ def find_silent(evidence: ForwardEvidence, judge: IslandJudge) -> tuple[list[Fin
     trace = evidence.trace(0)
     if trace is None:
         return [], ""
-    tries = _Tries(judge)
+    tries = _LineTries(judge)
     for suspect in _find_suspects(trace):
         if not tries.help(suspect.lines):
             continue
@@ -127,7 +127,7 @@ def find_silent(evidence: ForwardEvidence, judge: IslandJudge) -> tuple[list[Fin
     return ([], words) if whole.passes else (find_in_cast(evidence), words)
 
 
-class _Tries:
+class _LineTries:
     """Lines computed in FP32, and what that does to the outputs.
 
     Attributes:

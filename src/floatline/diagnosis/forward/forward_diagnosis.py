@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from floatline.diagnosis.detectors.operations import FORMATS
@@ -27,10 +27,12 @@ from floatline.diagnosis.forward.findings import (
 )
 from floatline.diagnosis.forward.result import ForwardDiagnosis, OutputRow, say_percent
 from floatline.diagnosis.islands.errors import OUTPUTS, Tolerance, moved_weights
+from floatline.diagnosis.islands.island import Island
 from floatline.diagnosis.islands.judge import IslandJudge
 from floatline.diagnosis.islands.log import SearchLog
 from floatline.diagnosis.islands.search import find_island
 from floatline.errors import TargetError
+from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.probe.steps.captured_forward import CapturedForward, capture_forward
 from floatline.probe.trace.trace import Trace
@@ -117,42 +119,53 @@ def diagnose_captured(
         evidence = make_evidence(step, given, fp32, text)
         evidence.on_progress = say
         other = run_arm(step, other_format(step))
-        tolerance = _choose_tolerance(step, other, fp32)
-        judge = IslandJudge([step], tolerance=tolerance, log=SearchLog(None), deadline=math.inf, on_replay=lambda: None)
-        findings, tried, unexplained = find_loud(evidence), "", ""
-        fails = given.replay is None or not given.replay.finite
-        apart = not fails and not judge.outcome(0).passes
-        if apart:
-            say("trying suspected lines in FP32")
-            findings, tried = find_silent(evidence, judge)
-        island = None
-        if searches and (apart or fails) and fp32.replay.finite:
-            island = find_island([step], tolerance=tolerance, budget=BUDGET, on_progress=say)
-            findings = findings or (find_by_island(evidence, island) if apart else [])
-            findings += [] if apart or island.members or island.lines else find_lost_weights(evidence)
-        if not findings and (fails or apart):
-            unexplained = given.failure or judge.outcome(0).why
+        found = _explain(evidence, given, _choose_tolerance(step, other, fp32), searches=searches)
         trace = evidence.trace(0)
         if trace_path is not None and trace is not None:
             trace.save(trace_path)
-        rows = (
-            _compare(step, given, fp32),
-            _compare(step, other, fp32, other_format(step)),
-            _measure_floor(step, fp32),
-        )
+        beside = _compare(step, other, fp32, other_format(step))
+        rows = (_compare(step, given, fp32), beside, _measure_floor(step, fp32))
         notes = (*_say_nearer(rows, evidence), *_say_headroom(step, trace))
+    tried = (found.tried,) if found.tried else ()
     return ForwardDiagnosis(
         text,
         step.plan.name,
-        tuple(findings),
+        tuple(found.findings),
         time.perf_counter() - began,
-        tried=(tried,) if tried and findings else (),
-        notes=notes if not tried or findings else (*notes, tried),
-        unexplained=unexplained,
+        tried=tried if found.findings else (),
+        notes=notes if found.findings else (*notes, *tried),
+        unexplained=found.unexplained,
         fails_in_fp32=evidence.fails_in_fp32,
         outputs=rows,
-        island=island,
+        island=found.island,
     )
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """What a pass suffers from; what was tried, and what is left without a finding, in words; and its island."""
+
+    findings: list[Finding]
+    tried: str
+    unexplained: str
+    island: Island | None
+
+
+def _explain(evidence: ForwardEvidence, given: ForwardArm, tolerance: Tolerance, *, searches: bool) -> _Explained:
+    step = cast("CapturedForward", evidence.forward)
+    judge = IslandJudge([step], tolerance=tolerance, log=SearchLog(None), deadline=math.inf, on_replay=lambda: None)
+    findings, tried, island = find_loud(evidence), "", None
+    fails = given.replay is None or not given.replay.finite
+    apart = not fails and not judge.outcome(0).passes
+    if apart:
+        evidence.on_progress("trying suspected lines in FP32")
+        findings, tried = find_silent(evidence, judge)
+    if searches and (apart or fails) and not evidence.fails_in_fp32:
+        island = find_island([step], tolerance=tolerance, budget=BUDGET, on_progress=evidence.on_progress)
+        findings = findings or (find_by_island(evidence, island) if apart else [])
+        findings += [] if apart or island.members or island.lines else find_lost_weights(evidence)
+    left = given.failure or judge.outcome(0).why if (fails or apart) and not findings else ""
+    return _Explained(findings, tried, left, island)
 
 
 def _say_nothing(_text: str) -> None:
