@@ -56,6 +56,7 @@ def make_reading(**changes):
         ({"excess_a": 20.0, "excess_b": 20.0, "excess_apart": 20.0}, "wrong", "both"),
         ({"excess_a": 20.0, "excess_b": 20.0, "excess_apart": 0.0}, "agree", ""),
         ({"functions": 1e-5}, "other-function", "B"),
+        ({"b": 0.9e-7, "a": 1e-8, "excess_b": 20.0}, "agree", ""),  # below FP32's own
         ({"functions": 0.9e-7}, "agree", ""),
         ({"a": 1e-7, "b": 1e-3}, "agree", ""),  # FP32 and BF16
         ({"a": 1e-7, "b": 1e-3, "excess_a": 1 + FARTHER}, "agree", ""),

@@ -159,3 +159,56 @@ def test_the_data_is_plain():
     data = json.loads(json.dumps(plain_json(found.as_json()), allow_nan=False))
     assert data["verdict"] == "other-function"
     assert data["entry"]["op"] == "aten.mul"
+
+
+def mean_over_all(logits, targets):
+    lost = -logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    return (lost * (targets != 0)).sum() / targets.numel()
+
+
+def mean_over_known(logits, targets):
+    lost = -logits.log_softmax(-1).gather(1, targets[:, None])[:, 0]
+    return (lost * (targets != 0)).sum() / (targets != 0).sum()
+
+
+@pytest.mark.parametrize(("other", "verdict"), [(mean_over_all, "other-function"), (mean_over_known, "agree")])
+def test_a_loss_is_one_number_and_is_judged_all_the_same(other, verdict):
+    torch.manual_seed(0)
+    batch = torch.randn(12, 9), torch.tensor([0, 1, 2, 3, 4, 5, 0, 7, 8, 1, 2, 0])
+    found = fl.parity(lambda x, y: F.cross_entropy(x, y, ignore_index=0), other, batch)
+    assert found.verdict == verdict, found
+
+
+class Unfolded(nn.Conv2d):
+    """The same convolution as a product."""
+
+    def forward(self, x):
+        y = self.weight.flatten(1) @ F.unfold(x, self.kernel_size, padding=self.padding)
+        return (y + self.bias[:, None]).view(len(x), -1, *x.shape[2:])
+
+
+def test_a_convolution_and_its_product_agree_in_fp32_where_only_the_order_of_sums_differs():
+    torch.manual_seed(0)
+    a, b = nn.Conv2d(3, 8, 3, padding=1), Unfolded(3, 8, 3, padding=1)
+    b.load_state_dict(a.state_dict())
+    assert fl.parity(a, b, torch.randn(4, 3, 10, 10)).verdict == "agree"
+    with torch.no_grad():
+        b.weight[0, 0, 0, 0] *= 1.001
+    assert fl.parity(a, b, torch.randn(4, 3, 10, 10)).side == "B"
+
+
+def make_cnn():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 5))
+
+
+def test_a_gradient_that_is_0_but_for_rounding_is_no_difference():
+    """That of the bias before a batch norm."""
+    found = compare(make_cnn(), make_cnn().half(), torch.randn(4, 3, 10, 10))
+    assert found.verdict == "agree", found
+
+
+def test_a_function_around_a_module_is_that_module():
+    model = make_cnn().eval()
+    assert fl.parity(lambda x: model(x), model, torch.randn(2, 3, 10, 10)).verdict == "agree"
+    assert next(model.parameters()).dtype == torch.float32

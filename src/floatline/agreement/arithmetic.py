@@ -20,8 +20,12 @@ from floatline.probe.trace.twin_rules import EXACT, LOW
 _FLOATS = frozenset({torch.float64, torch.float32, *LOW} - {torch.complex32})
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # Products and sums, which add so many numbers that FP32 itself is off by more than its last place.
-_PRODUCTS = frozenset(("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "_addmm_activation"))
-_SUMS = frozenset(("sum", "mean", "cumsum", "linalg_vector_norm", "var", "var_mean"))
+_PRODUCTS = frozenset(
+    (
+        *("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "_addmm_activation"),
+        *("convolution", "convolution_backward"),
+    )
+)
 SPREAD = math.sqrt(12)
 """A unit is so many times the spread of one rounding to nearest, whose error is even over one unit."""
 
@@ -147,8 +151,8 @@ class Nudged(TorchDispatchMode):
         length = 1.0
         if call.schema.base in _PRODUCTS and len(sizes) > 1:
             length = math.sqrt(sizes[0] * sizes[1] / made.numel())
-        elif call.schema.base in _SUMS and sizes:
-            length = sizes[0] / made.numel()
+        elif sizes:  # what is smaller than what it was made of was added up
+            length = max(1.0, sizes[0] / made.numel())
         return max(1, round(math.sqrt(length) / 4))
 
     def move(self, x: Tensor, units: int = 1) -> None:

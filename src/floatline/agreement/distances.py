@@ -26,6 +26,10 @@ class Noise:
 
     rows: Tensor
 
+    def at_least(self, other: Noise) -> Noise:
+        """The larger of both, row by row."""
+        return Noise(self.rows.maximum(other.rows))
+
     @property
     def whole(self) -> float:
         """Expected norm of the error of the whole tensor."""
@@ -33,9 +37,17 @@ class Noise:
 
 
 def measure_noise(plain: Tensor, nudged: Sequence[Tensor]) -> Noise:
-    """What rounding explains, from a run and runs whose roundings were moved by one unit."""
+    """What rounding explains, from a run and runs whose roundings were moved by one unit.
+
+    Numerics:
+        Where anything was rounded, it is at least the last rounding of the numbers themselves: a few runs of one number
+        may happen to end where they began.
+    """
     squares = [_row_norms(_difference(moved, plain)).square() for moved in nudged]
-    return Noise((torch.stack(squares).mean(0)).sqrt() / SPREAD)
+    rows = torch.stack(squares).mean(0).sqrt() / SPREAD
+    if plain.is_floating_point() and bool((rows > 0).any()):
+        rows = rows.maximum(_row_norms(_finite(plain)) * torch.finfo(plain.dtype).eps / SPREAD / 2)
+    return Noise(rows)
 
 
 def measure_distance(x: Tensor, truth: Tensor) -> float:

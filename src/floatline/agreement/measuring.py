@@ -92,7 +92,9 @@ def measure_pair(
     weights = find_unrounded(a, b)
     notes: list[str] = []
 
-    own_a = run_side(a.function, given, backward=backward, cotangents=cotangents, look=look, around=a.around)
+    own_a = run_side(
+        a.function, a.own_inputs(given), backward=backward, cotangents=cotangents, look=look, around=a.around
+    )
 
     def run_wide(side: Side, dtype: torch.dtype, *, nudge: int = 0, look: bool = False) -> Ran:
         drawn = own_a.cotangents
@@ -107,7 +109,7 @@ def measure_pair(
     runs_a = _nudge(a, own_a, given, weights, backward=backward)
     b_look = look and not b.opaque
     drawn = own_a.cotangents
-    own_b = run_side(b.function, given, backward=backward, cotangents=drawn, look=b_look, around=b.around)
+    own_b = run_side(b.function, b.own_inputs(given), backward=backward, cotangents=drawn, look=b_look, around=b.around)
     exact_b: Ran | None = None
     try:
         exact_b = exact if b.plain is a.plain and reference is None else run_wide(b, wide)
@@ -142,7 +144,10 @@ def measure_pair(
 def is_same(a: Side, b: Side, given: Given, *, backward: bool, cotangents: Mapping[str, Tensor]) -> bool:
     """Whether two sides give the same bits, in their own arithmetic and in a wide one."""
     wide = _choose_exact(a, given)
-    runs = [run_side(s.function, given, backward=backward, cotangents=cotangents, around=s.around) for s in (a, b)]
+    runs = [
+        run_side(s.function, s.own_inputs(given), backward=backward, cotangents=cotangents, around=s.around)
+        for s in (a, b)
+    ]
     if not _equal(*runs):
         return False
     return _equal(*(_run_wide(side, given, wide, runs[0].cotangents, backward=backward) for side in (a, b)))
@@ -197,17 +202,17 @@ def _nudge(side: Side, own: Ran, given: Given, weights: Mapping[str, Tensor], *,
     runs = _Runs(own, own if side.plain is side.function else _run_plain(side, own, given, backward=backward))
     held = dict(side.module.named_parameters()) if side.module is not None else {}
     rounded = {name: fine for name, fine in weights.items() if held[name].element_size() < fine.element_size()}
-    for seed, together in ((1, False), (2, True)):
+    for seed, together in ((1, False), (2, True), (3, False)):
         mode = Nudged(seed, together=together)
         plain = copy.deepcopy(side.plain) if rounded else side.plain
         _move_weights(plain, rounded, mode, 1)
         runs.nudged.append(
             run_side(
                 plain,
-                given,
+                side.own_inputs(given),
                 cotangents=own.cotangents,
                 backward=backward,
-                look=not together,
+                look=seed == 1,
                 modes=[mode],
                 around=side.around,
             )
@@ -217,7 +222,9 @@ def _nudge(side: Side, own: Ran, given: Given, weights: Mapping[str, Tensor], *,
 
 
 def _run_plain(side: Side, own: Ran, given: Given, *, backward: bool) -> Ran:
-    return run_side(side.plain, given, cotangents=own.cotangents, backward=backward, around=side.around)
+    return run_side(
+        side.plain, side.own_inputs(given), cotangents=own.cotangents, backward=backward, around=side.around
+    )
 
 
 def _move_weights(function: Callable[..., Any], names: Mapping[str, Tensor], mode: Nudged, units: int) -> None:
@@ -251,15 +258,13 @@ def _read(
                 continue
             x, y = pick(a.own)[name], pick(b.own)[name]
 
-            def of(
-                runs: Sequence[Ran], pick: Callable[[Ran], dict[str, Tensor]] = pick, name: str = name
-            ) -> list[Tensor]:
-                return [pick(run)[name] for run in runs if name in pick(run)]
-
-            own_a, own_b = (measure_noise(pick(runs.base)[name], of(runs.nudged)) for runs in (a, b))
-            shared = {dtype: measure_noise(pick(plain32)[name], of([run])) for dtype, run in algorithm.items()}
-            noise_a = _least(own_a, shared[_coarsest(a.formats)], *([own_b] if same_formats else []))
-            noise_b = _least(own_b, shared[_coarsest(b.formats)], *([own_a] if same_formats else []))
+            own_a, own_b = (measure_noise(pick(runs.base)[name], _pick_all(runs.nudged, pick, name)) for runs in (a, b))
+            shared = {dtype: measure_noise(pick(plain32)[name], [pick(run)[name]]) for dtype, run in algorithm.items()}
+            floor = measure_distance(pick(algorithm[torch.float32])[name], truth)
+            same = [own_a, own_b] if same_formats else []
+            least = measure_noise(truth, [pick(algorithm[torch.float32])[name].to(truth.dtype)])  # FP32's own floor
+            noise_a = _least(own_a, shared[_coarsest(a.formats)], *same).at_least(least)
+            noise_b = _least(own_b, shared[_coarsest(b.formats)], *same).at_least(least)
             truth_b = truth if exact_b is None or name not in pick(exact_b) else pick(exact_b)[name]
             excess_a, row_a = measure_excess(x, truth, noise_a)
             excess_b, row_b = measure_excess(y, truth_b, noise_b)
@@ -269,7 +274,7 @@ def _read(
                 apart=measure_apart(x, y, truth),
                 a=measure_distance(x, truth),
                 b=measure_distance(y, truth),
-                floor=measure_distance(pick(algorithm[torch.float32])[name], truth),
+                floor=floor,
                 functions=None if exact_b is None else measure_distance(truth_b, truth),
                 excess_a=excess_a,
                 excess_b=excess_b,
@@ -280,6 +285,10 @@ def _read(
             )
             found.append(reading)
     return tuple(found)
+
+
+def _pick_all(runs: Sequence[Ran], pick: Callable[[Ran], dict[str, Tensor]], name: str) -> list[Tensor]:
+    return [pick(run)[name] for run in runs if name in pick(run)]
 
 
 def _outputs(ran: Ran) -> dict[str, Tensor]:

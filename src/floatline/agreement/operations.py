@@ -215,7 +215,7 @@ def find_rounding(side: Side, given: Given, *, backward: bool) -> OpPlace | None
     many operations of one line counts as one. None where no operation has an error.
     """
     recorder = Recorder(side.module or nn.Module())
-    run_side(side.plain, given, backward=backward, modes=[recorder], around=side.around)
+    run_side(side.plain, side.own_inputs(given), backward=backward, modes=[recorder], around=side.around)
     added = _errors_by_line(recorder.trace)
     if not added:
         return None

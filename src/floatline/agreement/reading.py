@@ -66,13 +66,18 @@ class Reading:
 
     def _farther_side(self) -> Literal["A", "B", ""]:
         """The side that is farther in roundings of its formats, and in numbers, too."""
-        if self.b > self.a and self.excess_b > max(_EXPLAINED, FARTHER * self.excess_a):
+        if self.b > max(self.a, self.floor) and self.excess_b > max(_EXPLAINED, FARTHER * self.excess_a):
             return "B"
-        return "A" if self.a > self.b and self.excess_a > max(_EXPLAINED, FARTHER * self.excess_b) else ""
+        far = self.a > max(self.b, self.floor) and self.excess_a > max(_EXPLAINED, FARTHER * self.excess_b)
+        return "A" if far else ""
 
     def _wrong_sides(self) -> list[str]:
-        """Sides that rounding does not explain; none where both are off by the same numbers: they do agree."""
-        off = [name for name, excess in (("A", self.excess_a), ("B", self.excess_b)) if not excess <= WRONG]
+        """Sides that rounding does not explain; none where both are off by the same numbers: they do agree.
+
+        What is no farther from FP32 than FP32 is from itself is not off, whatever it is made of.
+        """
+        sides = (("A", self.a, self.excess_a), ("B", self.b, self.excess_b))
+        off = [name for name, far, excess in sides if not excess <= WRONG and not far <= self.floor]
         return [] if len(off) == 2 and self.excess_apart <= WRONG else off
 
     @property

@@ -6,6 +6,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CellType
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,7 @@ from floatline.probe.watch.patches import unwrap
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 _SEED = 0
 _COTANGENT_SEED = 11
+_EMPTY_CELL = CellType()
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class Side:
             weights: Values to take instead of its own, by name.
         """
         if self.module is None:
-            return self.plain
+            return _with_modules(self.plain, dtype)
         changed = copy.deepcopy(self.module).to(dtype)
         with torch.no_grad():
             for name, parameter in changed.named_parameters():
@@ -136,9 +138,59 @@ class Side:
                     parameter.copy_(weights[name])
         return changed
 
+    def formats(self) -> set[torch.dtype]:
+        """Formats of its weights."""
+        weights = self.module.parameters() if self.module is not None else ()
+        return {weight.dtype for weight in weights if weight.is_floating_point()}
+
+    def own_inputs(self, given: Given) -> Given:
+        """The arguments in the format of its weights, where that is one of 16 bits: it would take no other."""
+        formats = self.formats()
+        narrow = len(formats) == 1 and formats <= {torch.float16, torch.bfloat16}
+        return given.fresh(formats.pop(), tracked=False) if narrow else given
+
     def num_elements(self) -> int:
         """How many weights it has."""
         return 0 if self.module is None else sum(p.numel() for p in self.module.parameters())
+
+
+def _with_modules(function: Callable[..., Any], dtype: torch.dtype) -> Callable[..., Any]:
+    """A function that runs with the modules that it refers to in another format; they are put back after each call."""
+    modules = _find_modules(function)
+    if not modules:
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        tensors = [t for module in modules for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+        before = [tensor.data for tensor in tensors]
+        try:
+            for tensor, old in zip(tensors, before, strict=True):
+                tensor.data = old.to(dtype)
+            return function(*args, **kwargs)
+        finally:
+            for tensor, old in zip(tensors, before, strict=True):
+                tensor.data = old
+
+    return run
+
+
+def _find_modules(function: Any, depth: int = 3) -> list[nn.Module]:
+    """Modules in the closure, the defaults, the bound arguments and the global names of a function."""
+    code = getattr(function, "__code__", None)
+    names = cast("tuple[str, ...]", getattr(code, "co_names", ()))
+    held: list[Any] = [
+        *(cell.cell_contents for cell in getattr(function, "__closure__", None) or () if cell != _EMPTY_CELL),
+        *(getattr(function, "__defaults__", None) or ()),
+        *(getattr(function, "__globals__", {}).get(name) for name in names),
+        *(getattr(function, "args", ()) if hasattr(function, "func") else ()),  # of functools.partial
+        getattr(function, "__self__", None),
+        getattr(function, "func", None),
+    ]
+    modules = [value for value in held if isinstance(value, nn.Module)]
+    if depth:
+        functions = [value for value in held if callable(value) and not isinstance(value, nn.Module | type)]
+        modules += [module for value in functions for module in _find_modules(value, depth - 1)]
+    return list(dict.fromkeys(modules))
 
 
 def find_unrounded(a: Side, b: Side) -> dict[str, Tensor]:
