@@ -34,7 +34,7 @@ class GraphPart:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _SeenGraphs:
     graph: fx.GraphModule
     values: tuple[Any, ...]
 
@@ -55,7 +55,9 @@ def find_smallest(plain: Callable[..., Any], given: Given, compiler: Compiler, *
         values = _run_all(seen)
         calls = _calls(seen.graph)
 
-        def judge(start: int, end: int, seen: _Seen = seen, values: Mapping[fx.Node, Any] = values) -> GraphPart | None:
+        def judge(
+            start: int, end: int, seen: _SeenGraphs = seen, values: Mapping[fx.Node, Any] = values
+        ) -> GraphPart | None:
             return _judge(seen.graph, values, start, end, compiler, backward=backward)
 
         part = judge(0, len(calls))
@@ -82,14 +84,14 @@ def find_smallest(plain: Callable[..., Any], given: Given, compiler: Compiler, *
     return None
 
 
-def _capture(plain: Callable[..., Any], given: Given, *, backward: bool) -> list[_Seen]:
+def _capture(plain: Callable[..., Any], given: Given, *, backward: bool) -> list[_SeenGraphs]:
     """The graphs of one run, with what each was called with."""
-    found: list[_Seen] = []
+    found: list[_SeenGraphs] = []
 
     def note(graph: fx.GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
         def run(*values: Any) -> Any:
             kept = tuple(v.detach().clone().requires_grad_(v.requires_grad) if _is_float(v) else v for v in values)
-            found.append(_Seen(graph, kept))
+            found.append(_SeenGraphs(graph, kept))
             return graph(*values)
 
         return run
@@ -103,7 +105,7 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def _run_all(seen: _Seen) -> dict[fx.Node, Any]:
+def _run_all(seen: _SeenGraphs) -> dict[fx.Node, Any]:
     """The value of every node."""
     values: dict[fx.Node, Any] = {}
 
