@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from floatline.report.chart import draw_step, marks_of
 from floatline.report.document.document import Drawing
+from floatline.report.document.format_scale import TOP, FormatScale
 from floatline.report.validation.drawings import frame
 
 if TYPE_CHECKING:
     from floatline.diagnosis.headroom.step_rows import Row, Span
 
-_ROW, _TOP, _STRIP = 50, 40, 20
-_ROOM = 0.075  # beyond the limits, as a share of what is between them
+_ROW, _STRIP = 50, 20
 _LONGEST = 22  # characters of a name that leave room for the words at the end of the line, on a phone too
 _COLUMNS = 96  # of the same picture in characters
 
@@ -31,31 +31,16 @@ def draw_step_ranges(rows: Sequence[Row]) -> Drawing | None:
     shown = rows_that_matter(rows)
     if not shown:
         return None
-    floor, normal, ceiling = (exponent for exponent, _ in marks_of(shown[0].format))
-    room = _ROOM * (ceiling - floor)
-    first, last = floor - room, ceiling + room
-
-    def at(exponent: float) -> float:
-        return 100 * (min(max(exponent, first), last) - first) / (last - first)
-
-    body: list[str] = []
-    for exponent, word in ((floor, "floor"), (normal, "subnormal"), (ceiling, "ceiling")):
-        x = f"{at(exponent):.2f}%"
-        body.append(f'<text class="muted" x="{x}" y="13" text-anchor="middle">{word}</text>')
-        body.append(f'<text x="{x}" y="29" text-anchor="middle">2^{exponent}</text>')
-    zones = ((first, floor, "bad"), (floor, normal, "warn"), (normal, ceiling, "good"), (ceiling, last, "bad"))
+    scale = FormatScale([exponent for exponent, _ in marks_of(shown[0].format)])
+    body = scale.head()
     for number, row in enumerate(shown):
-        y = _TOP + _ROW * number
+        y = TOP + _ROW * number
         body += _labels(row, y + 14)
-        body += [
-            f'<rect class="zone {kind}" x="{at(low):.2f}%" y="{y + 20}" width="{at(high) - at(low):.2f}%" '
-            f'height="{_STRIP}"/>'
-            for low, high, kind in zones
-        ]
+        body += scale.zones(y + 20, _STRIP)
         for place, span in ((y + 26, row.forward), (y + 34, row.backward)):
-            body += _bar(span, place, at, (first, last))
+            body += _bar(span, place, scale)
     summary = f"The step in {shown[0].format.name}: {'; '.join(f'{_name(row)}: {_words(row)}' for row in shown)}."
-    svg = frame(body, height=_TOP + _ROW * len(shown), summary=summary)
+    svg = frame(body, height=TOP + _ROW * len(shown), summary=summary)
     return Drawing(svg, summary, plain=draw_step(rows, width=_COLUMNS).plain)
 
 
@@ -71,7 +56,7 @@ def _labels(row: Row, y: float) -> list[str]:
     ]
 
 
-def _bar(span: Span | None, y: float, at: Callable[[float], float], ends: tuple[float, float]) -> list[str]:
+def _bar(span: Span | None, y: float, scale: FormatScale) -> list[str]:
     """What one pass wrote; beyond the limits, what FP32 has there."""
     if span is None:
         return []
@@ -79,10 +64,10 @@ def _bar(span: Span | None, y: float, at: Callable[[float], float], ends: tuple[
     top = max(span.largest, span.reach if lost else 0.0)
     if not top or not math.isfinite(top):
         return []
-    low = ends[0] if span.state == "sinks" else math.log2(min(span.smallest, top))
-    high = ends[1] if span.state == "overflows" else math.log2(top)
+    low = scale.ends[0] if span.state == "sinks" else math.log2(min(span.smallest, top))
+    high = scale.ends[1] if span.state == "overflows" else math.log2(top)
     tone = "good" if span.state == "fits" else "bad"
-    left, right = at(low), max(at(high), at(low) + 0.5)
+    left, right = scale.at(low), max(scale.at(high), scale.at(low) + 0.5)
     return [f'<line class="bar {tone}" x1="{left:.2f}%" x2="{right:.2f}%" y1="{y}" y2="{y}"/>']
 
 

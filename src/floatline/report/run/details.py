@@ -10,12 +10,12 @@ from dataclasses import replace
 from floatline.formats import Format
 from floatline.report.chart import marks_of
 from floatline.report.document.document import Block, Drawing, Part, Table, Tone, Words
+from floatline.report.document.format_scale import TOP, FormatScale
 from floatline.report.run.facts import LayerFacts, RunFacts
 from floatline.report.run.texts import UNKNOWN, headroom_of, show_number, show_scale, tone_of, trouble_of
 from floatline.report.validation.drawings import frame
 
-_ROW, _TOP, _STRIP = 46, 40, 16
-_ROOM = 0.075  # beyond the limits, as a share of what is between them
+_ROW, _STRIP = 46, 16
 _LONGEST = 24  # characters of a name that leave room for the words at the end of the line, on a phone too
 
 
@@ -27,33 +27,16 @@ def layers_svg(layers: Sequence[LayerFacts], fmt: Format, *, summary: str) -> st
         fmt: The format.
         summary: The same in words.
     """
-    floor, normal, ceiling = (exponent for exponent, _ in marks_of(fmt))
-    room = _ROOM * (ceiling - floor)
-    first, last = floor - room, ceiling + room
-
-    def at(exponent: float) -> float:
-        return 100 * (min(max(exponent, first), last) - first) / (last - first)
-
-    body: list[str] = []
-    for exponent, word in ((floor, "floor"), (normal, "subnormal"), (ceiling, "ceiling")):
-        x = f"{at(exponent):.2f}%"
-        body.append(f'<text class="muted" x="{x}" y="13" text-anchor="middle">{word}</text>')
-        body.append(f'<text x="{x}" y="29" text-anchor="middle">2^{exponent}</text>')
-    zones = ((first, floor, "bad"), (floor, normal, "warn"), (normal, ceiling, "good"), (ceiling, last, "bad"))
+    scale = FormatScale([exponent for exponent, _ in marks_of(fmt)])
+    body = scale.head()
     for number, layer in enumerate(layers):
-        y = _TOP + _ROW * number
+        y = TOP + _ROW * number
         body += _labels(layer, y + 14)
-        body += [
-            f'<rect class="zone {kind}" x="{at(low):.2f}%" y="{y + 20}" width="{at(high) - at(low):.2f}%" '
-            f'height="{_STRIP}"/>'
-            for low, high, kind in zones
-        ]
-        body += [
-            f'<line class="mark" x1="{at(limit):.2f}%" x2="{at(limit):.2f}%" y1="{y + 20}" y2="{y + 20 + _STRIP}"/>'
-            for limit in (floor, normal, ceiling)
-        ]
-        body += _track(layer, y + 20 + _STRIP / 2, at)
-    return frame(body, height=_TOP + _ROW * len(layers), summary=summary)
+        body += scale.zones(y + 20, _STRIP)
+        for x in map(scale.at, scale.limits):
+            body.append(f'<line class="mark" x1="{x:.2f}%" x2="{x:.2f}%" y1="{y + 20}" y2="{y + 20 + _STRIP}"/>')
+        body += _track(layer, y + 20 + _STRIP / 2, scale.at)
+    return frame(body, height=TOP + _ROW * len(layers), summary=summary)
 
 
 def _labels(layer: LayerFacts, y: float) -> list[str]:
