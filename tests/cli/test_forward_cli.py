@@ -84,7 +84,7 @@ def test_a_model_directory_is_looked_at_on_the_tokens_of_a_file(tmp_path):
         max_position_embeddings=32,
     )  # fmt: skip
     transformers.LlamaForCausalLM(config).bfloat16().save_pretrained(tmp_path / "model")
-    (tmp_path / "tokens").write_text("1 2 3 4 5\n")
-    result = invoke("--model", str(tmp_path / "model"), "--tokens", str(tmp_path / "tokens"), "--format", "json")
+    (tmp_path / "tokens.json").write_text("[1, 2, 3, 4, 5]\n")
+    result = invoke("--model", str(tmp_path / "model"), "--tokens", str(tmp_path / "tokens.json"), "--format", "json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["outputs"][0]["matches"][0]["name"] == "logits"

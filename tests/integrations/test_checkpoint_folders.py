@@ -9,7 +9,7 @@ from floatline.errors import FoldError
 from floatline.folding.scale_fold import fold
 from floatline.integrations.transformers import checkpoint_fits
 from floatline.integrations.transformers.checkpoint_fits import fit_checkpoints
-from floatline.integrations.transformers.checkpoint_folders import load_checkpoint, save_folded
+from floatline.integrations.transformers.checkpoint_folders import load_checkpoint, open_model, save_folded
 
 transformers = pytest.importorskip("transformers")
 SMALL = {
@@ -61,6 +61,26 @@ def test_a_folded_checkpoint_is_loaded_by_transformers_and_computes_the_same_bit
     assert config["rms_norm_eps"] == checkpoint.model.config.rms_norm_eps * 2.0**-6
     assert config["dtype"] == "bfloat16"
     assert json.loads((tmp_path / "out" / "fold.json").read_text())["verdict"] == "folded"
+
+
+def test_a_model_comes_with_the_dtype_that_its_checkpoint_has_unless_another_is_asked_for(tmp_path, tokens):
+    folder = save(tmp_path / "model")
+    model, inputs = open_model(folder, tokens)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert inputs["input_ids"].tolist() == [[1, 5, 9, 2], [1, 7, 8, 3]]
+    wide, _ = open_model(folder, tokens, dtype=torch.float32)
+    assert {p.dtype for p in wide.parameters()} == {torch.float32}
+
+
+def test_code_of_a_folder_is_not_run(tmp_path, tokens):
+    folder = save(tmp_path / "model")
+    fields = json.loads((folder / "config.json").read_text())
+    fields |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.EvilConfig", "AutoModelForCausalLM": "evil.Evil"}}
+    (folder / "config.json").write_text(json.dumps(fields | {"architectures": ["Evil"]}))
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    with pytest.raises(FoldError, match="has no model 'Evil'"):
+        open_model(folder, tokens)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_code_and_pickles_of_a_folder_are_left_behind(tmp_path, tokens):

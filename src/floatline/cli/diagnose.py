@@ -95,7 +95,8 @@ def diagnose(
         typer.Option("--model", metavar="FOLDER", help="With --forward, a transformers model instead of a target."),
     ] = None,
     tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="FILE", help="With --model, token ids of the prompts it reads.")
+        str | None,
+        typer.Option("--tokens", metavar="FILE", help="With --model, token ids as JSON, or a text for its tokenizer."),
     ] = None,
 ) -> None:
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.

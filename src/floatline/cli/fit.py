@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.fold import MarginOption, TokensOption
 from floatline.cli.output import FormatOption, OutputFormat, print_json, show_progress, text_console
 
@@ -26,7 +27,10 @@ def fit(
     """
     from floatline.integrations.transformers.checkpoint_fits import fit_checkpoints
 
-    with show_progress(logs=True) as progress:
+    with (
+        saying_how_to_go_on(f"Rows that are finished are in {log}: the same command goes on."),
+        show_progress() as progress,
+    ):
         rows = fit_checkpoints(folder, tokens, margin=margin, log=log, progress=progress)
     if output is OutputFormat.json:
         print_json({"folder": folder, "checkpoints": [{k: v for k, v in row.items() if k != "key"} for row in rows]})

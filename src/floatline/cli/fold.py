@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import FormatOption, OutputFormat, print_json, show_progress, text_console
 
 TokensOption = Annotated[
@@ -38,7 +39,7 @@ def fold(
 
     if Path(out).exists():
         raise typer.BadParameter(f"--out '{out}' exists. Name a new folder.")
-    with show_progress() as progress:
+    with saying_how_to_go_on("Nothing was written: the same command begins again."), show_progress() as progress:
         progress(f"loading {folder}")
         checkpoint = load_checkpoint(folder, tokens)
         progress("folding, and running both models")

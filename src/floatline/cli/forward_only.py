@@ -63,12 +63,12 @@ def _diagnose_target(target: str, options: ForwardOptions) -> ForwardDiagnosis:
 
 def _diagnose_checkpoint(folder: str, tokens: str, options: ForwardOptions) -> ForwardDiagnosis:
     from floatline.diagnosis.forward.forward_diagnosis import diagnose_captured
-    from floatline.integrations.checkpoints import load_checkpoint
+    from floatline.integrations.transformers.checkpoint_folders import open_model
     from floatline.probe.steps.captured_forward import capture_forward
 
     with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
         show("loading the model")
-        step = capture_forward(*load_checkpoint(folder, tokens))
+        step = capture_forward(*open_model(folder, tokens))
         return diagnose_captured(step, folder, searches=options.searches, on_progress=show, trace_path=options.trace)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import FormatOption, OutputFormat, SeedOption, print_json, show_progress, text_console
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def parity(
 
     if compiled == (b is not None):
         raise typer.BadParameter("Give B, or --compiled for what torch.compile makes of A: one of both.")
-    with show_progress(logs=True) as tell:
+    with saying_how_to_go_on("Nothing is kept: the same command begins again."), show_progress() as tell:
         found = _compare(
             a,
             b,

@@ -1,5 +1,6 @@
 """The axis of a format's limits: percent from end to end, and a strip without gaps."""
 
+import itertools
 import re
 
 import pytest
@@ -27,7 +28,7 @@ def test_the_zones_of_a_strip_meet_and_fill_it():
     ]
     assert len(found) == 4
     assert found[0][0] == 0.0
-    for (left, width), (following, _) in zip(found, found[1:], strict=False):
+    for (left, width), (following, _) in itertools.pairwise(found):
         assert left + width == pytest.approx(following, abs=0.02)
     assert sum(found[-1]) == pytest.approx(100.0, abs=0.02)
 

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,11 +44,21 @@ class Checkpoint:
 
 
 def load_checkpoint(folder: str | Path, tokens: str | Path) -> Checkpoint:
-    """Load a checkpoint: safetensors only, in FP32, with the tokens of a file.
+    """Load a checkpoint in FP32, with the tokens of a file and the settings of its epsilons; see `open_model`."""
+    model, inputs = open_model(folder, tokens, dtype=torch.float32)
+    model.config.dtype = _stored_dtype(Path(folder))
+    return Checkpoint(Path(folder), model, inputs, find_eps_settings(model))
+
+
+def open_model(
+    folder: str | Path, tokens: str | Path, *, dtype: torch.dtype | Literal["auto"] = "auto"
+) -> tuple[Any, dict[str, Any]]:
+    """A model and the arguments of its forward pass: from safetensors only; no code of the folder is run.
 
     Args:
         folder: A folder with config.json and safetensors files.
         tokens: A JSON file with token ids, as a list or a list of lists; or a text, where the folder has a tokenizer.
+        dtype: Of the weights; 'auto' leaves them as the checkpoint has them.
 
     Raises:
         FoldError: Something cannot be read, or the model takes no tokens.
@@ -59,16 +69,17 @@ def load_checkpoint(folder: str | Path, tokens: str | Path) -> Checkpoint:
     if not list(folder.glob("*.safetensors")):
         raise FoldError(f"'{folder}' has no .safetensors file. Save the model there with safetensors.")
     kind = _find_class(folder)
-    model = _load(kind, folder)
+    model = _load(kind, folder, dtype)
     if model.main_input_name != "input_ids":
         raise FoldError(
-            f"{kind.__name__} takes {model.main_input_name}, not tokens. Use floatline.fold(model, inputs) in Python."
+            f"{kind.__name__} takes {model.main_input_name}, not tokens. Give it inputs of its own from Python: "
+            "fl.fold takes a model, and diagnose --forward a file with forward(seed)."
         )
     ids = read_tokens(tokens, folder, vocabulary=model.get_input_embeddings().num_embeddings)
     inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids
-    return Checkpoint(folder, model, inputs, find_eps_settings(model))
+    return model, inputs
 
 
 def read_tokens(path: str | Path, folder: Path, *, vocabulary: int) -> Tensor:
@@ -190,7 +201,7 @@ def save_folded(checkpoint: Checkpoint, folded: Fold, out: str | Path) -> float:
                 if path.is_file() and path.suffix in _COPIED and not is_index and not (draft / path.name).exists():
                     shutil.copyfile(path, draft / path.name)
             write_whole(draft / "fold.json", json.dumps(folded.as_json(), indent=2, allow_nan=False))
-            written = _load(type(checkpoint.model), draft)
+            written = _load(type(checkpoint.model), draft, torch.float32)
             difference = relative_error(
                 run_quietly(written, checkpoint.inputs), run_quietly(checkpoint.model, checkpoint.inputs)
             )
@@ -256,14 +267,13 @@ def _without_bars() -> Generator[None]:
             logging.enable_progress_bar()
 
 
-def _load(kind: Any, folder: Path) -> Any:
+def _load(kind: Any, folder: Path, dtype: torch.dtype | str) -> Any:
     try:
         with _without_bars():
-            model = kind.from_pretrained(folder, use_safetensors=True, local_files_only=True, dtype=torch.float32)
+            model = kind.from_pretrained(folder, use_safetensors=True, local_files_only=True, dtype=dtype)
     except Exception as error:
         said = (str(error).splitlines() or [""])[0]
         raise FoldError(f"'{folder}' cannot be loaded: {type(error).__name__}: {said}") from error
-    model.config.dtype = _stored_dtype(folder)
     return model.eval()
 
 
