@@ -203,9 +203,10 @@ def make_cnn():
 
 
 def test_a_gradient_that_is_0_but_for_rounding_is_no_difference():
-    """That of the bias before a batch norm."""
+    """That of the bias before a batch norm; x86's own batch norm in half may be farther off than one rounding."""
     found = compare(make_cnn(), make_cnn().half(), torch.randn(4, 3, 10, 10))
-    assert found.verdict == "agree", found
+    assert "0.bias" in {reading.name for reading in found.readings}
+    assert all(reading.verdict == "agree" for reading in found.readings), found
 
 
 def test_a_function_around_a_module_is_that_module():

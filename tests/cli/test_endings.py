@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from floatline.cli import diagnose, manifest, replay, rescue, train, validate
+from floatline.cli import diagnose, explain, fit, fold, manifest, parity, replay, rescue, train, validate
 from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.main import app
 
@@ -53,6 +53,10 @@ def test_a_thread_has_no_handler_and_ends_as_it_did(capsys):
         (replay, ["replay", "bundle"]),
         (validate, ["validate", "net.py"]),
         (train, ["train", "net.py"]),
+        (manifest, ["manifest", "--", "python", "net.py"]),
+        (fold, ["fold", "model", "--tokens", "ids.json", "--out", "folded"]),
+        (fit, ["fit", "models", "--tokens", "ids.json"]),
+        (parity, ["parity", "a.py", "b.py"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -72,4 +76,4 @@ def test_every_long_command_has_a_word(module, words, monkeypatch, tmp_path):
 
 
 def test_a_command_that_has_none_would_be_found():
-    assert not hasattr(manifest, "saying_how_to_go_on")
+    assert not hasattr(explain, "saying_how_to_go_on")

@@ -126,3 +126,14 @@ def test_any_text_is_read_without_an_error(text):
         for one in document.settings.values():
             assert 1 <= one.line <= text.count("\n") + 1
             assert one.column >= 1
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_progress_counts_every_file_whether_it_can_be_read_or_not(jobs, tmp_path):
+    for number in range(60):
+        (tmp_path / f"{number}.py").write_text("x = 1\n" if number else "x = (\n")
+    told = []
+    result = lint_paths([tmp_path], settings=Settings(), jobs=jobs, on_progress=lambda *counts: told.append(counts))
+    assert len(told) > 1 and told == sorted(told)
+    assert told[-1] == (60, 60)
+    assert result.num_lines == 60

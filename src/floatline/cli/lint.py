@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from floatline.cli.output import print_json, show_waiting, text_console
+from floatline.cli.output import print_json, show_share, text_console
 
 if TYPE_CHECKING:
     from floatline.lint import LintFinding, LintResult
@@ -95,8 +95,8 @@ def lint(
     settings = _settings(given[0], select or [], ignore or [], on, baseline)
     settings = replace(settings, half=settings.half or half)
     started = time.perf_counter()
-    with show_waiting(f"reading {', '.join(map(str, given))}"):
-        result = lint_paths(given, settings=settings, fix=fix or diff, unsafe=unsafe_fixes, jobs=jobs)
+    with show_share(f"reading {', '.join(map(str, given))}") as show:
+        result = lint_paths(given, settings=settings, fix=fix or diff, unsafe=unsafe_fixes, jobs=jobs, on_progress=show)
     seconds = time.perf_counter() - started
     known = settings.root / settings.baseline if settings.baseline else None
     findings = list(result.findings)

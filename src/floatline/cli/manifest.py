@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import COMMAND, AsDevice, FormatOption, OutputFormat, print_json, text_console
 
 if TYPE_CHECKING:
@@ -75,12 +76,14 @@ def _measure(
 ) -> tuple[Manifest, ...]:
     from floatline.manifests.script import measure_script
 
-    return measure_script(
-        context.meta[COMMAND],
-        steps=steps,
-        keep_stdout=output is OutputFormat.json,
-        as_device="cuda" if as_device is AsDevice.cuda else None,
-    )
+    typer.echo(f"floatline: running the script until its step {steps} is applied and measured", err=True)
+    with saying_how_to_go_on("Nothing was measured: the same command begins again."):
+        return measure_script(
+            context.meta[COMMAND],
+            steps=steps,
+            keep_stdout=output is OutputFormat.json,
+            as_device="cuda" if as_device is AsDevice.cuda else None,
+        )
 
 
 def _print(ranks: tuple[Manifest, ...], differences: tuple[str, ...], expect: str | None, output: OutputFormat) -> None:

@@ -115,6 +115,24 @@ def show_waiting(text: str) -> contextlib.AbstractContextManager[object]:
 
 
 @contextlib.contextmanager
+def show_share(text: str) -> Generator[Callable[[int, int], None]]:
+    """How many of all are done, and the time to go, on stderr; only on a terminal."""
+    import sys
+
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(escape(text), total=None)
+        yield lambda done, of: bar.update(task, completed=done, total=of)
+
+
+@contextlib.contextmanager
 def show_progress() -> Generator[Callable[[str], None]]:
     """What is being done, on stderr: one line that changes on a terminal, elsewhere a line for each stage."""
     from rich.console import Console

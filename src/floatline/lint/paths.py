@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +66,7 @@ def lint_paths(
     fix: bool = False,
     unsafe: bool = False,
     jobs: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> LintResult:
     """Look at files and folders. Nothing is written.
 
@@ -76,6 +77,7 @@ def lint_paths(
         fix: Whether safe rewrites are worked out too; they are in `changes`.
         unsafe: Whether others are as well.
         jobs: Processes; None is as many as there are cores, and one for few files.
+        on_progress: Called with the number of files that were read, and of all, on the way.
 
     Raises:
         LintError: A path is not there, or a setting names no rule.
@@ -87,14 +89,11 @@ def lint_paths(
     jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
     neighbours = LintedTree(files)
     task = _Task(tuple(rules), hardware, neighbours)
-    if jobs <= 1:
-        parts = [task(files)]
-    else:
-        # Many small shares: a folder of large files does not keep one process busy alone.
-        size = max(1, len(files) // (jobs * 8))
-        shares = [files[start : start + size] for start in range(0, len(files), size)]
-        with ProcessPoolExecutor(jobs) as pool:
-            parts = list(pool.map(task, shares))
+    parts: list[_Part] = []
+    for part in _in_shares(task, files, jobs):
+        parts.append(part)
+        if on_progress is not None:
+            on_progress(sum(one.num_given for one in parts), len(files))
     found = [one for part in parts for one in part.found]
     telling = Telling(
         half=settings.half,
@@ -162,6 +161,18 @@ def _is_excluded(file: str, exclude: Sequence[str], root: Path | None) -> bool:
     return any(fnmatch.fnmatch(name, pattern) for pattern in patterns)
 
 
+def _in_shares(task: _Task, files: Sequence[str], jobs: int) -> Iterator[_Part]:
+    """What each share of the files has, in their order."""
+    # Many small shares: a folder of large files does not keep one process busy alone.
+    size = max(1, len(files) // (jobs * 8)) if jobs > 1 else _FILES_FOR_A_PROCESS // 8
+    shares = [files[start : start + size] for start in range(0, len(files), size)]
+    if jobs <= 1:
+        yield from map(task, shares)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(task, shares)
+
+
 def _find_hardware(name: str) -> Hardware | None:
     if not name:
         return None
@@ -174,6 +185,7 @@ def _find_hardware(name: str) -> Hardware | None:
 class _Part:
     """What one process found in its share of the files."""
 
+    num_given: int
     found: list[LintFinding] = field(default_factory=list[LintFinding])
     num_files: int = 0
     num_lines: int = 0
@@ -192,7 +204,7 @@ class _Task:
     neighbours: LintedTree
 
     def __call__(self, files: Sequence[str]) -> _Part:
-        part = _Part()
+        part = _Part(len(files))
         for file in files:
             self._read(file, part)
         return part
