@@ -32,6 +32,7 @@ class Net(nn.Module):
         return torch.log_softmax(x, dim=-1)
 
 
+PLENTY = 36000.0  # seconds: on a busy machine a step takes what it takes
 FAULTS = {"overflow": "product-overflow", "log of zero": "rounded-onto-singularity", "bad data": "bad-input-data"}
 
 
@@ -67,7 +68,7 @@ def train(on_failure=None, *, fault="", at=(5, 6, 7, 12), steps=16, folder=None,
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_cause_is_named_once_with_its_line(fault, tmp_path):
-    diagnoser = Diagnoser()
+    diagnoser = Diagnoser(budget=PLENTY)
     summary, applied, _, _ = train(diagnoser, fault=fault, folder=tmp_path / "run")
     assert applied.count(False) == 4
     assert [(named.attempt, named.finding.cause.id) for named in diagnoser.named] == [(5, FAULTS[fault])]
@@ -78,7 +79,7 @@ def test_the_cause_is_named_once_with_its_line(fault, tmp_path):
 
 
 def test_the_line_is_the_planted_one():
-    diagnoser = Diagnoser()
+    diagnoser = Diagnoser(budget=PLENTY)
     train(diagnoser, fault="log of zero")
     source = Path(__file__).read_text().splitlines()
     assert "torch.log(torch.softmax" in source[diagnoser.named[0].finding.line - 1]
@@ -86,7 +87,7 @@ def test_the_line_is_the_planted_one():
 
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_the_run_is_bit_for_bit_that_without_the_hook(fault):
-    _, applied, left, _ = train(Diagnoser(), fault=fault)
+    _, applied, left, _ = train(Diagnoser(budget=PLENTY), fault=fault)
     _, expected_applied, expected, _ = train(fault=fault, hook=False)
     assert applied == expected_applied
     for one, other in zip(left, expected, strict=True):
@@ -103,7 +104,7 @@ def test_the_check_above_can_fail():
 
 
 def test_a_healthy_run_is_not_looked_at():
-    diagnoser = Diagnoser()
+    diagnoser = Diagnoser(budget=PLENTY)
     summary, applied, _, _ = train(diagnoser)
     assert all(applied)
     assert diagnoser.seconds == 0.0
@@ -121,7 +122,7 @@ def test_a_budget_of_0_names_nothing_and_says_why_once():
 
 def test_a_run_of_several_processes_is_left_alone(monkeypatch):
     monkeypatch.setattr("floatline.diagnosis.diagnoser.num_processes", lambda group: 4)
-    diagnoser = Diagnoser()
+    diagnoser = Diagnoser(budget=PLENTY)
     summary, _, _, _ = train(diagnoser, fault="bad data")
     assert diagnoser.named == []
     assert summary.count("not diagnosed: 4 processes train together") == 2  # the last event, and its own line
@@ -159,7 +160,7 @@ def test_a_scale_search_is_no_failure():
 def test_a_gradient_that_no_scale_can_hold_is_named():
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    diagnoser = Diagnoser()
+    diagnoser = Diagnoser(budget=PLENTY)
     guard = fl.Guard(
         model, fl.optim.SGD(model.parameters(), lr=1e-3), plan="fp16-mixed", policy="balanced", on_failure=diagnoser
     )
@@ -192,7 +193,7 @@ def test_a_step_that_is_read_late_has_its_own_batch_and_buffers():
 
 
 def test_a_step_that_is_read_late_is_named_all_the_same():
-    diagnoser = Diagnoser()
+    diagnoser = Diagnoser(budget=PLENTY)
     _, _, left, _ = train(diagnoser, fault="overflow", late=4)
     assert [named.finding.cause.id for named in diagnoser.named] == ["product-overflow"]
     _, _, expected, _ = train(fault="overflow", late=4, hook=False)
@@ -210,7 +211,7 @@ def test_a_hook_that_raises_is_noted_and_the_run_goes_on():
 
 
 def test_a_named_step_is_written_as_a_bundle(tmp_path):
-    diagnoser = Diagnoser(folder=tmp_path / "bundles", with_data=True)
+    diagnoser = Diagnoser(budget=PLENTY, folder=tmp_path / "bundles", with_data=True)
     train(diagnoser, fault="bad data")
     read = read_bundle(tmp_path / "bundles" / "step-00000005")
     assert diagnoser.named[0].bundle == (tmp_path / "bundles" / "step-00000005").absolute()
@@ -219,7 +220,7 @@ def test_a_named_step_is_written_as_a_bundle(tmp_path):
 
 
 def test_weights_that_are_broken_already_are_said():
-    diagnoser = Diagnoser()
+    diagnoser = Diagnoser(budget=PLENTY)
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     guard = fl.Guard(model, fl.optim.SGD(model.parameters(), lr=1e-3), plan="bf16-mixed", on_failure=diagnoser)
@@ -258,7 +259,7 @@ def test_on_a_gpu_a_failed_step_is_named_and_the_run_is_the_same():
             guard.step(compute_loss, (x, x[:, :4].argmax(1), 1e5 if number in (5, 14) else 1.0))
         return guard.summary(), [p.detach().clone() for p in model.parameters()]
 
-    diagnoser = Diagnoser()
+    diagnoser = Diagnoser(budget=PLENTY)
     summary, weights = run(diagnoser)
     assert [named.finding.cause.family for named in diagnoser.named] == ["range"], summary
     _, expected = run(None)

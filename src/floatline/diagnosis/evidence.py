@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from floatline.base.stopwatch import Stopwatch
 from floatline.diagnosis.beside_fp32 import StepErrors
 from floatline.diagnosis.gaps import Shown
 from floatline.errors import TargetError
@@ -71,12 +71,12 @@ class Evidence:
         if key not in self.traces:
             self.on_progress(f"recording step {step}" + (" in FP32" if precision else ""))
             self.traces[key] = None
-            began = time.perf_counter()
+            stopwatch = Stopwatch()
             with contextlib.suppress(TargetError):
                 self.traces[key] = trace_target(
                     self.target, step=step, steps=self.steps, seed=self.seed, precision=precision
                 )
-            self.seconds_of_trace = time.perf_counter() - began
+            self.seconds_of_trace = stopwatch.seconds
         return self.traces[key]
 
     @property

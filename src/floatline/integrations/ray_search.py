@@ -78,7 +78,7 @@ class _Replayer:
             capture_points(load_target(target), steps=steps, seed=seed),
             tolerance=Tolerance(),
             log=self._log,  # pyright: ignore[reportArgumentType]
-            deadline=math.inf,
+            budget=math.inf,
             on_replay=lambda: None,
         )
 

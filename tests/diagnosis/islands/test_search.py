@@ -141,7 +141,7 @@ def test_a_gradient_that_is_nothing_but_rounding_is_no_witness():
             return self.last(self.norm(self.first(x)))
 
     step = make_step(BiasBeforeNorm(), plan="bf16-mixed", scale=1.0)
-    judge = IslandJudge([step], tolerance=Tolerance(), log=SearchLog(None), deadline=math.inf, on_replay=lambda: None)
+    judge = IslandJudge([step], tolerance=Tolerance(), log=SearchLog(None), budget=math.inf, on_replay=lambda: None)
     noise = judge.noise(0)
     assert noise["first.bias"] > 0.5
     assert noise["last.weight"] < 0.1
@@ -153,7 +153,7 @@ def test_a_gradient_that_is_nothing_but_rounding_is_no_witness():
 @pytest.mark.parametrize("plan", ["fp16-mixed", "bf16-mixed"])
 def test_the_noise_foretells_the_error_of_a_healthy_step(plan):
     judge = IslandJudge(
-        [make_step(plan=plan)], tolerance=Tolerance(), log=SearchLog(None), deadline=math.inf, on_replay=list
+        [make_step(plan=plan)], tolerance=Tolerance(), log=SearchLog(None), budget=math.inf, on_replay=list
     )
     assert judge.noise(0)[""] / 4 < judge.outcome(0).error < 4 * judge.noise(0)[""]
 
@@ -161,7 +161,7 @@ def test_the_noise_foretells_the_error_of_a_healthy_step(plan):
 def test_the_noise_leaves_the_step_as_it_was():
     step = make_step()
     before = {name: tensor.clone() for name, tensor in step.state.captured.items()}
-    judge = IslandJudge([step], tolerance=Tolerance(), log=SearchLog(None), deadline=math.inf, on_replay=lambda: None)
+    judge = IslandJudge([step], tolerance=Tolerance(), log=SearchLog(None), budget=math.inf, on_replay=lambda: None)
     assert 0 < judge.noise(0)[""] < 0.05
     assert all(torch.equal(step.state.captured[name], tensor) for name, tensor in before.items())
 
@@ -241,7 +241,7 @@ def test_a_budget_that_ends_half_way_gives_the_best_set_so_far(monkeypatch):
     def replay(self, *args, **options):
         made.append(options.get("islands", ()))
         if made.count(()) < 99 and len([m for m in made if m]) > 2:
-            self._deadline = 0.0
+            self._budget = 0.0
         return real(self, *args, **options)
 
     monkeypatch.setattr(IslandJudge, "replay", replay)

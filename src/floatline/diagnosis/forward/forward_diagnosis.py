@@ -153,7 +153,7 @@ class _Explained:
 
 def _explain(evidence: ForwardEvidence, given: ForwardArm, tolerance: Tolerance, *, searches: bool) -> _Explained:
     step = cast("CapturedForward", evidence.forward)
-    judge = IslandJudge([step], tolerance=tolerance, log=SearchLog(None), deadline=math.inf, on_replay=lambda: None)
+    judge = IslandJudge([step], tolerance=tolerance, log=SearchLog(None), budget=math.inf, on_replay=lambda: None)
     findings, tried, island = find_loud(evidence), "", None
     fails = given.replay is None or not given.replay.finite
     apart = not fails and not judge.outcome(0).passes

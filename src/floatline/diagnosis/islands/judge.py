@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -13,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from floatline.base.json_values import encode_number
+from floatline.base.stopwatch import Stopwatch
 from floatline.diagnosis.detectors.loss_scale import best_factor
 from floatline.diagnosis.islands.errors import (
     ReplayOutcome,
@@ -57,7 +57,7 @@ class IslandJudge:
         steps: The steps.
         tolerance: How near to FP32.
         log: What is known already.
-        deadline: `time.perf_counter()` after which no replay begins.
+        budget: Seconds of work after which no replay begins.
         on_replay: Called before every replay.
         spread: Answers several questions at once elsewhere; what it does not answer is replayed here.
     """
@@ -68,7 +68,7 @@ class IslandJudge:
         *,
         tolerance: Tolerance,
         log: SearchLog,
-        deadline: float,
+        budget: float,
         on_replay: Callable[[], None],
         spread: ErrorSpread | None = None,
     ) -> None:
@@ -77,7 +77,8 @@ class IslandJudge:
         self.tolerance = tolerance
         self.num_replays = 0
         self.tried: dict[tuple[str, ...], bool] = {}
-        self._log, self._deadline, self._on_replay = log, deadline, on_replay
+        self._log, self._budget, self._on_replay = log, budget, on_replay
+        self._stopwatch = Stopwatch()
         self._order = list(range(len(self.steps)))
         self._wide: dict[int, Replay] = {}
         self._traces: dict[tuple[int, tuple[str, ...]], Trace] = {}
@@ -273,11 +274,11 @@ class IslandJudge:
 
     def replay(self, i: int, *, lines: Sequence[Line] = (), **options: Any) -> Replay:
         """One replay, if there is time for another as long as the last."""
-        if time.perf_counter() + self._last > self._deadline:
+        if self._stopwatch.seconds + self._last > self._budget:
             raise BudgetUsed
         self._on_replay()
         self.num_replays += 1
-        began = time.perf_counter()
+        stopwatch = Stopwatch()
         with contextlib.ExitStack() as stack:
             if lines:
                 stack.enter_context(LineIslands(lines))
@@ -285,7 +286,7 @@ class IslandJudge:
                     stack.enter_context(torch.compiler.set_stance("force_eager"))
             replay = self.steps[i].replay(**options)
         if not options.get("trace"):
-            self._last = time.perf_counter() - began
+            self._last = stopwatch.seconds
         return replay
 
 

@@ -97,7 +97,7 @@ class _Search:
             steps,
             tolerance=tolerance,
             log=log,
-            deadline=self._began + budget,
+            budget=budget,
             on_replay=self._report,
             spread=spread,
         )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from floatline.base.stopwatch import Stopwatch
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births, is_search, keep_harmful
 from floatline.diagnosis.detectors.loss_scale import ScaleOutcome, ScaleVerdict, best_factor
 from floatline.diagnosis.detectors.silent import find_damage
@@ -82,7 +82,7 @@ class Counterfactuals:
 
     def __init__(self, evidence: Evidence, *, budget: float) -> None:
         self._evidence = evidence
-        self._end = time.perf_counter() + budget
+        self._stopwatch, self._budget = Stopwatch(), budget
         self._left = MOST_REPLAYS
         self._left_out: list[str] = []  # what was not tried for want of time
 
@@ -93,7 +93,7 @@ class Counterfactuals:
 
     @property
     def _has_time(self) -> bool:
-        return time.perf_counter() + self._evidence.seconds_of_trace < self._end
+        return self._stopwatch.seconds + self._evidence.seconds_of_trace < self._budget
 
     def choose(self, findings: list[Finding]) -> Choice:
         """Order findings: one whose removal fixes everything first, then what stays wrong without it."""

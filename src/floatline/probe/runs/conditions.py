@@ -7,6 +7,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -171,19 +172,30 @@ def _on_path(folder: str) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def time_limit(seconds: float) -> Generator[None]:
-    """Interrupt a loop that calls nothing we watch, where this is the main thread of a Unix process."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
-        yield
-        return
+def time_limit(seconds: float) -> Generator[Callable[[], None]]:
+    """Interrupt a loop that goes on for so long without calling what it gets, on the main thread of a Unix process.
+
+    Elsewhere a loop is interrupted when it calls that too late.
+    """
+    end = time.monotonic() + seconds
+    armed = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
 
     def stop(*_: object) -> None:
         raise LimitReached
 
-    old = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    def go_on() -> None:
+        nonlocal end
+        if time.monotonic() > end:
+            raise LimitReached
+        end = time.monotonic() + seconds
+        if armed:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    old = signal.signal(signal.SIGALRM, stop) if armed else None
     try:
-        yield
+        go_on()
+        yield go_on
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+        if armed:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, old)

@@ -27,6 +27,7 @@ from floatline.probe.watch.watch import watch
 from floatline.workload import Target
 
 _STEPS = 40
+_MOST = 30  # times the limit of a step: what a whole run may take
 
 __all__ = ["Change", "Precision", "RunRecord", "replay_step", "run_target", "trace_target"]
 
@@ -61,7 +62,7 @@ def run_target(
         change: What is done otherwise, such as modules in FP32; its loss factor is for `replay_step` only.
         until: The last step that is of interest: the run ends after it.
         on_step: Called with the number of every step that begins.
-        limit: Seconds after which the run counts as endless.
+        limit: Seconds without a step after which the run counts as endless; with steps, 30 times as many.
 
     Returns:
         The record. An exception of the user's loop is in it, not raised.
@@ -70,29 +71,37 @@ def run_target(
         TargetError: The target cannot be built, trains no step, needs arguments, or does not end.
     """
     record = _new_record(target, precision)
-    tick = _make_tick(on_step, limit)
     began = time.perf_counter()
     change = change or Change()
     keep = _keep_islands(record, change)
     light = precision == "fp32"  # what the loop calls is seen in the run as it is
 
+    last = -1
+
     def follow() -> None:
-        tick(seen.step)
+        nonlocal last
+        if seen.step != last:
+            last = seen.step
+            go_on()
+            if time.perf_counter() - began > _MOST * limit:
+                raise LimitReached
+            if on_step is not None:
+                on_step(last)
         if until is not None and seen.step > until:
             raise _StepReached
 
     with prepared(target, precision, seed), changed(change, in_step=lambda: False), watch(light=light) as seen:
         seen.callbacks.forward = lambda module, _: keep(module)
         seen.callbacks.event = follow
-        with time_limit(limit):
+        with time_limit(limit) as go_on:
             try:
                 _run(target, record, seen, steps=steps, seed=seed)
             except _StepReached:
                 pass
             except LimitReached:
                 raise TargetError(
-                    f"Target '{target.text}' did not end in {limit:g} seconds ({seen.step} steps). "
-                    "Give it fewer steps, or a longer limit."
+                    f"Target '{target.text}' did not end: after {seen.step} steps in "
+                    f"{time.perf_counter() - began:.0f} seconds it was stopped. Give it fewer steps."
                 ) from None
     record.seconds = time.perf_counter() - began
     fill_record(record, seen)
@@ -218,20 +227,6 @@ def _new_record(target: Target, precision: Precision | None) -> RunRecord:
         precision=precision or "",
         file=code.co_filename if code else "",
     )
-
-
-def _make_tick(on_step: Callable[[int], None] | None, limit: float) -> Callable[[int], None]:
-    last, end = -1, time.monotonic() + limit
-
-    def tick(step: int) -> None:
-        nonlocal last
-        if time.monotonic() > end:
-            raise LimitReached
-        if step != last and on_step is not None:
-            on_step(step)
-        last = step
-
-    return tick
 
 
 def _run(target: Target, record: RunRecord, seen: Watch, *, steps: int | None, seed: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from floatline.base.stopwatch import Stopwatch
 from floatline.probe.scripts.last_forward import HeldForwards, has_room, replay_forward
 from floatline.probe.scripts.recording import BetweenSteps, Schedule, ScriptRecording, fails_by_state
 from floatline.probe.scripts.retries import ATTEMPTS, Retries
@@ -82,7 +82,7 @@ class StepCapture:
         self._seen = seen
         self._recording = ScriptRecording()
         self._last_step = self._applied_step = -1
-        self._clock = 0.0
+        self._stopwatch = Stopwatch()
         self._schedule = Schedule()
         self._held = HeldForwards()
         self._before: Weights | None = None
@@ -352,7 +352,7 @@ class StepCapture:
             self._recording.end()
             self.retries.drop()
             return
-        self._clock = time.perf_counter()
+        self._stopwatch = Stopwatch()
         if at_once:
             self._put_on()
         start()
@@ -382,7 +382,7 @@ class StepCapture:
         if self._broken or self._drops:
             trace = self._recording.end()
             if trace is not None and not self._broken and self._kind == "failed":
-                self._spare = Captured(self._recording.step, "failed", trace, time.perf_counter() - self._clock)
+                self._spare = Captured(self._recording.step, "failed", trace, self._stopwatch.seconds)
             self._broken, self._drops, self._seen.callbacks.event = False, False, None
             return
         self._seen.late.read()
@@ -396,7 +396,7 @@ class StepCapture:
         # What comes before the next forward pass went into this step. A step or two further on a whole one begins: now
         # one, now two, as what fails may be every second step.
         self._rests_until = self._recording.step + 2 + (self._hunts + self.retries.num) % 2
-        seconds = time.perf_counter() - self._clock
+        seconds = self._stopwatch.seconds
         self.seconds += seconds
         if not again:
             self.steps.append(Captured(self._recording.step, self._kind, trace, seconds))
