@@ -1,6 +1,7 @@
 """The house: imports point down only, and nowhere in a circle; names of modules in strings count as imports."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -38,6 +39,7 @@ POINTING_UP = {
 _NAMED = re.compile(r"floatline(?:\.\w+)+")
 
 
+@functools.cache
 def imports_in(source: str) -> set[str]:
     """Dotted names under `floatline` that the source imports, for types too, or names in a string that is no prose."""
     tree, names = ast.parse(source), set[str]()
@@ -119,6 +121,7 @@ def inside(folder: str, graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return found
 
 
+@functools.cache
 def own_sources() -> dict[str, str]:
     sources = {}
     for path in ROOT.rglob("*.py"):
