@@ -116,7 +116,8 @@ def test_the_diagnosis_comes_first_where_a_run_is_watched(tmp_path):
     text = draw_runs([run], width=100).plain.splitlines()
     cause = next(i for i, line in enumerate(text) if "exp-overflow at train.py:7" in line)
     assert cause < next(i for i, line in enumerate(text) if line.startswith("loss"))
-    assert "exp-overflow" in document_of([run])[0].flags[0]
+    assert "exp-overflow" in document_of([run])[0].reason
+    assert "exp-overflow" in document_of([run, run])[0].flags[0]
 
 
 def test_the_header_says_what_the_run_starts_with(tmp_path):

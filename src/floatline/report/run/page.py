@@ -155,7 +155,7 @@ def _several(runs: Sequence[RunFacts], head: str) -> Document:
         meaning="The curves are laid over each other by step; what belongs to one run follows under its name.",
         reason=f"{counts}.",
         tiles=(),
-        flags=tuple(f"{run.name}: {flag}" for run in runs for flag in _flags(run)),
+        flags=tuple(f"{run.name}: {flag}" for run in runs for flag in (_cause(run)[0], *_flags(run)) if flag),
         before=(Part("How they stand", (_standing(runs),)), _curves(runs), _skips(runs)),
         chapters=tuple(
             Chapter(run.name, run.state.upper(), f"{place_of(run)}, {time_of(run)}", tuple(details_of(run)))
