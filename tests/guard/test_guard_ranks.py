@@ -37,7 +37,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 def launch(world, *words, timeout=600):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [*command, str(SCRIPT), *words], capture_output=True, text=True, cwd=ROOT, timeout=timeout, env=env
     )

@@ -32,7 +32,7 @@ OURS = ["DDP", "DDP, 16-bit weights", "FSDP2"]
 def found_by_all():
     """What each process found, in the order of ranks, and the first process's ledger of the DDP fit."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     with TemporaryDirectory() as folder:
         run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=600, env=env)
         if run.returncode != 0:

@@ -30,7 +30,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 def launch(script, folder, *, words=TORCHRUN):
     command = [sys.executable, *words]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
         [*command, str(ROOT / script), str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=600, env=env
     )

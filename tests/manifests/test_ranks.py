@@ -12,7 +12,7 @@ from tests.manifests import toys
 from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import mostly_slow
 
-from floatline.manifests.ranks import combine_ranks
+from floatline.manifests.script import combine_ranks
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 SCRIPT = str(Path(__file__).with_name("on_ranks.py"))

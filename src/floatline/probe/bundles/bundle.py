@@ -17,6 +17,7 @@ from floatline.plans import Plan
 from floatline.precision.islands import Islands
 from floatline.precision.nested import map_tensors
 from floatline.precision.random_state import RandomState
+from floatline.precision.wrappers import name_all_modules
 from floatline.probe.runs.plain_loop import batches_of
 from floatline.probe.runs.target_steps import PlannedLoss, capture_target, origin_of
 from floatline.probe.steps.bundle_files import read_files, unpack, write_files
@@ -167,7 +168,7 @@ def _put_in(bundle: Bundle, workload: Workload) -> CapturedStep:
     _cast_weights(model, bundle)
     optimizer = workload.make_optimizer(model)  # before the weights: it may change the model
     _load_weights(model, bundle)
-    for name, module in model.named_modules():  # pyright: ignore[reportUnknownVariableType]
+    for name, module in name_all_modules(model):
         module.training = bool(fields["training"].get(name, True))
     _load_optimizer(optimizer, bundle)
     loss = PlannedLoss(workload, plan)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from floatline.optim.mesh import local_part
+from floatline.precision.wrappers import name_all_modules
 from floatline.probe.runs.failures import Failure
 from floatline.probe.watch.events import (
     BackwardEvent,
@@ -345,20 +346,16 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
     if not seen.weights.leaves:
         return
     for model in seen.modules.roots.values():
-        for path, module in _named_modules(model):
+        for path, module in name_all_modules(model):
             for name, parameter in module.named_parameters(recurse=False):
                 missing = id(parameter) in held and parameter.requires_grad and id(parameter) not in seen.weights.leaves
                 if missing and id(module) in seen.modules.called:
                     yield Untrained(f"{path}.{name}".lstrip("."), registered=True, held=True)
 
 
-def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-
-
 def _hidden_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Trainable tensors in plain attributes of modules, also inside lists, dicts and unregistered modules."""
-    for path, module in _named_modules(model):
+    for path, module in name_all_modules(model):
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue

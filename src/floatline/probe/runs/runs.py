@@ -42,8 +42,6 @@ def run_target(
     seed: int = 0,
     precision: Precision | None = None,
     change: Change | None = None,
-    until: int | None = None,
-    on_step: Callable[[int], None] | None = None,
     limit: float = 120.0,
 ) -> RunRecord:
     """Run a target from a seed and watch it.
@@ -59,8 +57,6 @@ def run_target(
         seed: For torch, random and numpy, set before the target builds anything.
         precision: 'fp32' or 'bf16' overrules the precision of the code; None leaves it.
         change: What is done otherwise, such as modules in FP32; its loss factor is for `replay_step` only.
-        until: The last step that is of interest: the run ends after it.
-        on_step: Called with the number of every step that begins.
         limit: Seconds after which the run counts as endless.
 
     Returns:
@@ -70,25 +66,22 @@ def run_target(
         TargetError: The target cannot be built, trains no step, needs arguments, or does not end.
     """
     record = _new_record(target, precision)
-    tick = _make_tick(on_step, limit)
+    end = time.monotonic() + limit
     began = time.perf_counter()
     change = change or Change()
     keep = _keep_islands(record, change)
     light = precision == "fp32"  # what the loop calls is seen in the run as it is
 
-    def follow() -> None:
-        tick(seen.step)
-        if until is not None and seen.step > until:
-            raise _StepReached
+    def look_at_the_clock() -> None:
+        if time.monotonic() > end:
+            raise LimitReached
 
     with prepared(target, precision, seed), changed(change, in_step=lambda: False), watch(light=light) as seen:
         seen.callbacks.forward = lambda module, _: keep(module)
-        seen.callbacks.event = follow
+        seen.callbacks.event = look_at_the_clock
         with time_limit(limit):
             try:
                 _run(target, record, seen, steps=steps, seed=seed)
-            except _StepReached:
-                pass
             except LimitReached:
                 raise TargetError(
                     f"Target '{target.text}' did not end in {limit:g} seconds ({seen.step} steps). "
@@ -218,20 +211,6 @@ def _new_record(target: Target, precision: Precision | None) -> RunRecord:
         precision=precision or "",
         file=code.co_filename if code else "",
     )
-
-
-def _make_tick(on_step: Callable[[int], None] | None, limit: float) -> Callable[[int], None]:
-    last, end = -1, time.monotonic() + limit
-
-    def tick(step: int) -> None:
-        nonlocal last
-        if time.monotonic() > end:
-            raise LimitReached
-        if step != last and on_step is not None:
-            on_step(step)
-        last = step
-
-    return tick
 
 
 def _run(target: Target, record: RunRecord, seen: Watch, *, steps: int | None, seed: int) -> None:
