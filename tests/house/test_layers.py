@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ POINTING_UP = {
 _NAMED = re.compile(r"floatline(?:\.\w+)+")
 
 
+@cache
 def imports_in(source: str) -> set[str]:
     """Dotted names under `floatline` that the source imports, for types too, or names in a string that is no prose."""
     tree, names = ast.parse(source), set[str]()
@@ -119,6 +121,7 @@ def inside(folder: str, graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return found
 
 
+@cache
 def own_sources() -> dict[str, str]:
     sources = {}
     for path in ROOT.rglob("*.py"):
@@ -198,6 +201,7 @@ def test_optional_packages_stay_out_of_the_core(package):
         assert package not in packages_in(source), module
 
 
+@cache
 def packages_in(source: str) -> set[str]:
     """The packages that a source imports; what stands in its strings is not imported."""
     names: set[str] = set()

@@ -17,7 +17,6 @@ from floatline.probe.watch.events import (
     BackwardEvent,
     LoopEvent,
     ScalerStepEvent,
-    ScaleUpdateEvent,
     StepEvent,
     UnscaleEvent,
 )
@@ -102,7 +101,6 @@ class RunRecord:
         num_steps: Steps begun.
         num_batches: Batches in a workload; 0 where the loop is the user's.
         skipped: Steps whose optimizer step a scaler left out.
-        scales: The loss scale after each update.
         bad_loss, bad_gradient, bad_weight: The first step with a loss, an applied gradient or a weight that is not
             finite; None where there is none.
         searches_in_loss: Whether losses that are not finite are a search for a scale: a penalty on scaled gradients
@@ -129,7 +127,6 @@ class RunRecord:
     num_steps: int = 0
     num_batches: int = 0
     skipped: list[int] = field(default_factory=list[int])
-    scales: list[float] = field(default_factory=list[float])
     bad_loss: int | None = None
     bad_gradient: int | None = None
     bad_weight: int | None = None
@@ -231,7 +228,6 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
         record.losses = _read_losses(record.result)
         record.loss_steps = list(range(len(record.losses)))
     record.skipped = [event.step for event in record.of(ScalerStepEvent) if not event.applied]
-    record.scales = [event.after for event in record.of(ScaleUpdateEvent)]
     lost = [event.step for event in backward if not math.isfinite(event.loss)]
     record.bad_loss = next(iter(lost), None)
     record.searches_in_loss = seen.scaling.penalties and set(lost) <= set(record.skipped)

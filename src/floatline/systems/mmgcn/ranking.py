@@ -30,12 +30,8 @@ class Ranking:
         """Mean share of a user's held-out items that are among the first K."""
         return self.measure(model)[0]
 
-    def ndcg(self, model: Any) -> float:
-        """Mean NDCG@K: hits count less further down, and the best order has 1."""
-        return self.measure(model)[1]
-
     def measure(self, model: Any) -> tuple[float, float]:
-        """Recall@K and NDCG@K of a model."""
+        """Recall@K and NDCG@K of a model: in the latter, hits count less further down, and the best order has 1."""
         nodes: Tensor = model.represent().float()
         users, items = nodes[: self._data.num_users], nodes[self._data.num_users :]
         device = nodes.device
