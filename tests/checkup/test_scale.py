@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.checkup.reference_decoder import Decoder, batch_of, loss_of
+from tests.marks import needs_fsdp2
 from tests.slow import slow
 from torch.utils.checkpoint import checkpoint
 from typer.testing import CliRunner
@@ -132,10 +133,6 @@ def test_the_operations_are_those_of_the_products_of_a_real_pass(shape: Transfor
 
 
 # --- the processes ---
-
-needs_fsdp2 = pytest.mark.skipif(
-    torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6"
-)
 
 
 @pytest.fixture(scope="module", params=[2, 3])

@@ -8,14 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.marks import needs_fsdp2, needs_gloo
 
 SCRIPT = Path(__file__).with_name("applied_on_ranks.py")
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"
-)
+pytestmark = needs_gloo
 
 
 @cache
@@ -27,12 +24,7 @@ def found_by_all():
         return [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(2)]
 
 
-without_fsdp2 = pytest.mark.skipif(
-    torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6"
-)
-
-
-@pytest.mark.parametrize("kind", ["DDP", pytest.param("FSDP2", marks=without_fsdp2)])
+@pytest.mark.parametrize("kind", ["DDP", pytest.param("FSDP2", marks=needs_fsdp2)])
 def test_everything_that_is_kept_has_the_bits_of_fp32(kind):
     for rank in found_by_all():
         found = rank[kind]
@@ -43,7 +35,7 @@ def test_everything_that_is_kept_has_the_bits_of_fp32(kind):
         assert found["applied"]
 
 
-@without_fsdp2
+@needs_fsdp2
 def test_both_ways_find_the_same_gradient():
     for rank in found_by_all():
         assert rank["DDP"]["norm"] == pytest.approx(rank["FSDP2"]["norm"], rel=1e-5)

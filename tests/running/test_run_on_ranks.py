@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from tests.marks import needs_gloo
 from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("train_on_ranks.py")
@@ -18,7 +18,7 @@ LAUNCHERS = {
 
 pytestmark = [
     slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"),
+    needs_gloo,
 ]
 
 

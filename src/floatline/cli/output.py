@@ -37,6 +37,12 @@ class AsDevice(str, Enum):
     cuda = "cuda"
 
 
+AsOption = Annotated[
+    AsDevice | None,
+    typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
+]
+
+
 class TargetOrCommand(PlainCommand):
     """Takes the words after `--` as they are: they are a command of the user's, with options of its own."""
 

@@ -17,11 +17,6 @@ def unwrap(model: nn.Module) -> nn.Module:
         own = inner
 
 
-def name_all_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Every module once, with its name; the model itself is ''."""
-    return list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-
-
 def reshard(model: nn.Module) -> None:
     """Let FSDP2 show its parameters as parts: after a forward pass without a backward pass some are still whole."""
     for module in model.modules():

@@ -14,8 +14,8 @@ from floatline.diagnosis.islands.log import SearchLog
 from floatline.diagnosis.islands.module_sets import ModuleTree, covers, is_inside, minimize
 from floatline.diagnosis.islands.suspects import Suspect, count_operations, find_suspects, narrow_operations
 from floatline.errors import ReplayError
+from floatline.plans.plan import name_all_modules
 from floatline.precision.islands import Line
-from floatline.precision.wrappers import name_all_modules
 from floatline.probe.steps.capture import CapturedStep
 from floatline.probe.steps.captured_forward import CapturedForward
 from floatline.probe.trace.trace import Trace

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from floatline.errors import FloatlineError, ReplayError, suggest
 from floatline.findings import Finding
 from floatline.plans import Plan
+from floatline.plans.plan import name_all_modules
 from floatline.precision.islands import Islands
 from floatline.precision.nested import map_tensors
 from floatline.precision.random_state import RandomState
-from floatline.precision.wrappers import name_all_modules
 from floatline.probe.runs.plain_loop import batches_of
 from floatline.probe.runs.target_steps import PlannedLoss, capture_target, origin_of
 from floatline.probe.steps.bundle_files import read_files, unpack, write_files

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from floatline.optim.mesh import local_part
-from floatline.precision.wrappers import name_all_modules
+from floatline.plans.plan import name_all_modules
 from floatline.probe.runs.failures import Failure
 from floatline.probe.watch.events import (
     BackwardEvent,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
+from floatline.plans.plan import name_all_modules
 from floatline.precision.dtypes import NARROW
-from floatline.precision.wrappers import name_all_modules
 
 
 class StandIns:

@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from floatline.plans.plan import name_all_modules
 from floatline.precision.user_frames import is_users
-from floatline.precision.wrappers import name_all_modules
 from floatline.probe.trace.trace import Phase
 
 _CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
