@@ -5,6 +5,10 @@ import importlib
 import os
 import signal
 
+# Before torch is loaded, here and in every process that a test starts: tests run side by side, small tensors are faster
+# on one thread, and sums are cut by the number of threads.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 import torch
 

@@ -79,9 +79,8 @@ for line in sys.stdin:
 @functools.cache
 def _server() -> subprocess.Popen:
     started = subprocess.Popen(
-        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # read when torch is loaded; tests run side by side
-    )  # fmt: skip
+        [sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     atexit.register(started.kill)
     return started
 

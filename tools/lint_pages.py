@@ -2,21 +2,51 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from floatline.lint import RULES
-from floatline.report.lint import rule_page
+from floatline.lint.rule import Rule, read_examples
+from floatline.report.lint import rule_sections, rule_title
 
 FOLDER = Path(__file__).parent.parent / "docs" / "lint"
 _NOTE = "<!-- Made by tools/lint_pages.py from src/floatline/lint/rules/. Do not edit by hand. -->\n\n"
 _GROUPS = {"FL0": "Files", "FL1": "Numbers", "FL2": "The training loop", "FL3": "Configurations"}
+_LANGUAGES = {".py": "py", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".sh": "sh"}
 _SAFETY = {"safe": "`--fix`", "unsafe": "`--unsafe-fixes`", "no": ""}
 
 
 def pages() -> dict[Path, str]:
     """Every page by its path."""
-    made = {FOLDER / f"{rule.code}.md": _NOTE + rule_page(rule) for rule in RULES.values()}
+    made = {FOLDER / f"{rule.code}.md": _NOTE + _rule_page(rule) for rule in RULES.values()}
     return {FOLDER / "rules.md": _NOTE + _table(), **made}
+
+
+def _rule_page(rule: type[Rule]) -> str:
+    """The rule as Markdown; its examples are the ones that are tested."""
+    parts = [
+        f"# {rule.code} {rule.name}\n",
+        f"{rule_title(rule)}.\n" if not rule_title(rule).endswith(".") else rule_title(rule),
+    ]
+    for heading, text in rule_sections(rule):
+        parts.append(f"## {heading}\n\n{text}\n" if heading else f"{text}\n")
+    parts.append(f"Instead: {rule.advice}\n")
+    parts.append("## Flagged\n")
+    for bad in read_examples(rule.bad):
+        parts.append(_block(bad.source, bad.file))
+        if bad.fixed is not None:
+            parts.append("becomes\n")
+            parts.append(_block(bad.fixed, bad.file))
+    parts.append("## Not flagged\n")
+    parts += [_block(good.source, good.file) for good in read_examples(rule.good)]
+    if rule.cause is not None:
+        parts.append(f"Cause: [{rule.cause.id}](../causes/{rule.cause.id}.md). ")
+    parts.append(f"To keep a line as it is: `# floatline: allow[{rule.name}]`\n")
+    return "\n".join(parts)
+
+
+def _block(code: str, file: str) -> str:
+    name = "" if file == "example.py" else f"{file}:\n\n"
+    return f"{name}```{_LANGUAGES.get(PurePath(file).suffix, 'text')}\n{code}\n```\n"
 
 
 def _table() -> str:

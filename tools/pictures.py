@@ -8,11 +8,9 @@ from pathlib import Path
 import torch
 
 import floatline as fl
-from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.numerics import cuda_autocast_lists
 from floatline.plans.presets import resolve_plan
 from floatline.report import draw_ranges
-from floatline.report.chart import step_chart_svg
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.report.run.terminal import draw_runs
@@ -29,7 +27,6 @@ def main() -> None:
     folder = ROOT / "docs" / "pictures"
     folder.mkdir(parents=True, exist_ok=True)
     draw_gradients(folder)
-    draw_step(folder)
     draw_report(folder)
     draw_run(folder)
 
@@ -43,12 +40,6 @@ def draw_gradients(folder: Path) -> None:
         measured = how_low.total([gradient * scale for gradient in exact])
         title = f"a small GPT's gradients against FP16, loss scale {scale:,.0f}"
         (folder / f"{name}.svg").write_text(draw_ranges(measured, "fp16", title=title).svg(), encoding="utf-8")
-
-
-def draw_step(folder: Path) -> None:
-    """The chart of a step in which one layer of a small transformer leaves FP16's range."""
-    found = diagnose(str(ROOT / "tests" / "cases" / "001_bos_outlier_ffn.py"))
-    (folder / "step.svg").write_text(step_chart_svg(found.chart), encoding="utf-8")
 
 
 def draw_report(folder: Path) -> None:

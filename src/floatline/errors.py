@@ -112,19 +112,18 @@ class TensorError(FloatlineError, TypeError):
     """A tensor that cannot be measured or rounded."""
 
 
-def suggest(wrong: str, known: Iterable[str], *, most: int = 3, lists: bool = True) -> str:
-    """Say "Did you mean 'a' or 'b'?".
+def suggest(wrong: str, known: Iterable[str], *, lists: bool = True) -> str:
+    """Say "Did you mean 'a' or 'b'?", three names at most.
 
     Args:
         wrong: What was written.
         known: What could have been.
-        most: Names at most.
         lists: Whether all that is known is listed where nothing is near; else the nearest are.
     """
     known = list(known)
-    near = difflib.get_close_matches(wrong, known, n=most, cutoff=0.5)
+    near = difflib.get_close_matches(wrong, known, n=3, cutoff=0.5)
     if near:
         return f"Did you mean {' or '.join(repr(name) for name in near)}?"
     if lists:
         return f"Known: {', '.join(known)}."
-    return f"The nearest of {len(known)}: {', '.join(difflib.get_close_matches(wrong, known, n=most, cutoff=0.0))}."
+    return f"The nearest of {len(known)}: {', '.join(difflib.get_close_matches(wrong, known, n=3, cutoff=0.0))}."

@@ -19,7 +19,6 @@ import floatline as fl
 from floatline.cli.main import main
 from floatline.guard.checkpoints.run_files import newest_checkpoint
 
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other are slow on a busy machine
 TARGET = """
 import torch
 from torch import nn
@@ -224,7 +223,6 @@ def test_a_signal_saves_says_how_to_go_on_and_is_the_exit_code(target, command, 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ONE_THREAD,
     ) as run:
         until = time.monotonic() + 250
         while not newest_checkpoint(tmp_path / "run") or newest_checkpoint(tmp_path / "run").name.endswith("-00000000"):
@@ -258,7 +256,7 @@ def test_on_a_terminal_a_bar_shows_loss_scale_and_skips(target, tmp_path):
 
     leader, follower = pty.openpty()
     program = "from floatline.cli.main import main; main()"
-    environment = {**ONE_THREAD, "TERM": "xterm", "COLUMNS": "120"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     run = subprocess.Popen(
         [sys.executable, "-c", program, "train", target, "--steps", "20"],
         stdout=subprocess.PIPE,

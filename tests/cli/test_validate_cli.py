@@ -1,7 +1,6 @@
 """`floatline validate`: exit codes, JSON, wrong use in one line, resuming after a kill, one at a time."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -15,11 +14,10 @@ from tests.slow import slow
 
 TARGET = str(Path(__file__).parents[1] / "validation" / "tiny_lm.py")
 START = [sys.executable, "-c", COMMAND, "validate"]
-ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def floatline(*words, cwd):
-    return run_preloaded(["-c", COMMAND, "validate", *words], cwd=cwd, env=ENV, timeout=600)
+    return run_preloaded(["-c", COMMAND, "validate", *words], cwd=cwd, timeout=600)
 
 
 def wait_for(condition):
@@ -63,7 +61,7 @@ def test_a_killed_validation_resumes_repeats_nothing_and_two_at_once_are_refused
     words = [f"{TARGET}:slow", "--steps", "60", "--max-seeds", "3", "--no-measure", "--folder", "study", "--jobs", "1"]
     words += ["--margin", "0.01", "0.02", "--format", "json"]
     runs = tmp_path / "study" / "runs"
-    begun = subprocess.Popen([*START, *words], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    begun = subprocess.Popen([*START, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: len(list(runs.glob("*/*.json"))) >= 2 or begun.poll() is not None)
     second = floatline(*words, "--resume", cwd=tmp_path)
     assert second.returncode == 2 and "in use by process" in second.stderr
@@ -99,7 +97,7 @@ def test_ctrl_c_and_sigterm_keep_what_is_finished_and_leave_no_process(tmp_path,
     words = [f"{TARGET}:slow", "--steps", "60", "--max-seeds", "3", "--no-measure", "--folder", "study", "--jobs", "1"]
     runs = tmp_path / "study" / "runs"
     begun = subprocess.Popen(
-        [*START, *words], cwd=tmp_path, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*START, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )  # fmt: skip
     wait_for(lambda: len(list(runs.glob("*/*.json"))) >= 1 or begun.poll() is not None)

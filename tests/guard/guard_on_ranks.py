@@ -12,6 +12,7 @@ from pathlib import Path
 import layouts_on_ranks
 import torch
 import torch.distributed as dist
+from layouts_on_ranks import flat
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.fsdp import fully_shard
@@ -66,11 +67,6 @@ def batch(step, rank=None):
 
 def losses(model):
     return lambda rows: nn.functional.nll_loss(model(rows[0]), rows[1])
-
-
-def flat(model):
-    parts = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
-    return torch.cat([p.detach().reshape(-1).float() for p in parts]).tolist()
 
 
 def adamw(params):

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 import torch
-import torch.distributed as dist
+from tests.marks import needs_gloo
 from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("guard_on_ranks.py")
@@ -29,7 +29,7 @@ NUMBERS = 5
 
 pytestmark = [
     slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"),
+    needs_gloo,
 ]
 each_world = pytest.mark.parametrize("world", WORLDS)
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -37,7 +37,7 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 
 def launch(world, *words, timeout=600):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(
         [*command, str(SCRIPT), *words], capture_output=True, text=True, cwd=ROOT, timeout=timeout, env=env
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import torch.distributed as dist
+from tests.marks import needs_gloo
 from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("rank_checks.py")
@@ -29,7 +29,7 @@ RUNS = [
 
 pytestmark = [
     slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"),
+    needs_gloo,
 ]
 
 

@@ -6,13 +6,11 @@ import pytest
 from tests.report.reading import Page
 from tests.report.rescues import make_rescue
 from tests.report.run.runs import make_run
-from tests.report.run.test_run_browser import browser, visit  # noqa: F401
 from tests.report.validation.validations import make_validation
 
 from floatline.formats import find_format
 from floatline.report.chart import Chart, Column
 from floatline.report.document.html import page_of
-from floatline.report.page import Section, write_page
 from floatline.report.rescue import _TONES, document_of_rescue
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
@@ -55,15 +53,10 @@ def pages_of(attack: str, folder: Path) -> dict[str, str]:
     write_run_page([run.look() for run in open_runs([folder / "run"])], folder / "run.html")
     validation = make_validation({attack: 0.0002}, num_seeds=3, target=attack, evil=True)
     write_report(validation, folder / "validation")
-    shares = {"zero": 0.0, "subnormal": 0.0, "normal": 1.0, "overflow": 0.0}
-    chart = Chart(attack, find_format("fp16"), (Column(-3, -3, 1.0, "normal"),), shares)
-    section = Section(attack, text=[attack], rows=[(attack, "b"), ("1", attack)], charts=[chart], code=attack)
-    write_page(folder / "plain.html", title=attack, sections=[section])
     return {
         "run": (folder / "run.html").read_text(encoding="utf-8"),
         "validation": (folder / "validation" / "report.html").read_text(encoding="utf-8"),
         "rescue": page_of(document_of_rescue(make_rescue(attack, attack)), tones=_TONES),
-        "plain": (folder / "plain.html").read_text(encoding="utf-8"),
     }
 
 
@@ -81,10 +74,8 @@ def test_an_attack_that_is_not_escaped_would_be_found(tmp_path, attack):
     assert find_faults(text)
 
 
-def test_the_plain_page_runs_nothing_in_a_browser(visit, tmp_path):  # noqa: F811
-    sections = [Section(attack, [attack], rows=[(attack, "b"), ("1", attack)], code=attack) for attack in ATTACKS]
-    write_page(tmp_path / "page.html", title="".join(ATTACKS), sections=sections)
-    page = visit(tmp_path / "page.html")
-    assert page.locator("img, iframe, script, svg").count() == 0
-    shown = [text.strip() for text in page.locator("td:last-child").all_text_contents()]
-    assert shown == [attack.strip() for attack in ATTACKS]
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_the_title_of_a_chart_is_a_text(attack):
+    shares = {"zero": 0.0, "subnormal": 0.0, "normal": 1.0, "overflow": 0.0}
+    chart = Chart(attack, find_format("fp16"), (Column(-3, -3, 1.0, "normal"),), shares)
+    assert find_faults(chart.svg()) == []

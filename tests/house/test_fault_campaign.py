@@ -7,8 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import torch.distributed as dist
+from tests.marks import needs_fsdp2
 from tests.preloaded import run_preloaded
 from tests.slow import slow
 
@@ -43,7 +43,7 @@ def campaign():
 
 
 @slow
-@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6")
+@needs_fsdp2
 def test_thirty_planted_faults_of_every_kind_do_no_harm(tmp_path, campaign):
     results = tmp_path / "results.jsonl"
     words = ["--num", "30", "--seed", "199", "--results", str(results)]

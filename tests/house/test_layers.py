@@ -1,8 +1,8 @@
 """The house: imports point down only, and nowhere in a circle; names of modules in strings count as imports."""
 
 import ast
-import functools
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,7 +39,7 @@ POINTING_UP = {
 _NAMED = re.compile(r"floatline(?:\.\w+)+")
 
 
-@functools.cache
+@cache
 def imports_in(source: str) -> set[str]:
     """Dotted names under `floatline` that the source imports, for types too, or names in a string that is no prose."""
     tree, names = ast.parse(source), set[str]()
@@ -121,7 +121,7 @@ def inside(folder: str, graph: dict[str, set[str]]) -> dict[str, set[str]]:
     return found
 
 
-@functools.cache
+@cache
 def own_sources() -> dict[str, str]:
     sources = {}
     for path in ROOT.rglob("*.py"):
@@ -201,6 +201,7 @@ def test_optional_packages_stay_out_of_the_core(package):
         assert package not in packages_in(source), module
 
 
+@cache
 def packages_in(source: str) -> set[str]:
     """The packages that a source imports; what stands in its strings is not imported."""
     names: set[str] = set()

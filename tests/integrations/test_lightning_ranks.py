@@ -9,8 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.marks import needs_fsdp2, needs_gloo
 from tests.slow import slow
 
 import floatline as fl
@@ -20,10 +19,8 @@ pytest.importorskip("lightning", reason="lightning is not installed")
 SCRIPT = Path(__file__).with_name("lightning_on_ranks.py")
 pytestmark = [
     slow,
-    pytest.mark.skipif(
-        not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
-        reason="this torch has no gloo backend, or no FSDP2 on the CPU",
-    ),
+    needs_gloo,
+    needs_fsdp2,
 ]
 OURS = ["DDP", "DDP, 16-bit weights", "FSDP2"]
 
@@ -32,7 +29,7 @@ OURS = ["DDP", "DDP, 16-bit weights", "FSDP2"]
 def found_by_all():
     """What each process found, in the order of ranks, and the first process's ledger of the DDP fit."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     with TemporaryDirectory() as folder:
         run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=600, env=env)
         if run.returncode != 0:

@@ -11,17 +11,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.marks import needs_fsdp2, needs_gloo
 from tests.slow import slow
 
 import floatline as fl
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"
-)
+pytestmark = needs_gloo
 
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -30,7 +27,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 def launch(script, folder, *, words=TORCHRUN):
     command = [sys.executable, *words]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
+    env = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": ""}
     run = subprocess.run(
         [*command, str(ROOT / script), str(folder)], capture_output=True, text=True, cwd=ROOT, timeout=600, env=env
     )
@@ -68,7 +65,7 @@ def test_the_ddp_example_skips_on_all_processes_and_goes_on_from_its_checkpoint(
     assert fl.Ledger.read(tmp_path).num_resumes == 1
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6")
+@needs_fsdp2
 @slow
 def test_the_fsdp2_example_skips_on_all_processes_and_keeps_equal_shards(tmp_path):
     check_example("examples/torchrun_fsdp2.py", tmp_path)

@@ -27,14 +27,6 @@ from transformers import Trainer, TrainerCallback
 from floatline.integrations.transformers import FloatlineCallback, prepare_trainer
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def test_fp16_on_a_cpu_is_fp16(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=2)
     prepare_trainer(trainer)

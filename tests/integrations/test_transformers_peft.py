@@ -14,14 +14,6 @@ from tests.slow import slow  # noqa: E402
 from floatline.integrations.transformers import prepare_trainer  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make_lora(*, fp32_adapters):
     config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
     return peft.get_peft_model(make_llama(torch.float16), config, autocast_adapter_dtype=fp32_adapters)

@@ -6,20 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
 from tests.manifests import toys
+from tests.marks import needs_fsdp2, needs_gloo
 from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import mostly_slow
 
-from floatline.manifests.ranks import combine_ranks
+from floatline.manifests.script import combine_ranks
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 SCRIPT = str(Path(__file__).with_name("on_ranks.py"))
-needs_gloo = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
-    reason="needs gloo, and FSDP2 on the CPU, which torch 2.6 has not",
-)
 # The exit code, and what is said: as the first line of the verdict, or as the error.
 SAID = {
     "healthy": (0, ""),
@@ -34,6 +29,7 @@ SAID = {
 
 
 @needs_gloo
+@needs_fsdp2
 @pytest.mark.parametrize("kind", mostly_slow(SAID, every=len(SAID) - 5))
 def test_two_processes_are_measured_and_what_is_wrong_is_said(kind, tmp_path):
     code, said = SAID[kind]

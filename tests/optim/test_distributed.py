@@ -6,11 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+from tests.marks import needs_fsdp2
 
-pytestmark = pytest.mark.skipif(
-    torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6"
-)
+pytestmark = needs_fsdp2
 
 
 @pytest.fixture(scope="module")

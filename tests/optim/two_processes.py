@@ -21,7 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from floatline import optim
-from floatline.numerics.orthogonal import orthogonalize
+from floatline.numerics.orthogonal import COEFFICIENTS, newton_schulz
 from floatline.optim.mesh import local_part
 
 STEPS = 6
@@ -238,9 +238,9 @@ def muon_checks(rank, mesh):
     parts, whole = sharded_deep(torch.float32, mesh), deep_model(torch.float32)
     for model in (parts, whole):
         set_grads(model, 1)
-    own = orthogonalize(parts[2].weight.grad.to_local())
-    held = orthogonalize(whole[2].weight.grad).chunk(2)[rank]
-    found["Muon: turned alone differs by"] = float((own - held).abs().max())
+    grads = (parts[2].weight.grad.to_local(), whole[2].weight.grad)
+    own, held = (newton_schulz(one, "bf16", coefficients=COEFFICIENTS, steps=5, eps=1e-7)[0].float() for one in grads)
+    found["Muon: turned alone differs by"] = float((own - held.chunk(2)[rank]).abs().max())
 
     parts = sharded_deep(torch.float16, mesh)
     optimizer = optim.Muon(parts.parameters(), 0.02)

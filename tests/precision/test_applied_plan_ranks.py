@@ -1,7 +1,6 @@
 """An applied plan on two processes: modules, functions and rewrites are exact under DDP and FSDP2."""
 
 import json
-import os
 import subprocess
 import sys
 from functools import cache
@@ -9,32 +8,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.marks import needs_fsdp2, needs_gloo
 
 SCRIPT = Path(__file__).with_name("applied_on_ranks.py")
 
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"
-)
+pytestmark = needs_gloo
 
 
 @cache
 def found_by_all():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     with TemporaryDirectory() as folder:
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=600, env=env)
+        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=600)
         assert run.returncode == 0, run.stderr[-6000:]
         return [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(2)]
 
 
-without_fsdp2 = pytest.mark.skipif(
-    torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6"
-)
-
-
-@pytest.mark.parametrize("kind", ["DDP", pytest.param("FSDP2", marks=without_fsdp2)])
+@pytest.mark.parametrize("kind", ["DDP", pytest.param("FSDP2", marks=needs_fsdp2)])
 def test_everything_that_is_kept_has_the_bits_of_fp32(kind):
     for rank in found_by_all():
         found = rank[kind]
@@ -45,7 +35,7 @@ def test_everything_that_is_kept_has_the_bits_of_fp32(kind):
         assert found["applied"]
 
 
-@without_fsdp2
+@needs_fsdp2
 def test_both_ways_find_the_same_gradient():
     for rank in found_by_all():
         assert rank["DDP"]["norm"] == pytest.approx(rank["FSDP2"]["norm"], rel=1e-5)

@@ -8,6 +8,7 @@ from collections import OrderedDict, namedtuple
 import pytest
 import torch
 import torch.distributed as dist
+from tests.marks import needs_fsdp2
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -373,7 +374,7 @@ def test_ddp(one_process):
     assert all(p.grad is not None for p in model.parameters())
 
 
-@pytest.mark.skipif(torch.__version__.startswith("2.6."), reason="FSDP2 does not run on the CPU in torch 2.6")
+@needs_fsdp2
 @pytest.mark.parametrize("name", ["b", "b.a", ""])
 def test_fsdp2_with_units_inside(one_process, name):
     model = nn.Sequential(OrderedDict(a=three(), b=three(1))).bfloat16()

@@ -4,6 +4,23 @@ from html.parser import HTMLParser
 
 from markdown_it import MarkdownIt
 
+# What a browser is asked: the contrast of each text with what is behind it.
+CONTRAST = """selector => {
+  const channel = c => { c /= 255; return c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4; };
+  const light = c => .2126 * channel(c[0]) + .7152 * channel(c[1]) + .0722 * channel(c[2]);
+  const read = text => text.match(/[\\d.]+/g).map(Number);
+  return [...document.querySelectorAll(selector)].map(element => {
+    let ground = element, back = [0, 0, 0, 0];
+    for (; ground && (back.length === 4 && back[3] === 0); ground = ground.parentElement)
+      back = read(getComputedStyle(ground).backgroundColor);
+    const style = getComputedStyle(element);
+    const ink = read(element instanceof SVGElement && element.tagName === "text" ? style.fill : style.color);
+    const [a, b] = [light(ink), light(back)].sort((x, y) => y - x);
+    return (a + .05) / (b + .05);
+  });
+}"""
+TEXTS = "p, h1, h2, h3, td, th, caption, dt, dd, summary, li, .badge, .chip, .readout, pre, footer, svg text:not(.sign)"
+
 
 class Page(HTMLParser):
     """Tables, elements and visible text of a page."""

@@ -3,15 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from tests.report.reading import CONTRAST, TEXTS
 from tests.report.rescues import make_rescue
-from tests.report.validation.test_validation_browser import (  # noqa: F401 - fixtures
-    CONTRAST,
-    TEXTS,
-    browser,
-    playwright,
-    pytestmark,
-    visit,
-)
 from tests.report.validation.validations import EVIL
 
 from floatline.report.rescue import write_rescue
@@ -29,7 +22,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("kind", "verdict"), [("rescued", "PASS"), ("evil", "PASS"), ("none", "FAIL")])
-def test_the_page_renders_in_silence(visit, pages, kind, verdict):  # noqa: F811
+def test_the_page_renders_in_silence(visit, pages, kind, verdict):
     page = visit(pages[kind])
     assert page.locator(".verdict").inner_text() == verdict
     headings = page.locator("h2").all_inner_texts()
@@ -38,25 +31,25 @@ def test_the_page_renders_in_silence(visit, pages, kind, verdict):  # noqa: F811
     assert ("The plan" in headings, "The evidence" in headings) == (kind != "none",) * 2
 
 
-def test_names_are_text(visit, pages):  # noqa: F811
+def test_names_are_text(visit, pages):
     page = visit(pages["evil"])
     assert page.locator("main img, main script:not([type])").count() == 0
     assert all(piece in page.locator("main").inner_text() for piece in (EVIL[0], EVIL[1]))
 
 
 @pytest.mark.parametrize("kind", ["rescued", "evil", "none"])
-def test_a_phone_needs_no_sideways_scrolling(visit, pages, kind):  # noqa: F811
+def test_a_phone_needs_no_sideways_scrolling(visit, pages, kind):
     page = visit(pages[kind], width=390)
     assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_text_has_contrast(visit, pages, scheme):  # noqa: F811
+def test_every_text_has_contrast(visit, pages, scheme):
     page = visit(pages["rescued"], scheme=scheme)
     assert min(page.evaluate(CONTRAST, TEXTS)) >= 4.5
 
 
-def test_a_page_in_which_a_name_were_markup_would_be_found(browser, pages, tmp_path):  # noqa: F811
+def test_a_page_in_which_a_name_were_markup_would_be_found(browser, pages, tmp_path):
     text = pages["evil"].read_text(encoding="utf-8")
     broken = tmp_path / "broken.html"
     broken.write_text(text.replace("&lt;script&gt;alert(1)&lt;/script&gt;", "<script>alert(1)</script>"))

@@ -2,7 +2,6 @@
 
 import io
 import math
-import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import pytest
@@ -13,14 +12,13 @@ from floatline.diagnosis.headroom.step_rows import Row, Span
 from floatline.diagnosis.result import Diagnosis
 from floatline.findings import Finding
 from floatline.formats import BF16, FP16
-from floatline.report.chart import COLOURS, draw_step, step_chart_svg
+from floatline.report.chart import draw_step
 from floatline.report.diagnosis import print_diagnosis
 
 FITS = Span(0.01, 2.0, 2.0, 0.0, "fits")
 OVERFLOW = Span(0.01, 3e4, 66000.0, 0.0, "overflows")
 SUNK = Span(math.inf, 0.0, 1e-8, 0.987, "sinks")
 BROKEN = Span(math.inf, 0.0, 0.0, 0.0, "nonfinite")
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def row(module: str = "blocks.1.ff", forward: Span | None = FITS, backward: Span | None = None, **changes) -> Row:
@@ -109,7 +107,6 @@ def test_more_than_twenty_modules_are_cut_and_counted():
 
 def test_nothing_is_drawn_of_nothing():
     assert draw_step([]).plain == ""
-    assert step_chart_svg([]) == ""
 
 
 def printed(diagnosis: Diagnosis, *, terminal: bool = False, width: int = 80) -> str:
@@ -147,30 +144,3 @@ def test_names_are_never_read_as_markup_nor_move_the_cursor():
     assert "[red]x[/red]" in text
     assert "\x1b" not in text
     assert "a [2Jb c" in text
-
-
-def test_the_svg_holds_the_same_rows_and_escapes_their_names():
-    svg = step_chart_svg([row("<script>alert(1)</script>&", OVERFLOW, SUNK, blamed=True), row("", FITS)])
-    root = ET.fromstring(svg)
-    assert "script" not in {element.tag.removeprefix(SVG) for element in root.iter()}
-    texts = [element.text for element in root.iter(f"{SVG}text")]
-    assert "forward overflow, backward 98 % to 0" in texts
-    assert "(root)" in texts
-    assert [element.text[:2] for element in root.iter(f"{SVG}text") if element.get("class") == "blamed"] == ["▶ "]
-
-
-def test_the_svg_colours_pieces_by_their_zone():
-    def colours(span: Span) -> set[str]:
-        return {element.get("fill") for element in ET.fromstring(step_chart_svg([row("m", span)])).iter(f"{SVG}rect")}
-
-    assert colours(FITS) == {COLOURS["normal"]}
-    assert colours(OVERFLOW) == {COLOURS["normal"], COLOURS["overflow"]}
-    assert colours(SUNK) == {COLOURS["zero"]}
-    assert colours(BROKEN) == set()
-
-
-def test_the_svg_takes_the_page_s_ink():
-    svg = step_chart_svg([row()])
-    assert "currentColor" in svg
-    assert "prefers-color-scheme:dark" in svg
-    assert 'fill="#ffffff"' not in svg

@@ -3,17 +3,10 @@
 from dataclasses import replace
 
 import pytest
+from tests.report.reading import CONTRAST, TEXTS
 from tests.report.rescues import make_rescue
 from tests.report.run.runs import make_run
-from tests.report.validation.test_validation_browser import (  # noqa: F401 - fixtures
-    CONTRAST,
-    TEXTS,
-    THREE,
-    browser,
-    playwright,
-    pytestmark,
-    visit,
-)
+from tests.report.validation.test_validation_browser import THREE
 from tests.report.validation.validations import make_validation
 
 from floatline.report.rescue import write_rescue
@@ -48,7 +41,7 @@ def pages(tmp_path_factory):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_page_fits_and_every_text_stands_out(visit, pages, kind, width, scheme):  # noqa: F811
+def test_the_page_fits_and_every_text_stands_out(visit, pages, kind, width, scheme):
     page = visit(pages[kind], width=width, scheme=scheme)
     page.evaluate(OPEN)
     page.wait_for_timeout(100)
@@ -57,7 +50,7 @@ def test_the_page_fits_and_every_text_stands_out(visit, pages, kind, width, sche
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_page_has_contents_that_lead_somewhere(visit, pages, kind):  # noqa: F811
+def test_a_long_page_has_contents_that_lead_somewhere(visit, pages, kind):
     page = visit(pages[kind], width=1280)
     links = page.locator("nav.contents a")
     if page.evaluate("document.documentElement.scrollHeight") > 3000:
@@ -68,13 +61,13 @@ def test_a_long_page_has_contents_that_lead_somewhere(visit, pages, kind):  # no
 
 
 @pytest.mark.parametrize("kind", ["rescued", "one", "stopped"])
-def test_the_first_screen_says_what_to_do(visit, pages, kind):  # noqa: F811
+def test_the_first_screen_says_what_to_do(visit, pages, kind):
     page = visit(pages[kind], width=1280)
     box = page.locator(".todo").first.bounding_box()
     assert box["y"] + box["height"] <= 900
 
 
-def test_a_plan_can_be_copied(visit, pages):  # noqa: F811
+def test_a_plan_can_be_copied(visit, pages):
     page = visit(pages["rescued"])
     buttons = page.locator("button.copy")
     assert buttons.count() >= 2

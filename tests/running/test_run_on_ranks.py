@@ -1,13 +1,12 @@
 """`floatline run -- torchrun`: processes train the same model, and leave the same steps out."""
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed as dist
+from tests.marks import needs_gloo
 from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("train_on_ranks.py")
@@ -19,14 +18,13 @@ LAUNCHERS = {
 
 pytestmark = [
     slow,
-    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo backend"),
+    needs_gloo,
 ]
 
 
 def train(plan, *words, launcher="module"):
     start = [*START, "--plan", plan, "--", *LAUNCHERS[launcher], "--nproc-per-node", "2", "--standalone", str(SCRIPT)]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([*start, *words], capture_output=True, text=True, timeout=600, env=env)
+    return subprocess.run([*start, *words], capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("launcher", [name for name, words in LAUNCHERS.items() if Path(words[0]).exists()])

@@ -14,7 +14,6 @@ from tests.slow import slow
 import floatline
 
 START = [sys.executable, "-c", "from floatline.cli.main import main; main()", "run"]
-ENV = os.environ | {"OMP_NUM_THREADS": "1"}
 
 TRAIN = """
     import sys
@@ -54,7 +53,7 @@ def folder(tmp_path):
 
 
 def run(where, *words):
-    return subprocess.run(words, capture_output=True, text=True, cwd=where, timeout=600, env=ENV)
+    return subprocess.run(words, capture_output=True, text=True, cwd=where, timeout=600)
 
 
 def under(where, plan, *words):
@@ -221,7 +220,7 @@ def test_signals_reach_the_script(folder, number, said, code):
     write("train.py", WAITING)
     words = [*START, "--plan", "fp16-mixed", "--", sys.executable, "train.py"]
     process = subprocess.Popen(
-        words, cwd=where, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        words, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout.readline() == "ready\n"
     time.sleep(0.1)

@@ -44,14 +44,6 @@ BASELINE = 1 / len(WORDS)
 QUICK = {"num_batches": 16, "learning_rate": 8e-3}  # enough to learn
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def workload():
     return build(Config(**QUICK))

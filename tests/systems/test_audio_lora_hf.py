@@ -22,14 +22,6 @@ from floatline.systems.audio_lora.hf import make_trainer  # noqa: E402
 SMALL = {"batch_size": 8, "num_batches": 4}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class AsOnAGPU(transformers.Trainer):
     """The scaler that `fp16=True` gives the Trainer on a GPU; the model computes in FP16 by itself."""
 

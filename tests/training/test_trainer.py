@@ -30,14 +30,11 @@ CPU = pytest.mark.skipif(torch.cuda.is_available(), reason="expects the run on a
 
 
 @pytest.fixture(autouse=True)
-def one_thread_and_ctrl_c():
-    """Sums are cut by the number of threads; and tests that run in the background inherit a Ctrl-C that is ignored."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def ctrl_c_is_heard():
+    """Tests that run in the background inherit a Ctrl-C that is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

@@ -11,7 +11,6 @@ from floatline.errors import PlanError
 from floatline.hardware.rates import PER_NODE, Rates
 from floatline.plans import Plan
 
-SCALE_PARTS = ("weights", "master", "gradients", "states", "gathered", "activations")
 SCALE_HOW = {
     "weights": "rows of every parameter cut as FSDP2 cuts them; of the process that holds most",
     "master": "2 bytes a trained 16-bit weight, for an optimizer with an exact FP32 master",

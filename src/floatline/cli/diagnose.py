@@ -11,6 +11,7 @@ from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import (
     COMMAND,
     AsDevice,
+    AsOption,
     FormatOption,
     OutputFormat,
     SeedOption,
@@ -80,10 +81,7 @@ def diagnose(
             help="How many steps of a script are run in FP32. The default is 100, or all of up to 250. Only with --.",
         ),
     ] = None,
-    as_device: Annotated[
-        AsDevice | None,
-        typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
-    ] = None,
+    as_device: AsOption = None,
     forward: Annotated[
         bool,
         typer.Option(

@@ -9,10 +9,6 @@ from collections.abc import Generator
 
 import typer
 
-# 128 and the signal, as shells have it: a script must not go on as after 0.
-INTERRUPTED = 128 + signal.SIGINT
-TERMINATED = 128 + signal.SIGTERM
-
 
 @contextlib.contextmanager
 def saying_how_to_go_on(words: str) -> Generator[None]:
@@ -36,7 +32,7 @@ def saying_how_to_go_on(words: str) -> Generator[None]:
     except KeyboardInterrupt:
         how = "interrupted" if ended_by == signal.SIGINT else "ended by SIGTERM"
         typer.echo(f"floatline: {how}. {words}", err=True)
-        raise typer.Exit(128 + ended_by) from None
+        raise typer.Exit(128 + ended_by) from None  # as shells have it: a script must not go on as after 0
     finally:
         if mine:
             signal.signal(signal.SIGTERM, before)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from floatline.cli.endings import saying_how_to_go_on
-from floatline.cli.output import COMMAND, AsDevice, FormatOption, OutputFormat, print_json, text_console
+from floatline.cli.output import COMMAND, AsDevice, AsOption, FormatOption, OutputFormat, print_json, text_console
 
 if TYPE_CHECKING:
     from floatline.manifests.manifest import Manifest
@@ -29,10 +29,7 @@ def manifest(
     save: Annotated[
         str | None, typer.Option("--save", metavar="FILE", help="Write the manifest to this file, to compare later.")
     ] = None,
-    as_device: Annotated[
-        AsDevice | None,
-        typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
-    ] = None,
+    as_device: AsOption = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Say what a training script really computes in, without an edit.

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-_TARGET = typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")
-TargetArgument = Annotated[str, _TARGET]
-OptionalTarget = Annotated[str | None, _TARGET]
+OptionalTarget = Annotated[
+    str | None, typer.Argument(help="What is trained: FILE.py, package.module or package.module:name.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed for building the target and for training.")]
 RunStepsOption = Annotated[
     int | None,
@@ -35,6 +35,12 @@ class AsDevice(str, Enum):
     """What a script is run as on."""
 
     cuda = "cuda"
+
+
+AsOption = Annotated[
+    AsDevice | None,
+    typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
+]
 
 
 class TargetOrCommand(PlainCommand):

@@ -10,7 +10,7 @@ import typer
 from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import (
     COMMAND,
-    AsDevice,
+    AsOption,
     Engine,
     EngineOption,
     FormatOption,
@@ -68,10 +68,7 @@ def rescue(
     limit: Annotated[
         float | None, typer.Option("--limit", help="Seconds that one run of a script's validation may take.")
     ] = None,
-    as_device: Annotated[
-        AsDevice | None,
-        typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),
-    ] = None,
+    as_device: AsOption = None,
     engine: EngineOption = Engine.local,
     output: FormatOption = OutputFormat.text,
 ) -> None:

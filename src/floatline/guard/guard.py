@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -32,7 +32,6 @@ from floatline.guard.step.judge import Judge, Verdict
 from floatline.guard.step.layers import Layers, Lost
 from floatline.guard.step.samples import Samples
 from floatline.guard.step.stepping import Stepper, norm_of
-from floatline.ledger.account import Listener
 from floatline.optim.survey import Decision, Survey
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
@@ -48,8 +47,6 @@ from floatline.precision.micro_batches import (
 )
 from floatline.precision.random_state import RandomState
 from floatline.precision.wrappers import drop_gradients, unwrap
-
-ListenerT = TypeVar("ListenerT", bound=Listener)
 
 
 class Guard(GuardedRun):

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from floatline.manifests.rows import StateRow, SumRow, UpdateRow
 from floatline.optim.mesh import local_grad
+from floatline.precision.dtypes import NARROW
 from floatline.precision.live_holdings import EXTRAS, NamedWeight, format_name
 from floatline.probe.scripts.weight_digest import is_measured, sample
 from floatline.probe.watch.patches import Aside
 
 # Shares are those of samples of up to 2**16 elements: off by less than 0.8 % of one, 4 standard deviations.
-_NARROW = (torch.float16, torch.bfloat16)
 # States that are multiplied by a setting in every step: the key of their group, and the place in it.
 _DECAYS: dict[str, tuple[str, int | None]] = {
     "exp_avg": ("betas", 0),
@@ -182,7 +182,7 @@ class GradientSums:
     """
 
     def __init__(self, weights: list[Tensor]) -> None:
-        self._own = [w for w in weights if w.dtype in _NARROW and w.requires_grad and w.is_leaf and is_measured(w)]
+        self._own = [w for w in weights if w.dtype in NARROW and w.requires_grad and w.is_leaf and is_measured(w)]
         self._sums: dict[int, Tensor] = {}
         self._held: dict[int, Tensor] = {}
         self._passes: dict[int, int] = {}

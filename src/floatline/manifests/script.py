@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from floatline.errors import ManifestError, TargetError
+from floatline.manifests.difference import compare_held
+from floatline.manifests.facts import ManifestFacts
+from floatline.manifests.judge import DIGEST
 from floatline.manifests.manifest import Manifest, read_manifest
-from floatline.manifests.ranks import combine_ranks
+from floatline.manifests.rows import RankRow
 from floatline.running.command import parse_launched, run_to_end
 from floatline.running.ranks import find_ranks
 
@@ -55,6 +59,29 @@ def measure_script(
         which = f"Rank {lost}" if lost else "A process"
         raise ManifestError(f"{which} ended with an error before its step was measured. Its own words are above.")
     return combine_ranks(found)
+
+
+def combine_ranks(found: Mapping[int, Manifest]) -> tuple[Manifest, ...]:
+    """The manifests by rank; the first has what the others do not have as it does."""
+    first, *others = (found[rank] for rank in sorted(found))
+    rows = tuple(row for other in others for row in _tell_apart(first, other))
+    return replace(first, apart=rows), *others
+
+
+def _tell_apart(first: ManifestFacts, other: ManifestFacts) -> Iterator[RankRow]:
+    for row in compare_held(first, other):
+        yield RankRow(other.rank, row.what, row.a, row.b)
+    if first.num_ranks != other.num_ranks:
+        yield RankRow(other.rank, "processes", str(first.num_ranks), str(other.num_ranks))
+    if first.digest != other.digest:
+        yield RankRow(other.rank, DIGEST, first.digest, other.digest)
+    if first.bad_loss != other.bad_loss:
+        yield RankRow(other.rank, "loss", _say_bad_loss(first.bad_loss), _say_bad_loss(other.bad_loss))
+
+
+def _say_bad_loss(step: int | None) -> str:
+    """Where a loss was not finite first."""
+    return "finite" if step is None else f"not finite at step {step}"
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -171,7 +171,7 @@ class HalfOnCPU(TorchDispatchMode):
         kwargs = kwargs or {}
         if types and any(issubclass(kind, FakeTensor) for kind in types):
             return func(*args, **kwargs)  # shapes only: nothing to compute
-        if types and any(_unwraps_itself(kind) for kind in types):
+        if types and any(unwraps_itself(kind) for kind in types):
             # A tensor subclass unwraps itself first; the mode then sees the plain tensors inside.
             return NotImplemented
         way = _way(func)
@@ -192,7 +192,8 @@ class HalfOnCPU(TorchDispatchMode):
         return _compute_in_float32(func, args, kwargs)
 
 
-def _unwraps_itself(kind: Any) -> bool:
+def unwraps_itself(kind: Any) -> bool:
+    """Whether a kind of tensor handles operations by itself, and is not the values that it shows."""
     return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # pyright: ignore[reportUnknownMemberType]
 
 

@@ -19,14 +19,9 @@ COEFFICIENTS: Coefficients = (3.4445, -4.7750, 2.0315)
 _ROOM = 32768.0  # half of what FP16 holds: the other half is for rounding
 
 
-def orthogonalize(
-    matrix: Tensor,
-    dtype: NewtonSchulzName = "bf16",
-    *,
-    coefficients: Coefficients = COEFFICIENTS,
-    steps: int = 5,
-    eps: float = 1e-7,
-) -> Tensor:
+def newton_schulz(
+    matrix: Tensor, dtype: NewtonSchulzName, *, coefficients: Coefficients, steps: int, eps: float
+) -> tuple[Tensor, float]:
     """The matrix with every singular value brought near 1: x ← a·x + (b·x·xᵀ + c·(x·xᵀ)²)·x, from x / ‖x‖.
 
     Numerics:
@@ -44,18 +39,8 @@ def orthogonalize(
         eps: The least norm that is divided by.
 
     Returns:
-        float32.
+        The result in the dtype of its products, and what it is to be divided by.
     """
-    if matrix.ndim != 2:
-        raise TensorError(f"A tensor of shape {tuple(matrix.shape)} is no matrix. Use one of two dimensions.")
-    turned, scale = newton_schulz(matrix, dtype, coefficients=coefficients, steps=steps, eps=eps)
-    return turned.to(torch.float32) / scale
-
-
-def newton_schulz(
-    matrix: Tensor, dtype: NewtonSchulzName, *, coefficients: Coefficients, steps: int, eps: float
-) -> tuple[Tensor, float]:
-    """As `orthogonalize`, in the dtype of its products: what it gives, and what that is to be divided by."""
     a, b, c = coefficients
     scale = scale_of(dtype, coefficients, steps)
     tall = matrix.size(0) > matrix.size(1)

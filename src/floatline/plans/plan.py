@@ -300,10 +300,14 @@ def _find_field(place: list[str | int]) -> tuple[type[Frozen], str]:
 _TYPE = "type:"
 
 
+def name_all_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Every module once, with its qualified name; the model itself is ''."""
+    return list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
+
+
 def name_modules(model: nn.Module) -> dict[str, nn.Module]:
     """The modules below a model, by their qualified names."""
-    modules: dict[str, nn.Module] = dict(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-    return {name: module for name, module in modules.items() if name}
+    return {name: module for name, module in name_all_modules(model) if name}
 
 
 def is_match(name: str, module: nn.Module, pattern: str) -> bool:

@@ -45,7 +45,7 @@ def call_in_fp32(
             stack.enter_context(torch.autocast(device, enabled=False))
         if module is not None:
             stack.enter_context(_widened(module))
-        result = function(*map_tensors(_widen, args), **map_tensors(_widen, kwargs))
+        result = function(*map_tensors(widen, args), **map_tensors(widen, kwargs))
     back = next((tensor.dtype for tensor in inputs if tensor.dtype in NARROW), None if inputs else default)
     if keep or busy or back is None:
         return result
@@ -70,7 +70,8 @@ def run_in_fp32(
     return call_in_fp32(function, args, kwargs, module=module, keep=keep, keep_scalars=True)
 
 
-def _widen(tensor: Tensor) -> Tensor:
+def widen(tensor: Tensor) -> Tensor:
+    """A 16-bit tensor in FP32; any other as it is."""
     return tensor.float() if tensor.dtype in NARROW else tensor
 
 

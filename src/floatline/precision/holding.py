@@ -37,11 +37,11 @@ class Holding:
     example: str
 
 
-def formats_of(holdings: Iterable[Holding], kind: HeldKind, *, group: str = "", name: str = "") -> Counter[str]:
+def formats_of(holdings: Iterable[Holding], kind: HeldKind, *, group: str = "") -> Counter[str]:
     """Elements by format, the most first."""
     found: Counter[str] = Counter()
     for row in holdings:
-        if row.kind == kind and row.group == (group or row.group) and row.name == (name or row.name):
+        if row.kind == kind and row.group == (group or row.group):
             found[row.format] += row.num_elements
     return Counter(dict(found.most_common()))
 

@@ -7,19 +7,16 @@ from floatline.base.offered import offer
 if TYPE_CHECKING:
     from floatline.report.chart import draw_ranges
     from floatline.report.fit import print_fit
-    from floatline.report.page import Section, write_page
     from floatline.report.rescue import write_rescue
     from floatline.report.run.folders import open_runs
     from floatline.report.validation.report import write_report
     from floatline.report.validation.terminal import print_validation
 
 __all__ = [
-    "Section",
     "draw_ranges",
     "open_runs",
     "print_fit",
     "print_validation",
-    "write_page",
     "write_report",
     "write_rescue",
 ]
@@ -27,12 +24,10 @@ __all__ = [
 __getattr__ = offer(
     __name__,
     {
-        "Section": "page",
         "draw_ranges": "chart",
         "open_runs": "run.folders",
         "print_fit": "fit",
         "print_validation": "validation.terminal",
-        "write_page": "page",
         "write_report": "validation.report",
         "write_rescue": "rescue",
     },

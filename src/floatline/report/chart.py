@@ -6,7 +6,6 @@ import html
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 from floatline.base.texts import printable
@@ -214,18 +213,11 @@ _CELLS = {(True, True): "█", (True, False): "▀", (False, True): "▄", (Fals
 _PASSES = ("▀", "▄")
 _ROOM = 0.075  # beyond the lines, as a share of what is between them: what is further out is drawn at the edge
 _WORDS_FROM = 64  # columns of a terminal: below, a row beyond a limit gets a sign instead of words
-_STYLE = (
-    ".floatline-step{color:var(--floatline-ink,#1f2328)}"
-    ".floatline-step text{fill:currentColor}.floatline-step path{stroke:currentColor}"
-    f".floatline-step .beyond{{fill:{COLOURS['overflow']}}}.floatline-step .blamed{{font-weight:600}}"
-    "@media (prefers-color-scheme:dark){.floatline-step{color:var(--floatline-ink,#e6edf3)}"
-    ".floatline-step .beyond{fill:#ff7b72}}"
-)
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """Exponents laid out over columns or pixels."""
+    """Exponents laid out over columns."""
 
     first: float
     last: float
@@ -277,49 +269,6 @@ def draw_step(rows: Sequence[Row], *, width: int = 80) -> Text:
     return text
 
 
-def step_chart_svg(rows: Sequence[Row], *, width: int = 880) -> str:
-    """The same picture as a standalone SVG element, light or dark as the page is; every text in it is escaped."""
-    shown = _shown(rows)
-    if not shown:
-        return ""
-    fmt = shown[0].format
-    left, right, top, tall = 190, 245, 48, 18
-    bottom = top + tall * len(shown)
-    rest = _rest(rows, shown)
-    scale = _scale(shown[0], width - left - right)
-    title = html.escape(_TITLE.format(format=fmt.name))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {bottom + 44 + 18 * bool(rest)}" role="img" '
-        f'class="floatline-step" font-family="system-ui, sans-serif" font-size="12">',
-        f"<title>{title}</title><style>{_STYLE}</style>",
-        f'<text x="10" y="18" font-size="14" font-weight="600">{title}</text>',
-        '<text x="10" y="36" opacity="0.7">upper bar forward, lower bar backward</text>',
-    ]
-    for i, row in enumerate(shown):
-        y = top + tall * i
-        name = ("▶ " if row.blamed else "") + _names([row], 26)[0]
-        parts.append(
-            f'<text x="{left - 8}" y="{y + 13}" text-anchor="end" class="{"blamed" if row.blamed else "module"}">'
-            f"{html.escape(name)}<title>{html.escape(_name(row))}</title></text>"
-        )
-        parts += [
-            f'<rect x="{left + start:.1f}" y="{y + 2 + 7 * lower}" width="{end - start:.1f}" height="6" '
-            f'fill="{colour}"/>'
-            for lower, span in enumerate((row.forward, row.backward))
-            for start, end, colour in _pieces(span, row, scale)
-        ]
-        parts.append(f'<text x="{width - right + 8}" y="{y + 13}" class="beyond">{html.escape(_words(row))}</text>')
-    for i, (exponent, name) in enumerate(marks_of(fmt)):
-        x = left + scale.at(exponent)
-        parts.append(f'<path d="M{x:.1f} {top - 4}V{bottom + 6}" stroke-dasharray="3 3" opacity="0.6"/>')
-        parts.append(
-            f'<text x="{x:.1f}" y="{bottom + 20 + 14 * (i % 2)}" text-anchor="middle">{name} 2^{exponent}</text>'
-        )
-    if rest:
-        parts.append(f'<text x="10" y="{bottom + 54}" opacity="0.7">{rest}</text>')
-    return "".join([*parts, "</svg>"])
-
-
 def _shown(rows: Sequence[Row]) -> Sequence[Row]:
     from floatline.diagnosis.headroom.step_rows import rows_that_matter  # torch comes with it
 
@@ -366,17 +315,6 @@ def _columns(ends: tuple[float, float] | None, scale: _Scale) -> range:
     return range(first, last + 1)
 
 
-def _pieces(span: Span | None, row: Row, scale: _Scale) -> list[tuple[float, float, str]]:
-    """A bar cut where the format's zones meet, each piece with its colour."""
-    ends = _ends(span, scale)
-    if ends is None:
-        return []
-    low, high = ends[0], max(ends[1], ends[0] + 0.3)  # a single value is still seen
-    cuts = [low, *(float(exponent) for exponent, _ in marks_of(row.format) if low < exponent < high), high]
-    pieces = [(scale.at(a), scale.at(b), COLOURS[zone_of((a + b) / 2, row.format)]) for a, b in pairwise(cuts)]
-    return [piece for piece in pieces if piece[1] > piece[0]]
-
-
 def _name(row: Row) -> str:
     return printable(row.module) or "(root)"
 
@@ -391,11 +329,6 @@ def _note(row: Row) -> str:
     """What is wrong in which pass: '▀ overflow ▄ 98 % to 0'."""
     parts = zip(_PASSES, (row.forward, row.backward), strict=True)
     return " ".join(f"{sign} {_word(span)}" for sign, span in parts if span is not None and span.state != "fits")
-
-
-def _words(row: Row) -> str:
-    parts = zip(("forward", "backward"), (row.forward, row.backward), strict=True)
-    return ", ".join(f"{name} {_word(span)}" for name, span in parts if span is not None and span.state != "fits")
 
 
 def _word(span: Span) -> str:

@@ -31,30 +31,30 @@ _WIDTH = 100
 def print_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
     """Print a diagnosis."""
     if diagnosis.primary is None and diagnosis.no_verdict:
-        console.print(_line(("no verdict", "bold yellow"), f"  {diagnosis.no_verdict}"), soft_wrap=True)
-        console.print(_line(_run(diagnosis)), soft_wrap=True)
+        console.print(styled_line(("no verdict", "bold yellow"), f"  {diagnosis.no_verdict}"), soft_wrap=True)
+        console.print(styled_line(_run(diagnosis)), soft_wrap=True)
     elif diagnosis.primary is None and diagnosis.unexplained:
-        console.print(_line(("unexplained", "bold red"), f"  {diagnosis.unexplained}"), soft_wrap=True)
-        console.print(_line(f"{_run(diagnosis)}; {_VERDICTS[diagnosis.verdict]}"), soft_wrap=True)
+        console.print(styled_line(("unexplained", "bold red"), f"  {diagnosis.unexplained}"), soft_wrap=True)
+        console.print(styled_line(f"{_run(diagnosis)}; {_VERDICTS[diagnosis.verdict]}"), soft_wrap=True)
     elif diagnosis.primary is None:
-        console.print(_line(("healthy", "bold green"), f"  No finding: {_run(diagnosis)}."), soft_wrap=True)
+        console.print(styled_line(("healthy", "bold green"), f"  No finding: {_run(diagnosis)}."), soft_wrap=True)
     else:
         _print_primary(diagnosis, diagnosis.primary, console)
         _print_others(diagnosis.findings[1:], console)
         _print_chart(diagnosis, console)
     for note in diagnosis.notes:
-        console.print(_line((f"note: {note}", "dim")), soft_wrap=True)
+        console.print(styled_line((f"note: {note}", "dim")), soft_wrap=True)
 
 
 def _print_primary(diagnosis: Diagnosis, finding: Finding, console: Console) -> None:
     cause = finding.cause
-    console.print(_line((cause.id, "bold red"), "  ", (cause.title, "bold")), soft_wrap=True)
-    _print_code("where", _line(_place(finding)), console)
+    console.print(styled_line((cause.id, "bold red"), "  ", (cause.title, "bold")), soft_wrap=True)
+    _print_code("where", styled_line(_place(finding)), console)
     source = _source_line(finding)
     if source:
-        _print_code("", _line((f"{finding.line} | ", "dim"), source), console)
+        _print_code("", styled_line((f"{finding.line} | ", "dim"), source), console)
     _print_prose("seen", finding.seen, console)
-    _print_code("fix", _line((finding.fix, "green")), console)
+    _print_code("fix", styled_line((finding.fix, "green")), console)
     left = _MOST_TRIED
     for text in (*([finding.tried] if finding.tried else []), *diagnosis.tried):
         lines = _wrap(text, console)
@@ -62,8 +62,8 @@ def _print_primary(diagnosis: Diagnosis, finding: Finding, console: Console) -> 
             break
         _print_prose("tried", text, console)
         left -= len(lines)
-    _print_code("why", _line(f"floatline explain {cause.id}"), console)
-    _print_code("run", _line(f"{_run(diagnosis)}; {_VERDICTS[diagnosis.verdict]}"), console)
+    _print_code("why", styled_line(f"floatline explain {cause.id}"), console)
+    _print_code("run", styled_line(f"{_run(diagnosis)}; {_VERDICTS[diagnosis.verdict]}"), console)
 
 
 def _print_others(findings: tuple[Finding, ...], console: Console) -> None:
@@ -72,7 +72,7 @@ def _print_others(findings: tuple[Finding, ...], console: Console) -> None:
     console.print(Text("\nAlso found, in the order worth fixing", style="bold"))
     for number, finding in enumerate(findings, start=2):
         rest = f"  {_place(finding)}  {finding.seen}"
-        console.print(_line(f"  {number}. ", (finding.cause.id, "yellow"), rest), soft_wrap=True)
+        console.print(styled_line(f"  {number}. ", (finding.cause.id, "yellow"), rest), soft_wrap=True)
 
 
 def _print_chart(diagnosis: Diagnosis, console: Console) -> None:
@@ -86,13 +86,13 @@ def _print_chart(diagnosis: Diagnosis, console: Console) -> None:
 
 def _print_code(label: str, text: Text, console: Console) -> None:
     """One line that is never broken, so that it can be copied."""
-    console.print(_line((f"  {label:<7}", "cyan")) + text, soft_wrap=True)
+    console.print(styled_line((f"  {label:<7}", "cyan")) + text, soft_wrap=True)
 
 
 def _print_prose(label: str, words: str, console: Console) -> None:
     """Sentences, broken between words."""
     for number, line in enumerate(_wrap(words, console)):
-        _print_code("" if number else label, _line(line), console)
+        _print_code("" if number else label, styled_line(line), console)
 
 
 def _wrap(words: str, console: Console) -> list[str]:
@@ -128,7 +128,7 @@ def _source_line(finding: Finding) -> str:
     return linecache.getline(finding.file, finding.line).strip()
 
 
-def _line(*parts: str | tuple[str, str]) -> Text:
+def styled_line(*parts: str | tuple[str, str]) -> Text:
     """One line, each part with its style; never read as markup."""
     styled = [part if isinstance(part, tuple) else (part, "") for part in parts]
     return Text.assemble(*((printable(words), style) for words, style in styled))

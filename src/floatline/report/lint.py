@@ -7,7 +7,7 @@ import inspect
 import os
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from floatline import __version__
@@ -181,15 +181,16 @@ def _property(text: str) -> str:
 
 
 _WIDTH = 88
-_LANGUAGES = {".py": "py", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".sh": "sh"}
 
 
 def print_rule(console: Console, rule: type[Rule]) -> None:
     """Print what it flags, why, what to write instead, with an example."""
     from rich.text import Text
 
-    console.print(Text.assemble((rule.code, "bold cyan"), "  ", (rule.name, "bold cyan"), "  ", (_title(rule), "bold")))
-    for heading, text in _sections(rule):
+    console.print(
+        Text.assemble((rule.code, "bold cyan"), "  ", (rule.name, "bold cyan"), "  ", (rule_title(rule), "bold"))
+    )
+    for heading, text in rule_sections(rule):
         console.print()
         if heading:
             console.print(Text(heading, style="bold"))
@@ -213,7 +214,7 @@ def rule_as_json(rule: type[Rule]) -> dict[str, Any]:
     return {
         "code": rule.code,
         "name": rule.name,
-        "title": _title(rule),
+        "title": rule_title(rule),
         "cause": rule.cause.id if rule.cause else None,
         "message": rule.message,
         "fix": rule.advice,
@@ -224,37 +225,13 @@ def rule_as_json(rule: type[Rule]) -> dict[str, Any]:
     }
 
 
-def rule_page(rule: type[Rule]) -> str:
-    """The rule as Markdown; its examples are the ones that are tested."""
-    parts = [f"# {rule.code} {rule.name}\n", f"{_title(rule)}.\n" if not _title(rule).endswith(".") else _title(rule)]
-    for heading, text in _sections(rule):
-        parts.append(f"## {heading}\n\n{text}\n" if heading else f"{text}\n")
-    parts.append(f"Instead: {rule.advice}\n")
-    parts.append("## Flagged\n")
-    for bad in read_examples(rule.bad):
-        parts.append(_block(bad.source, bad.file))
-        if bad.fixed is not None:
-            parts.append("becomes\n")
-            parts.append(_block(bad.fixed, bad.file))
-    parts.append("## Not flagged\n")
-    parts += [_block(good.source, good.file) for good in read_examples(rule.good)]
-    if rule.cause is not None:
-        parts.append(f"Cause: [{rule.cause.id}](../causes/{rule.cause.id}.md). ")
-    parts.append(f"To keep a line as it is: `# floatline: allow[{rule.name}]`\n")
-    return "\n".join(parts)
-
-
-def _title(rule: type[Rule]) -> str:
+def rule_title(rule: type[Rule]) -> str:
+    """Its own title, or what it shares with its cause."""
     return rule.title or (rule.cause.title if rule.cause else rule.message)
 
 
-def _sections(rule: type[Rule]) -> list[tuple[str, str]]:
+def rule_sections(rule: type[Rule]) -> list[tuple[str, str]]:
     """The headings of the docstring, with what stands under each; the first has none."""
     text = inspect.cleandoc(rule.__doc__ or "")
     first, *rest = text.split("\n## ")
     return [("", first.strip()), *((part.split("\n", 1)[0].strip(), part.split("\n", 1)[-1].strip()) for part in rest)]
-
-
-def _block(code: str, file: str) -> str:
-    name = "" if file == "example.py" else f"{file}:\n\n"
-    return f"{name}```{_LANGUAGES.get(PurePath(file).suffix, 'text')}\n{code}\n```\n"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from floatline.plans import Plan
 from floatline.precision.dtypes import DTYPES, NARROW
+from floatline.precision.fp32_call import widen
 from floatline.precision.nested import map_tensors
 from floatline.probe.watch.patches import Patches
 
@@ -176,7 +177,7 @@ class OuterCalls:
             self._turn_off(device)
         if enters and self._narrows and not wide:
             return map_tensors(self._narrow, result)
-        return map_tensors(_widen, result) if enters or wide else result
+        return map_tensors(widen, result) if enters or wide else result
 
     def _narrow(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._dtype) if tensor.dtype in (torch.float32, *NARROW) else tensor
@@ -223,7 +224,7 @@ def _norming(original: _Call) -> _Call:
     def norm(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002 (torch's name)
         if input.dtype != torch.float32:
             return original(input, *args, **kwargs)
-        return original(input, *map_tensors(_widen, args), **map_tensors(_widen, kwargs))
+        return original(input, *map_tensors(widen, args), **map_tensors(widen, kwargs))
 
     return norm
 
@@ -231,7 +232,3 @@ def _norming(original: _Call) -> _Call:
 def _is_training() -> bool:
     """Whether autocast is for a forward pass that is trained: not for an evaluation, nor a checkpoint's second run."""
     return torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-
-
-def _widen(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in NARROW else tensor

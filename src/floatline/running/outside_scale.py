@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 from floatline.guard.step.unscaling import unscale
 from floatline.optim.mesh import agree_on_overflow
 from floatline.plans.plan import Clip, Scaling
+from floatline.probe.steps.other_precision import keep_switch
 from floatline.probe.watch.patches import Patches
 from floatline.running.scaled_passes import ScaledPasses
 
@@ -83,7 +84,9 @@ class OutsideScale:
         # A scaler that is off: its scale is 1, it unscales and skips nothing, and calls the optimizer's step. While it
         # is made it is on, so that it has its settings, which a script may ask for.
         making: list[torch.amp.GradScaler] = []
-        switch = property(lambda scaler: any(one is scaler for one in making) and scaler.__dict__["_enabled"], _keep)
+        switch = property(
+            lambda scaler: any(one is scaler for one in making) and scaler.__dict__["_enabled"], keep_switch
+        )
         patches.set(torch.amp.GradScaler, "_enabled", switch)
         patches.wrap(torch.amp.GradScaler, "__init__", lambda make: self._making(make, making))
         hooks = (
@@ -224,10 +227,6 @@ class _Judged:
         loss = self._closure()
         self._judge()
         return loss
-
-
-def _keep(scaler: Any, value: bool) -> None:
-    scaler.__dict__["_enabled"] = value
 
 
 def _fill_in(scaling: Scaling, scaler: torch.amp.GradScaler) -> Scaling:

@@ -9,17 +9,9 @@ from typing import Any
 
 import torch
 
+from floatline.precision.random_state import seed_all
 from floatline.precision.user_frames import find_script_line
 from floatline.probe.watch.patches import Patches
-
-
-def seed_all(seed: int) -> None:
-    """Begin Python's, numpy's and torch's random numbers from a seed."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed(seed % 2**32)
 
 
 class Seeds:

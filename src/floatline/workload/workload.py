@@ -1,10 +1,10 @@
-"""Workload: what is trained."""
+"""Workload: what is trained; OnDemand: its batches, where they are made when they are asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast, overload
 
 from floatline.errors import PlanError, TargetError
 from floatline.plans import Plan
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+T = TypeVar("T")
 # The plain tuple that a target may return instead.
 FIELDS = ("model", "batches", "loss_fn", "precision", "make_optimizer")
 
@@ -115,3 +116,30 @@ def describe(value: object) -> str:
     """A value by its type and length, for an error."""
     size = f" of {len(value)}" if is_row(value) else ""
     return f"a {type(value).__name__}{size}"
+
+
+class OnDemand(Sequence[T]):
+    """Entries of a function; nothing is kept, so that the same number must give the same entry each time.
+
+    Args:
+        make: Gives the entry of a number.
+        numbers: Which ones there are, or how many from 0 on.
+    """
+
+    def __init__(self, make: Callable[[int], T], numbers: range | int) -> None:
+        self._make = make
+        self._numbers = range(numbers) if isinstance(numbers, int) else numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> OnDemand[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | OnDemand[T]:
+        if isinstance(index, slice):
+            return OnDemand(self._make, self._numbers[index])
+        return self._make(self._numbers[index])

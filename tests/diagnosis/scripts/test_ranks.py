@@ -5,8 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.marks import needs_fsdp2, needs_gloo
 from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import slow
 
@@ -15,10 +14,6 @@ from floatline.diagnosis.scripts.ranks import RankReports
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 SCRIPT = Path(__file__).with_name("on_ranks.py")
 HERE = SCRIPT.read_text(encoding="utf-8").split("# here")[0].count("\n") + 1
-needs_gloo = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()) or torch.__version__.startswith("2.6."),
-    reason="needs gloo, and FSDP2 on the CPU, which torch 2.6 has not",
-)
 # The exit code, the cause, and what is said of the processes.
 FOUND = {
     "healthy": (0, None, "2 processes were observed; what is said of steps and operations is rank 0's"),
@@ -36,6 +31,7 @@ FOUND = {
 
 @slow
 @needs_gloo
+@needs_fsdp2
 @pytest.mark.parametrize("kind", FOUND)
 def test_two_processes_are_diagnosed(kind, tmp_path):
     code, cause, said = FOUND[kind]

@@ -18,11 +18,10 @@ from floatline.running.command import parse_command
 
 SCRIPTS = Path(__file__).parents[1] / "loops"
 START = [sys.executable, "-c", "from floatline.cli.main import main; main()", "diagnose"]
-ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def run(*words: str, cwd: Path = SCRIPTS) -> subprocess.CompletedProcess:
-    return subprocess.run([*START, *words], capture_output=True, text=True, cwd=cwd, timeout=600, env=ONE_THREAD)
+    return subprocess.run([*START, *words], capture_output=True, text=True, cwd=cwd, timeout=600)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +129,7 @@ for step in itertools.count():
 def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
     (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
     command = [*START, "--", "endless.py"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=ONE_THREAD, start_new_session=True
-    )
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "under way\n"
     if number == signal.SIGINT:

@@ -323,7 +323,7 @@ def test_a_script_is_compiled_afresh_on_the_command_line(tmp_path):
         text=True,
         cwd=tmp_path,
         timeout=280,
-        env=os.environ | caches | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | caches,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("healthy")

@@ -150,12 +150,6 @@ def test_steps_reach_only_a_function_that_takes_them():
     assert run_target(function(lambda: train()), steps=3).num_steps == 5
 
 
-def test_every_step_is_told():
-    told = []
-    run_target(build(), steps=4, on_step=told.append)
-    assert told == [0, 1, 2, 3]
-
-
 def test_what_cannot_be_run_is_one_line():
     def endless():
         while True:

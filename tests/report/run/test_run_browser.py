@@ -1,34 +1,14 @@
 """The page of `floatline report` in a real browser: it renders, answers, fits a phone, and fetches nothing."""
 
-import os
 import re
-import shutil
 import time
 
 import pytest
+from tests.report.reading import CONTRAST
 from tests.report.run.runs import EVIL, make_run
-from tests.report.validation.test_validation_browser import CONTRAST
 
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
-
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if BROWSER is None:  # the tests of other files use it, too
-        pytest.skip("no Chromium on this machine")
-    # Chromium writes into the home folder even without a profile, and a test leaves that alone.
-    home = tmp_path_factory.mktemp("home")
-    places = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_CACHE_HOME": home / "cache"}
-    with playwright.sync_playwright() as driver:
-        environment = {**os.environ, **{name: str(place) for name, place in places.items()}}
-        started = driver.chromium.launch(executable_path=BROWSER, env=environment)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,36 +26,6 @@ def pages(tmp_path_factory):
         made[kind] = folder / f"{kind}.html"
         write_run_page([run.look() for run in open_runs([folder / name for name in names])], made[kind])
     return made
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens a file; afterwards nothing may have gone wrong, been fetched, or popped up."""
-    contexts, trouble = [], []
-
-    def visit(path, *, width=1100, scheme="light"):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        context.set_default_timeout(10_000)
-        page = context.new_page()
-
-        def fetched(route):
-            if route.request.url == path.as_uri() or route.request.url.startswith("data:"):
-                return route.continue_()
-            trouble.append(f"fetched {route.request.url}")
-            return route.abort()
-
-        page.route("**/*", fetched)
-        page.on("console", lambda said: trouble.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: (trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        page.goto(path.as_uri())
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert trouble == []
 
 
 @pytest.mark.parametrize(

@@ -1,49 +1,14 @@
 """report.html in a real browser: it renders, answers to the pointer, fits a phone, and runs nothing a name brings."""
 
 import math
-import os
-import shutil
 
 import pytest
+from tests.report.reading import CONTRAST, TEXTS
 from tests.report.validation.validations import EVIL, make_validation
 
-from floatline.report.page import Section, write_page
 from floatline.report.validation.report import write_report
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
-
 THREE = {"fp16-mixed": 0.0002, "bf16-mixed": 0.03, "fp16-true": math.inf}
-CONTRAST = """selector => {
-  const channel = c => { c /= 255; return c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4; };
-  const light = c => .2126 * channel(c[0]) + .7152 * channel(c[1]) + .0722 * channel(c[2]);
-  const read = text => text.match(/[\\d.]+/g).map(Number);
-  return [...document.querySelectorAll(selector)].map(element => {
-    let ground = element, back = [0, 0, 0, 0];
-    for (; ground && (back.length === 4 && back[3] === 0); ground = ground.parentElement)
-      back = read(getComputedStyle(ground).backgroundColor);
-    const style = getComputedStyle(element);
-    const ink = read(element instanceof SVGElement && element.tagName === "text" ? style.fill : style.color);
-    const [a, b] = [light(ink), light(back)].sort((x, y) => y - x);
-    return (a + .05) / (b + .05);
-  });
-}"""
-TEXTS = "p, h1, h2, h3, td, th, caption, dt, dd, summary, li, .badge, .chip, .readout, pre, footer, svg text:not(.sign)"
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    if BROWSER is None:  # the tests of other files use it, too
-        pytest.skip("no Chromium on this machine")
-    # Chromium writes into the home folder even without a profile, and a test leaves that alone.
-    home = tmp_path_factory.mktemp("home")
-    places = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_CACHE_HOME": home / "cache"}
-    with playwright.sync_playwright() as driver:
-        environment = {**os.environ, **{name: str(place) for name, place in places.items()}}
-        started = driver.chromium.launch(executable_path=BROWSER, env=environment)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
@@ -53,36 +18,6 @@ def pages(tmp_path_factory):
     evil = make_validation(dict(zip(EVIL, (0.0, 0.03, 0.04), strict=True)), evil=True)
     made = {"one": make_validation(), "three": make_validation(THREE), "bare": make_validation(bare=True), "evil": evil}
     return {name: write_report(validation, folder / name) for name, validation in made.items()}
-
-
-@pytest.fixture
-def visit(browser):
-    """Opens a file; afterwards nothing may have gone wrong, been fetched, or popped up."""
-    contexts, trouble = [], []
-
-    def visit(path, *, width=1100, scheme="light"):
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        context.set_default_timeout(10_000)
-        page = context.new_page()
-
-        def fetched(route):
-            if route.request.url == path.as_uri() or route.request.url.startswith("data:"):
-                return route.continue_()
-            trouble.append(f"fetched {route.request.url}")
-            return route.abort()
-
-        page.route("**/*", fetched)
-        page.on("console", lambda said: trouble.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: (trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))
-        page.goto(path.as_uri())
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    assert trouble == []
 
 
 @pytest.mark.parametrize("kind", ["one", "three", "bare", "evil"])
@@ -222,12 +157,3 @@ def test_names_are_texts_and_nothing_more(visit, pages):
     assert page.locator("script").count() == 4  # three sets of curves, and the page's own
     assert page.locator("h1").inner_text().startswith("<script>alert(1)</script> against")
     assert page.get_by_role("button", name=EVIL[0]).count() >= 1
-
-
-def test_the_plain_page_has_the_same_look(visit, tmp_path):
-    path = tmp_path / "page.html"
-    write_page(path, title="How low?", sections=[Section("One", text=["Words."], rows=[("a", "b"), ("1", "2")])])
-    page = visit(path, scheme="dark", width=390)
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
-    assert min(page.evaluate(CONTRAST, "h1, h2, p, td, th")) >= 4.5
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -16,14 +16,6 @@ from floatline.validation.verdict.terms import LANGUAGE_MODEL_MARGINS
 STEPS, CLIP = 120, 1.0
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def arm(train):
     """A loop of one's own as a candidate."""
 

@@ -19,14 +19,6 @@ from floatline.validation.study.preparation import Inspection, inspect_workload
 from floatline.validation.study.trained_arm import nudge_weights, train_job
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def job(name="fp32", plan="fp32", *, steps=24, batches=None, curve_of="metric") -> Job:
     return PlanArm(name, "tests/validation/tiny_lm.py", resolve_plan(plan), steps, batches, curve_of).job(0)
 

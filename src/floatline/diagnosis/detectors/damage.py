@@ -118,14 +118,14 @@ def _find_assignment(file: str, key: str) -> int:
     return min(lines, default=0)
 
 
-def find_amplified(trace: Trace, *, phases: tuple[str, ...] = ("forward",)) -> list[tuple[Op, Op, float]]:
+def find_amplified(trace: Trace) -> list[tuple[Op, Op, float]]:
     """Operations that make a large error of rounding: what rounded, what it became large in, and the error.
 
     What is read agrees with FP32 to the digits that 16 bits have, and what is made of it does not.
     """
     found: list[tuple[Op, Op, float]] = []
     for op in trace.ops:
-        if op.phase not in phases or not op.outputs or not op.inputs or op.outputs[0].nonfinite:
+        if op.phase != "forward" or not op.outputs or not op.inputs or op.outputs[0].nonfinite:
             continue
         out = op.outputs[0]
         worst = max(op.inputs, key=lambda operand: operand.value.error or 0.0)

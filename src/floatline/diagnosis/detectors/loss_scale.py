@@ -16,9 +16,8 @@ from floatline.probe.watch.events import ScalerStepEvent
 
 # A recommended scale keeps the largest gradient this far below the end of FP16: two bits for the steps to come.
 MARGIN = 4.0
-# A share of lost gradient elements that is worth a word, and one that no longer matters.
+# A share of lost gradient elements that is worth a word.
 STARVES = 0.05
-SAVED = 0.01
 
 Kind = Literal["search", "forward-overflow", "no-scale", "collapse", "underflow", "overflow"]
 _FORWARD = frozenset(

@@ -76,11 +76,6 @@ class FormatFit:
         """What would not fit, the worst first."""
         return tuple(row for row in self.rows if not row.fits)
 
-    @property
-    def unfit_modules(self) -> tuple[str, ...]:
-        """The modules of these, the worst first."""
-        return tuple(dict.fromkeys(row.module for row in self.unfit))
-
     def as_json(self) -> dict[str, Any]:
         """For `--format json`."""
         return {

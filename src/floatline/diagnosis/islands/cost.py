@@ -6,7 +6,7 @@ import contextlib
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -55,21 +55,6 @@ class IslandCost:
             f"{', '.join(self.modules)} in {how}: forward and backward take {self.time_ratio:.2f} of their time, "
             f"{self.memory_ratio:.2f} of their memory ({what})"
         )
-
-    def as_json(self) -> dict[str, Any]:
-        """For `--format json`."""
-        return {
-            "modules": list(self.modules),
-            "time_ratio": self.time_ratio,
-            "seconds": self.seconds,
-            "seconds_without": self.seconds_without,
-            "memory_ratio": self.memory_ratio,
-            "memory": self.memory,
-            "memory_without": self.memory_without,
-            "memory_kind": self.memory_kind,
-            "rounds": self.rounds,
-            "tf32": self.tf32,
-        }
 
 
 def measure_cost(step: CapturedStep, modules: Sequence[str], *, tf32: bool = False, rounds: int = 7) -> IslandCost:

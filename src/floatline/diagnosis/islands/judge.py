@@ -282,8 +282,7 @@ class IslandJudge:
         with contextlib.ExitStack() as stack:
             if lines:
                 stack.enter_context(LineIslands(lines))
-                if hasattr(torch.compiler, "set_stance"):
-                    stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
             replay = self.steps[i].replay(**options)
         if not options.get("trace"):
             self._last = stopwatch.seconds

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from torch import nn
-
 from floatline.diagnosis.islands.errors import Tolerance, name_end
 from floatline.diagnosis.islands.island import Island, LineAlternative, Member
 from floatline.diagnosis.islands.judge import BudgetUsed, ErrorSpread, IslandJudge, find_update_fault
@@ -16,6 +14,7 @@ from floatline.diagnosis.islands.log import SearchLog
 from floatline.diagnosis.islands.module_sets import ModuleTree, covers, is_inside, minimize
 from floatline.diagnosis.islands.suspects import Suspect, count_operations, find_suspects, narrow_operations
 from floatline.errors import ReplayError
+from floatline.plans.plan import name_all_modules
 from floatline.precision.islands import Line
 from floatline.probe.steps.capture import CapturedStep
 from floatline.probe.steps.captured_forward import CapturedForward
@@ -65,7 +64,7 @@ def find_island(
     """
     if not steps:
         raise ReplayError("There is no step to search on. Capture one with capture_step or capture_points.")
-    names = [[name for name, _ in _named_modules(step.model)] for step in steps]
+    names = [[name for name, _ in name_all_modules(step.model)] for step in steps]
     if any(row != names[0] for row in names):
         raise ReplayError("The steps are of different models. Give steps of one model.")
     # Weights that are not finite any more say nothing about the step: the update of one before it has made them so.
@@ -92,7 +91,9 @@ class _Search:
         self._began = time.perf_counter()
         self._progress = on_progress
         self._notes = notes
-        self._tree = ModuleTree({n: sum(p.numel() for p in m.parameters()) for n, m in _named_modules(steps[0].model)})
+        self._tree = ModuleTree(
+            {n: sum(p.numel() for p in m.parameters()) for n, m in name_all_modules(steps[0].model)}
+        )
         self._judge = IslandJudge(
             steps,
             tolerance=tolerance,
@@ -332,7 +333,3 @@ def _find_fp32_fault(judge: IslandJudge, i: int) -> str:
 
 def _say(step: CapturedStep) -> str:
     return f"step {step.origin.step}"
-
-
-def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]

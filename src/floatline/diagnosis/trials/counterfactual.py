@@ -43,9 +43,6 @@ class Counterfactual:
 
     Args:
         removal: What was taken away.
-        finite: Whether loss and gradients were finite up to the step.
-        error: Of all gradients of the step against FP32's of the same weights and batch; None where not finite.
-        before: The same as it was.
         remaining: Where something is still wrong.
         cures: Whether nothing is.
         text: The sentence about it.
@@ -54,9 +51,6 @@ class Counterfactual:
     """
 
     removal: Removal
-    finite: bool
-    error: float | None
-    before: float | None
     remaining: frozenset[Place]
     cures: bool
     text: str
@@ -196,7 +190,7 @@ class Counterfactuals:
         text = _say_step(removal, finite, after, keys)
         if finite and before is not None and before < AGREES:  # nothing is to be said about the gradient
             text = f"with {removal.text} the damage is gone" if cures else ""
-        return Counterfactual(removal, finite, after, before, frozenset(keys), cures, text, tuple(births), trace)
+        return Counterfactual(removal, frozenset(keys), cures, text, tuple(births), trace)
 
     def _try_run(self, removal: Removal) -> Counterfactual | None:
         """The whole run, for what shows over many steps only."""
@@ -225,7 +219,7 @@ class Counterfactuals:
         sound = before is None or before < BROKEN
         cures = record.first_bad_step is None and not evidence.is_behind(record) and sound
         text = f"with {removal.text}: {describe_run(record)}"
-        return Counterfactual(removal, record.first_bad_step is None, None, before, frozenset(), cures, text)
+        return Counterfactual(removal, frozenset(), cures, text)
 
 
 def try_formats(evidence: Evidence, findings: list[Finding], *, may_run: bool) -> tuple[str, ...]:

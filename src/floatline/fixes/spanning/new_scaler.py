@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import libcst as cst
 import libcst.matchers as m
 
+from floatline.fixes.operations import bare
 from floatline.fixes.spanning.edits import (
     LOOPS,
     FileEdit,
@@ -49,7 +50,7 @@ def add_scaler(scene: FileScene) -> FileEdit | None:
         or not isinstance(loop.backward.func, cst.Attribute)
     ):
         return None
-    scaled = cst.parse_expression(f"scaler.scale({source_of(_bare(loop.backward.func.value))})")
+    scaled = cst.parse_expression(f"scaler.scale({source_of(bare(loop.backward.func.value))})")
     through = cst.ensure_type(statement(f"scaler.step({loop.optimizer})"), cst.SimpleStatementLine)
     nodes: dict[cst.CSTNode, cst.CSTNode] = {
         loop.backward: loop.backward.with_changes(func=loop.backward.func.with_changes(value=scaled)),
@@ -98,10 +99,6 @@ def _write_scaler(scene: FileScene) -> str:
 
 def _first(call: cst.Call) -> str:
     return source_of(call.args[0].value) if call.args and call.args[0].keyword is None else ""
-
-
-def _bare(node: cst.BaseExpression) -> cst.BaseExpression:
-    return node.with_changes(lpar=(), rpar=()) if getattr(node, "lpar", ()) else node
 
 
 def _read_between(scene: FileScene, loop: _Loop) -> list[cst.CSTNode] | None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from floatline import __version__
-from floatline.base.files import read_bounded, sync_folder
+from floatline.base.files import hash_file, read_bounded, sync_folder
 from floatline.base.plain_values import DAMAGE, decode_state, encode_state, flatten_tensors, unflatten_tensors
 from floatline.errors import GuardError
 from floatline.ledger.folder_lock import lock_file as lock_file  # pyright: ignore[reportPrivateUsage]
@@ -66,7 +66,7 @@ def save_checkpoint(folder: Path, number: int, tensors: dict[str, Tensor], state
             save_file(flat, draft / _TENSORS)
             (draft / _TENSORS).chmod((draft / _STATE).stat().st_mode & 0o777)
             fields = {"schema": SCHEMA, "floatline": __version__, "number": number}
-            fields |= {"tensors_sha256": _hash_file(draft / _TENSORS), "forms": forms, "state": plain}
+            fields |= {"tensors_sha256": hash_file(draft / _TENSORS), "forms": forms, "state": plain}
             _write_state(draft / _STATE, {"state_sha256": _hash_fields(fields), **fields})
             _sync_file(draft / _TENSORS)
             sync_folder(draft)
@@ -107,7 +107,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         fields = _read_state(path / _STATE)
         if not (path / _TENSORS).is_file():
             raise ValueError(f"it has no {_TENSORS}")
-        if _hash_file(path / _TENSORS) != fields["tensors_sha256"]:
+        if hash_file(path / _TENSORS) != fields["tensors_sha256"]:
             raise ValueError(f"{_TENSORS} does not match its checksum")
         flat: dict[str, Tensor] = load_file(path / _TENSORS)
         state = decode_state(fields["state"])
@@ -251,14 +251,6 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _hash_fields(fields: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(fields, separators=(",", ":")).encode("ascii")).hexdigest()
-
-
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _sync_file(path: Path) -> None:

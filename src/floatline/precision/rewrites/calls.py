@@ -113,6 +113,6 @@ def result_dtype(call: Call) -> torch.dtype:
         return call.run_with(shrink).dtype
 
 
-def tensors_in(tree: Any) -> list[Tensor]:
-    """Every tensor in the arguments of a call."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+def tensors_in(*trees: Any) -> list[Tensor]:
+    """Every tensor in containers within containers, such as the arguments of a call."""
+    return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, Tensor)]

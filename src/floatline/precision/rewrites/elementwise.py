@@ -49,7 +49,7 @@ def _note_move(call: Call, result: Tensor, origins: Origins) -> None:
         return
     rest = call.args[1:] if call.args else ()
     kwargs = {name: value for name, value in call.kwargs.items() if name != "input"}
-    origins.note_moved(result, found, lambda t: call.function(t, *rest, **kwargs), watch=tensors_in((rest, kwargs)))
+    origins.note_moved(result, found, lambda t: call.function(t, *rest, **kwargs), watch=tensors_in(rest, kwargs))
 
 
 def _note_sum(call: Call, result: Tensor, origins: Origins) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from floatline.errors import FloatlineError, ReplayError, suggest
 from floatline.findings import Finding
 from floatline.plans import Plan
+from floatline.plans.plan import name_all_modules
 from floatline.precision.islands import Islands
 from floatline.precision.nested import map_tensors
 from floatline.precision.random_state import RandomState
@@ -167,7 +168,7 @@ def _put_in(bundle: Bundle, workload: Workload) -> CapturedStep:
     _cast_weights(model, bundle)
     optimizer = workload.make_optimizer(model)  # before the weights: it may change the model
     _load_weights(model, bundle)
-    for name, module in model.named_modules():  # pyright: ignore[reportUnknownVariableType]
+    for name, module in name_all_modules(model):
         module.training = bool(fields["training"].get(name, True))
     _load_optimizer(optimizer, bundle)
     loss = PlannedLoss(workload, plan)

@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from floatline.numerics.half_on_cpu import HalfOnCPU
+from floatline.precision.dtypes import NARROW
 from floatline.precision.islands import Line, LineIslands
 from floatline.probe.steps.other_precision import as_bf16, as_fp32
 from floatline.probe.watch.patches import Aside, Patches
 from floatline.workload import Target
 
 Precision = Literal["fp32", "bf16"]
-_NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _fp32_updates() -> Generator[None]:
                 parameter.data = master
                 parameter.grad = None if gradient is None else gradient.float()
                 state = optimizer.state.get(parameter, {})  # some optimizers make it before their first step
-                state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype in _NARROW})
+                state.update({k: v.float() for k, v in state.items() if isinstance(v, Tensor) and v.dtype in NARROW})
                 widened.append((parameter, dtype))
 
     def after(*_: Any) -> None:
@@ -130,7 +130,7 @@ def _fp32_updates() -> Generator[None]:
 
 
 def _narrow_weights(optimizer: Optimizer) -> list[Tensor]:
-    return [p for group in optimizer.param_groups for p in group["params"] if p.dtype in _NARROW]
+    return [p for group in optimizer.param_groups for p in group["params"] if p.dtype in NARROW]
 
 
 class LimitReached(BaseException):

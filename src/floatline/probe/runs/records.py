@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from floatline.optim.mesh import local_part
+from floatline.plans.plan import name_all_modules
 from floatline.probe.runs.failures import Failure
 from floatline.probe.watch.events import (
     BackwardEvent,
     LoopEvent,
     ScalerStepEvent,
-    ScaleUpdateEvent,
     StepEvent,
     UnscaleEvent,
 )
@@ -101,7 +101,6 @@ class RunRecord:
         num_steps: Steps begun.
         num_batches: Batches in a workload; 0 where the loop is the user's.
         skipped: Steps whose optimizer step a scaler left out.
-        scales: The loss scale after each update.
         bad_loss, bad_gradient, bad_weight: The first step with a loss, an applied gradient or a weight that is not
             finite; None where there is none.
         searches_in_loss: Whether losses that are not finite are a search for a scale: a penalty on scaled gradients
@@ -128,7 +127,6 @@ class RunRecord:
     num_steps: int = 0
     num_batches: int = 0
     skipped: list[int] = field(default_factory=list[int])
-    scales: list[float] = field(default_factory=list[float])
     bad_loss: int | None = None
     bad_gradient: int | None = None
     bad_weight: int | None = None
@@ -230,7 +228,6 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
         record.losses = _read_losses(record.result)
         record.loss_steps = list(range(len(record.losses)))
     record.skipped = [event.step for event in record.of(ScalerStepEvent) if not event.applied]
-    record.scales = [event.after for event in record.of(ScaleUpdateEvent)]
     lost = [event.step for event in backward if not math.isfinite(event.loss)]
     record.bad_loss = next(iter(lost), None)
     record.searches_in_loss = seen.scaling.penalties and set(lost) <= set(record.skipped)
@@ -345,20 +342,16 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
     if not seen.weights.leaves:
         return
     for model in seen.modules.roots.values():
-        for path, module in _named_modules(model):
+        for path, module in name_all_modules(model):
             for name, parameter in module.named_parameters(recurse=False):
                 missing = id(parameter) in held and parameter.requires_grad and id(parameter) not in seen.weights.leaves
                 if missing and id(module) in seen.modules.called:
                     yield Untrained(f"{path}.{name}".lstrip("."), registered=True, held=True)
 
 
-def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]
-
-
 def _hidden_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Trainable tensors in plain attributes of modules, also inside lists, dicts and unregistered modules."""
-    for path, module in _named_modules(model):
+    for path, module in name_all_modules(model):
         for name, value in vars(module).items():
             if name.startswith("_"):
                 continue

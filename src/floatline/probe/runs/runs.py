@@ -43,8 +43,6 @@ def run_target(
     seed: int = 0,
     precision: Precision | None = None,
     change: Change | None = None,
-    until: int | None = None,
-    on_step: Callable[[int], None] | None = None,
     limit: float = 120.0,
 ) -> RunRecord:
     """Run a target from a seed and watch it.
@@ -60,8 +58,6 @@ def run_target(
         seed: For torch, random and numpy, set before the target builds anything.
         precision: 'fp32' or 'bf16' overrules the precision of the code; None leaves it.
         change: What is done otherwise, such as modules in FP32; its loss factor is for `replay_step` only.
-        until: The last step that is of interest: the run ends after it.
-        on_step: Called with the number of every step that begins.
         limit: Seconds without a step after which the run counts as endless; with steps, 30 times as many.
 
     Returns:
@@ -85,10 +81,6 @@ def run_target(
             go_on()
             if time.perf_counter() - began > _MOST * limit:
                 raise LimitReached
-            if on_step is not None:
-                on_step(last)
-        if until is not None and seen.step > until:
-            raise _StepReached
 
     with prepared(target, precision, seed), changed(change, in_step=lambda: False), watch(light=light) as seen:
         seen.callbacks.forward = lambda module, _: keep(module)
@@ -96,8 +88,6 @@ def run_target(
         with time_limit(limit) as go_on:
             try:
                 _run(target, record, seen, steps=steps, seed=seed)
-            except _StepReached:
-                pass
             except LimitReached:
                 raise TargetError(
                     f"Target '{target.text}' did not end: after {seen.step} steps in "

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
+from floatline.precision.rewrites.calls import tensors_in
 from floatline.probe.scripts.weight_copies import Weights
 from floatline.probe.trace.recorder import GradientRecorder
 from floatline.probe.trace.trace import Trace
@@ -73,11 +73,6 @@ def replay_forward(forward: Forward, model: nn.Module) -> Trace | None:
         buffers.put_back()
     floats = [tensor.detach() for tensor in tensors_in(made) if tensor.is_floating_point()]
     return recorder.trace if any(not bool(tensor.isfinite().all()) for tensor in floats) else None
-
-
-def tensors_in(*trees: Any) -> list[Tensor]:
-    """Every tensor in containers within containers."""
-    return [leaf for leaf in tree_leaves(trees) if isinstance(leaf, Tensor)]
 
 
 def has_room(root: nn.Module) -> bool:

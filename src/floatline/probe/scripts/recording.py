@@ -14,7 +14,8 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _pop_mode, _push_mode
 
 from floatline.optim.mesh import local_part
-from floatline.probe.scripts.last_forward import Forward, tensors_in
+from floatline.precision.rewrites.calls import tensors_in
+from floatline.probe.scripts.last_forward import Forward
 from floatline.probe.scripts.setup import SetupRecorder
 from floatline.probe.trace.measures import Measures
 from floatline.probe.trace.recorder import GradientRecorder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from floatline import __version__
+from floatline.base.files import hash_file
 from floatline.base.plain_values import DAMAGE, decode_state, encode_state, flatten_tensors, unflatten_tensors
 from floatline.errors import GuardError, ReplayError
 
@@ -50,7 +50,7 @@ def write_files(folder: Path, fields: dict[str, Any], parts: Mapping[str, dict[s
             flat, forms[name] = flatten_tensors(tensors)
             save_file(flat, draft / name)
             (draft / name).chmod(0o644)
-            files[name] = {"sha256": _hash_file(draft / name), "bytes": (draft / name).stat().st_size}
+            files[name] = {"sha256": hash_file(draft / name), "bytes": (draft / name).stat().st_size}
         whole = {"schema": SCHEMA, "floatline": __version__, "files": files, "forms": forms, **fields}
         with (draft / JSON).open("w", encoding="ascii") as file:
             json.dump(encode_state(whole, "the bundle"), file, allow_nan=False, indent=1)
@@ -145,15 +145,7 @@ def _read_tensors(path: Path, facts: dict[str, Any], forms: dict[str, Any]) -> d
         raise ValueError(f"{path.name} is missing")
     if path.stat().st_size != facts["bytes"]:
         raise ValueError(f"{path.name} has {path.stat().st_size:,} bytes, not {facts['bytes']:,}")
-    if _hash_file(path) != facts["sha256"]:
+    if hash_file(path) != facts["sha256"]:
         raise ValueError(f"{path.name} does not match its checksum")
     flat: dict[str, Tensor] = load_file(path)
     return unflatten_tensors(flat, forms)
-
-
-def _hash_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()

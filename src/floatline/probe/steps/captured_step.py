@@ -236,7 +236,7 @@ class CapturedStep:
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(self.autocast.replayed())
-            if eager and hasattr(torch.compiler, "set_stance"):
+            if eager:
                 # Compiled code would not show its operations.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             wanted = self.half_on_cpu or (self.device.type == "cpu" and precision in ("fp16", "bf16"))

@@ -16,10 +16,10 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from floatline.precision.dtypes import NARROW
 from floatline.probe.watch.patches import Patches
 
 _HALF = (torch.float16,)
-_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _FORMATS = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -87,7 +87,7 @@ def as_fp32() -> Generator[None]:
         rounded values, and stay 16-bit where an operation writes into them.
         Checked by tests/probe/steps/test_precision.py.
     """
-    with _overruled(_SIXTEEN_BITS, torch.float32):
+    with _overruled(NARROW, torch.float32):
         yield
 
 
@@ -118,7 +118,7 @@ def as_fp16() -> Generator[None]:
 def _overruled(old: tuple[torch.dtype, ...], new: torch.dtype) -> Generator[None]:
     patches = Patches()
     # A data descriptor of the class comes before the attribute of an instance: scalers made earlier obey as well.
-    patches.set(torch.amp.GradScaler, "_enabled", property(lambda _: False, _keep_switch))
+    patches.set(torch.amp.GradScaler, "_enabled", property(lambda _: False, keep_switch))
 
     def rename(original: Any) -> Any:
         return lambda *values: original(*(new if value in old else value for value in values))  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType]
@@ -138,7 +138,8 @@ def _overruled(old: tuple[torch.dtype, ...], new: torch.dtype) -> Generator[None
         before.restore()
 
 
-def _keep_switch(scaler: Any, value: bool) -> None:
+def keep_switch(scaler: Any, value: bool) -> None:
+    """Note whether a scaler is asked to be on, and do nothing else."""
     scaler.__dict__["_enabled"] = value
 
 

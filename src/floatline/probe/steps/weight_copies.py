@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-_NARROW = (torch.float16, torch.bfloat16)
+from floatline.plans.plan import name_all_modules
+from floatline.precision.dtypes import NARROW
 
 
 class StandIns:
@@ -52,7 +53,7 @@ class StandIns:
         with torch.no_grad():
             self.captured = {name: tensor.detach().clone() for name, tensor in self.live.items()}
             self.captured_buffers = {name: given.get(name, b).detach().clone() for name, b in self._buffers.items()}
-        self.training = {name: module.training for name, module in _named_modules(model)}
+        self.training = {name: module.training for name, module in name_all_modules(model)}
         self.cast_too: frozenset[str] = frozenset()
         self._copies: dict[int, Tensor] = {}
 
@@ -76,12 +77,12 @@ class StandIns:
                 stack.callback(_give_back(tensor))
             for name, tensor, values in rows:
                 tensor.grad = None
-                narrows = values.dtype in _NARROW or name in self.cast_too
+                narrows = values.dtype in NARROW or name in self.cast_too
                 tensor.data = self._fill(tensor, values, narrow_as if narrows else None)
             for tensor in loose:
                 tensor.grad = None
                 tensor.data = tensor.detach().clone()
-            for name, module in _named_modules(self._model):
+            for name, module in name_all_modules(self._model):
                 module.training = self.training.get(name, module.training)
             yield
 
@@ -189,7 +190,3 @@ def _tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
         items = list(cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value))
         for item in items:
             yield from _tensors_in(item, depth - 1)
-
-
-def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    return list(model.named_modules())  # pyright: ignore[reportUnknownArgumentType]

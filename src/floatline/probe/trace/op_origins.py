@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from floatline.plans.plan import name_all_modules
 from floatline.precision.user_frames import is_users
 from floatline.probe.trace.trace import Phase
 
@@ -61,7 +62,7 @@ class Whereabouts:
 
     def name_modules(self, model: nn.Module) -> None:
         """Give the modules and parameters of a model the names that they have in it."""
-        for name, module in model.named_modules():  # pyright: ignore[reportUnknownVariableType]
+        for name, module in name_all_modules(model):
             self._names.setdefault(id(module), name)  # pyright: ignore[reportUnknownArgumentType]
         self._parameters |= {id(p): name for name, p in model.named_parameters()}
 

@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from floatline.numerics.half_on_cpu import unwraps_itself
 from floatline.optim.mesh import local_part
 from floatline.probe.trace.measures import Measures, RunningSum, find_sums
 from floatline.probe.trace.op_origins import OpOrigin, Whereabouts
@@ -167,7 +168,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)  # a worker that loads data was forked meanwhile
         if any(issubclass(kind, FakeTensor) for kind in types):
             return func(*args, **kwargs)  # shapes only: nothing to record
-        if any(_unwraps_itself(kind) for kind in types):
+        if any(unwraps_itself(kind) for kind in types):
             return NotImplemented  # a tensor subclass unwraps itself first; its plain tensors come here
         call = TracedCall(func, args, kwargs)
         if call.schema.silent or call.schema.empty:
@@ -310,10 +311,6 @@ class Recorder(TorchDispatchMode):
     def _name_state(self, optimizer: Any) -> None:
         with Aside():
             name_state(self._storages, self.model, optimizer)
-
-
-def _unwraps_itself(kind: Any) -> bool:
-    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl  # pyright: ignore[reportUnknownMemberType]
 
 
 class GradientRecorder(Recorder):

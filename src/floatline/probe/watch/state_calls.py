@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from floatline.precision.dtypes import NARROW
 from floatline.precision.user_frames import find_script_line
 from floatline.probe.watch.events import (
     AutocastEvent,
@@ -27,7 +28,6 @@ from floatline.probe.watch.patches import Aside, Patches, holds_numbers
 from floatline.probe.watch.steps import read_rates
 
 _Call = Callable[..., Any]
-_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _COLLECTIVES = (
     "all_reduce",
     "all_gather",
@@ -102,7 +102,7 @@ def _watch_replacing(seen: Watch, put: _Call) -> _Call:
 def _watch_cast(seen: Watch, cast: _Call, name: str) -> _Call:
     def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         dtypes = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
-        if name != "to" or any(dtype in _SIXTEEN_BITS for dtype in dtypes):
+        if name != "to" or any(dtype in NARROW for dtype in dtypes):
             # PEFT and the like cast on behalf of a line of the user's.
             seen.note(CastEvent(), find_script_line())
         return cast(module, *args, **kwargs)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from floatline.precision.dtypes import NARROW
 from floatline.precision.user_frames import NOWHERE
 from floatline.probe.watch.events import BackwardEvent, ForwardEvent, StepEvent
 from floatline.probe.watch.gradient_scales import Held, find_factor, largest_of
@@ -19,7 +20,6 @@ from floatline.probe.watch.loop import MadeOptimizer, Watch
 from floatline.probe.watch.patches import Aside, holds_numbers
 from floatline.probe.watch.weights import match_masters
 
-_SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _NUMBERS = frozenset((float,))
 # What Adam, RMSprop and Adagrad call the mean or the sum of squared gradients.
 _SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum")
@@ -121,7 +121,7 @@ def share_of_dead_moments(optimizer: Optimizer) -> float:
             for parameter in group["params"]:
                 state: dict[str, Any] = optimizer.state.get(parameter, {})
                 moment = next((state[name] for name in _SECOND_MOMENTS if name in state), None)
-                if parameter.grad is None or not isinstance(moment, Tensor) or moment.dtype not in _SIXTEEN_BITS:
+                if parameter.grad is None or not isinstance(moment, Tensor) or moment.dtype not in NARROW:
                     continue
                 first = state.get("exp_avg", parameter.grad)
                 dead += int(((moment == 0) & (first.float().abs() > _FAR_ABOVE * float(group.get("eps", 0.0)))).sum())

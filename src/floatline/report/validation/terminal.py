@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.text import Text
 
 from floatline.base.texts import printable
+from floatline.report.diagnosis import styled_line
 from floatline.report.validation.drawings import draw_line
 from floatline.report.validation.texts import (
     meaning_of,
@@ -49,7 +50,7 @@ def print_validation(validation: Validation, console: Console, *, report: Path |
     """
     best = validation.best
     head = f"  {best.candidate} against {best.reference} on {best.terms.metric}"
-    console.print(_line((best.verdict, _STYLES[best.verdict]), head), soft_wrap=True)
+    console.print(styled_line((best.verdict, _STYLES[best.verdict]), head), soft_wrap=True)
     _print(console, "because", sentence(best.reason))
     if best.verdict in ("PASS", "MARGINAL", "INCONCLUSIVE"):
         _print(console, "means", meaning_of(best))
@@ -65,11 +66,11 @@ def print_validation(validation: Validation, console: Console, *, report: Path |
         parts: tuple[str | tuple[str, str], ...] = (other.candidate, ": ", (other.verdict, _STYLES[other.verdict]))
         if other.interval is not None:
             parts = (*parts, f", {show_ends(*other.interval, other.terms)}")
-        _print_line(console, label, _line(*parts))
+        _print_line(console, label, styled_line(*parts))
     if len(others) > _MOST_OTHERS:
         _print(console, "", f"and {len(others) - _MOST_OTHERS} more")
     if report is not None:
-        _print_line(console, "report", _line(str(report)))
+        _print_line(console, "report", styled_line(str(report)))
 
 
 def _print_interval(comparison: Comparison, console: Console) -> None:
@@ -79,20 +80,20 @@ def _print_interval(comparison: Comparison, console: Console) -> None:
         return
     kind = "paired seeds" if comparison.paired else "unpaired seeds"
     words = f"{show_excess(comparison.difference, terms)} {show_ends(*interval, terms)}"
-    _print_line(console, "differs", _line(f"{words}; {len(comparison.seeds)} {kind}"))
+    _print_line(console, "differs", styled_line(f"{words}; {len(comparison.seeds)} {kind}"))
     labels = (terms.size(terms.margins[0]), terms.size(terms.margins[1]))
     width = max(16, min(44, console.width - 44))
     drawn = draw_line(comparison.difference, *interval, margins=terms.margins, labels=labels, width=width)
-    _print_line(console, "", _line(drawn))
+    _print_line(console, "", styled_line(drawn))
 
 
 def _print_costs(validation: Validation, comparison: Comparison, console: Console) -> None:
     speed = speed_of(validation, comparison.candidate)
     words = " as fast, ".join(speed_texts(speed)) if speed else "not measured"
-    _print_line(console, "speed", _line(words))
+    _print_line(console, "speed", styled_line(words))
     ours, theirs = (memory_of(validation, arm) for arm in (comparison.candidate, comparison.reference))
     words = ", ".join(memory_texts(ours, theirs)) if ours and theirs else "not measured"
-    _print_line(console, "memory", _line(words))
+    _print_line(console, "memory", styled_line(words))
     for reason in validation.reasons.get(comparison.candidate, ())[:_MOST_REASONS]:
         _print(console, "", sentence(reason), most=2)
 
@@ -105,14 +106,8 @@ def _print(console: Console, label: str, words: str, *, most: int = 2) -> None:
     while len(sentences) > 1 and len(wrapper.wrap(" ".join(sentences))) > most:
         sentences.pop()
     for number, line in enumerate(wrapper.wrap(" ".join(sentences))):
-        _print_line(console, "" if number else label, _line(line))
+        _print_line(console, "" if number else label, styled_line(line))
 
 
 def _print_line(console: Console, label: str, text: Text) -> None:
-    console.print(_line((f"  {label:<9}", "cyan")) + text, soft_wrap=True)
-
-
-def _line(*parts: str | tuple[str, str]) -> Text:
-    """One line, each part with its style; never read as markup."""
-    styled = [part if isinstance(part, tuple) else (part, "") for part in parts]
-    return Text.assemble(*((printable(words), style) for words, style in styled))
+    console.print(styled_line((f"  {label:<9}", "cyan")) + text, soft_wrap=True)

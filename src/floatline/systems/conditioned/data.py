@@ -1,4 +1,4 @@
-"""Sequences that follow a category's rule with a known accuracy, and the losses that are possible on them."""
+"""Sequences that follow a category's rule with a known accuracy."""
 
 from __future__ import annotations
 
@@ -75,55 +75,3 @@ def sample_sequences(
         categories,
         tokens[:, 1:].masked_fill(padded, IGNORED),
     )
-
-
-def best_conditioned_loss(sequences: Sequences, vocabulary: int) -> float:
-    """The loss that the best model has in expectation, in nats per token: the entropy of the next token.
-
-    Numerics:
-        a ln(1/a) + (1-a) ln((V-1)/(1-a)) for an accuracy a, with 0 ln 0 = 0, averaged over all counted positions in
-        float64. Checked by tests/systems/test_conditioned.py.
-    """
-    accuracy = _accuracy_of_positions(sequences).double()
-    wrong = 1 - accuracy
-    entropy = -torch.xlogy(accuracy, accuracy) - torch.xlogy(wrong, wrong / (vocabulary - 1))
-    return float(entropy[sequences.targets != IGNORED].mean())
-
-
-def best_unconditioned_loss(sequences: Sequences, rules: Tensor) -> float:
-    """The loss of the best model that sees the tokens alone, in nats per token, on these sequences.
-
-    It knows the rules, and must learn category and accuracies from the tokens so far: Bayes' rule, exactly.
-
-    Numerics:
-        With accuracies of the arcsine distribution and k of n tokens right so far, the next one is right with
-        probability (k + 1/2) / (n + 1) (the estimator of Krichevsky and Trofimov). The categories are weighed by what
-        they gave to the tokens so far, in float64. No model without the conditions has a lower loss in expectation.
-        Checked by tests/systems/test_conditioned.py.
-    """
-    num_accuracies = sequences.accuracies.shape[1]
-    num_categories, vocabulary = rules.shape
-    num, length = sequences.tokens.shape
-    right = torch.zeros(num, num_categories, num_accuracies, dtype=torch.float64)
-    seen = torch.zeros(num, 1, num_accuracies, dtype=torch.float64)
-    log_weights = torch.zeros(num, num_categories, dtype=torch.float64)  # of the categories, not normalised
-    total, count = 0.0, 0
-    for t in range(length):
-        counted = sequences.targets[:, t] != IGNORED
-        token, target = (part[:, t].clamp(0, vocabulary - 1) for part in (sequences.tokens, sequences.targets))
-        hit = (rules.T[token] == target[:, None]).double()
-        i = t % num_accuracies
-        is_right = (right[:, :, i] + 0.5) / (seen[:, :, i] + 1)
-        likelihood = torch.where(hit.bool(), is_right, (1 - is_right) / (vocabulary - 1))
-        predicted = (log_weights.softmax(1) * likelihood).sum(1)
-        total -= float(predicted[counted].log().sum())
-        count += int(counted.sum())
-        right[:, :, i] += hit
-        seen[:, :, i] += 1
-        log_weights += likelihood.log()
-    return total / count
-
-
-def _accuracy_of_positions(sequences: Sequences) -> Tensor:
-    length, num_accuracies = sequences.tokens.shape[1], sequences.accuracies.shape[1]
-    return sequences.accuracies[:, torch.arange(length, device=sequences.accuracies.device) % num_accuracies]

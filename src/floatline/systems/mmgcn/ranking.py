@@ -1,8 +1,7 @@
-"""Ranking: recall@K and NDCG@K over all items, and the popularity list to compare with."""
+"""Ranking: recall@K and NDCG@K over all items."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -31,29 +30,18 @@ class Ranking:
         """Mean share of a user's held-out items that are among the first K."""
         return self.measure(model)[0]
 
-    def ndcg(self, model: Any) -> float:
-        """Mean NDCG@K: hits count less further down, and the best order has 1."""
-        return self.measure(model)[1]
-
     def measure(self, model: Any) -> tuple[float, float]:
-        """Recall@K and NDCG@K of a model."""
+        """Recall@K and NDCG@K of a model: in the latter, hits count less further down, and the best order has 1."""
         nodes: Tensor = model.represent().float()
         users, items = nodes[: self._data.num_users], nodes[self._data.num_users :]
-        return self._measure(lambda part: users[part] @ items.T, nodes.device)
-
-    def measure_popularity(self) -> tuple[float, float]:
-        """Recall@K and NDCG@K of the list that is the same for all: the most taken items first."""
-        counts = torch.bincount(self._data.train[1], minlength=self._data.num_items).float()
-        return self._measure(lambda part: counts.repeat(len(part), 1), torch.device("cpu"))
-
-    def _measure(self, score: Callable[[Tensor], Tensor], device: torch.device) -> tuple[float, float]:
+        device = nodes.device
         train, held_out = self._data.train.to(device), self._data.held_out.to(device)
         discounts = 1 / torch.arange(2, self.top_k + 2, device=device).log2()
         recalls: list[Tensor] = []
         ndcgs: list[Tensor] = []
         parts = cast("tuple[Tensor, ...]", self._users.to(device).split(_USERS_AT_ONCE))
         for part in parts:
-            scores = score(part).masked_fill(_rows(train, part, self._data), -torch.inf)
+            scores = (users[part] @ items.T).masked_fill(_rows(train, part, self._data), -torch.inf)
             asked = _rows(held_out, part, self._data)
             hits = asked.gather(1, scores.topk(self.top_k).indices).float()
             num_asked = asked.sum(1)

@@ -27,14 +27,13 @@ class Studies:
     """What many simulated studies ended in.
 
     Args:
-        passed: One flag for each study; likewise `failed`, `marginal` and `inconclusive`.
+        passed: One flag for each study; likewise `failed` and `marginal`.
         num_seeds: The seeds that each used.
     """
 
     passed: NDArray[np.bool_]
     failed: NDArray[np.bool_]
     marginal: NDArray[np.bool_]
-    inconclusive: NDArray[np.bool_]
     num_seeds: NDArray[np.int64]
 
 
@@ -91,7 +90,7 @@ def judge_studies(excesses: NDArray[np.float64], terms: Terms) -> Studies:
         ends = passes | fails | between | futile
         num_seeds[ends] = n
         done |= ends
-    return Studies(passed, failed, marginal, ~(passed | failed | marginal), num_seeds)
+    return Studies(passed, failed, marginal, num_seeds)
 
 
 def plan_seeds(
