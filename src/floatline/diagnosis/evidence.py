@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from floatline.base.stopwatch import Stopwatch
+from floatline.base.work_clock import WorkClock
 from floatline.diagnosis.beside_fp32 import StepErrors
 from floatline.diagnosis.gaps import Shown
 from floatline.errors import TargetError
@@ -71,12 +71,12 @@ class Evidence:
         if key not in self.traces:
             self.on_progress(f"recording step {step}" + (" in FP32" if precision else ""))
             self.traces[key] = None
-            stopwatch = Stopwatch()
+            clock = WorkClock()
             with contextlib.suppress(TargetError):
                 self.traces[key] = trace_target(
                     self.target, step=step, steps=self.steps, seed=self.seed, precision=precision
                 )
-            self.seconds_of_trace = stopwatch.seconds
+            self.seconds_of_trace = clock.seconds
         return self.traces[key]
 
     @property

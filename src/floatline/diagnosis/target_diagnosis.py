@@ -15,7 +15,7 @@ from typing import Any
 
 import floatline
 from floatline.base.patched_sources import patch_sources
-from floatline.base.stopwatch import Stopwatch
+from floatline.base.work_clock import WorkClock
 from floatline.diagnosis.beside_fp32 import Beside, StepErrors, compare_with_fp32
 from floatline.diagnosis.blame import Blame, Blamed, Line
 from floatline.diagnosis.detectors.damage import find_candidates
@@ -82,7 +82,7 @@ def diagnose(
     Raises:
         TargetError: The target cannot be run, or ends in an exception that has nothing to do with precision.
     """
-    began, stopwatch = time.perf_counter(), Stopwatch()
+    began, clock = time.perf_counter(), WorkClock()
     say: Callable[[str], None] = on_progress or _say_nothing
     loaded = load_target(target)
     with warnings.catch_warnings():
@@ -96,7 +96,7 @@ def diagnose(
         fp32 = run_target(loaded, steps=steps, seed=seed, precision="fp32")
         evidence = Evidence(loaded, seed, given, fp32, say, steps)
         found = _find(evidence)
-        trials = Counterfactuals(evidence, budget=max(LEAST, ENOUGH - stopwatch.seconds))
+        trials = Counterfactuals(evidence, budget=max(LEAST, ENOUGH - clock.seconds))
         choice = trials.choose(found)
         scale = judge_scale(evidence, choice.findings, evidence.found_in, trials.measure_scale)
         findings = apply_scale(choice.findings, scale, evidence)

@@ -71,9 +71,19 @@ def test_a_loop_that_comes_late_is_recorded_at_once_and_then_later():
     assert not schedule.is_due(spent=0.0)
 
 
-def observe_loop(folder):
+def test_steps_are_counted_again_where_training_begins_again():
+    schedule, found = Schedule(), []
+    for step in range(70):
+        found += [step] if schedule.is_due(spent=0.0) else []
+        schedule.num_applied += 1
+        if step == 20:
+            schedule.begin_again()
+    assert found == [0, 2, 9, 21, 23, 30, 57]
+
+
+def observe_loop(folder, code=LOOP):
     script = folder / "train.py"
-    script.write_text(LOOP, encoding="utf-8")
+    script.write_text(code, encoding="utf-8")
     return observe(str(script))["notes"]
 
 
@@ -81,6 +91,15 @@ def test_a_script_is_recorded_by_the_schedule(tmp_path):
     notes = observe_loop(tmp_path)
     assert "4 of 40 steps recorded (step 0, 2, 9, 36)" in notes[0]
     assert len(notes) == 1
+
+
+@pytest.mark.parametrize(("then", "steps"), [("bfloat16", "0, 2, 9, 36, 41, 43, 50, 77"), ("float32", "0, 2, 9, 36")])
+def test_a_second_training_is_recorded_from_its_second_step_on_if_its_weights_are_of_another_format(
+    then, steps, tmp_path
+):
+    code = f"{LOOP}net = net.to(torch.{then})\nopt = torch.optim.SGD(net.parameters(), lr=1e-3)\n"
+    code += LOOP[LOOP.index("for step") :].replace("torch.randn(8, 4)", f"torch.randn(8, 4).to(torch.{then})")
+    assert f"recorded (step {steps})" in observe_loop(tmp_path, code)[0]
 
 
 def test_a_slow_clock_records_the_same_steps(tmp_path, monkeypatch):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from floatline.base.stopwatch import Stopwatch
+from floatline.base.work_clock import WorkClock
 from floatline.diagnosis.blame import ANY
 from floatline.diagnosis.detectors.damage import find_changed_choices, find_wrong_results
 from floatline.diagnosis.detectors.exceptions import describe_collision
@@ -153,7 +153,7 @@ class CallWatch:
         return _Wide(capture_forward(step.model, wide, plan=step.plan, random_state=step.random_state), makers)
 
     def _look(self, step: CapturedForward, wide: _Wide | None, module: nn.Module) -> None:
-        stopwatch = Stopwatch()
+        clock = WorkClock()
         name = f"call {self._calls[id(module)]} of {type(module).__name__}"
         try:
             found = diagnose_captured(step, name, searches=False)
@@ -166,7 +166,7 @@ class CallWatch:
         except Exception as error:  # nothing here may end the script
             words = next(iter(str(error).splitlines()), "") if isinstance(error, FloatlineError) else repr(error)
             self.errors.append(f"{name} could not be looked into: {words}")
-        self._spent += stopwatch.seconds
+        self._spent += clock.seconds
 
     def sum_up(self, *, searches: bool) -> ForwardDiagnosis:
         """What was seen: the call that tells most, with its island, and what is wrong outside of modules."""

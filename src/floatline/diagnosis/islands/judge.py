@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from floatline.base.json_values import encode_number
-from floatline.base.stopwatch import Stopwatch
+from floatline.base.work_clock import WorkClock
 from floatline.diagnosis.detectors.loss_scale import best_factor
 from floatline.diagnosis.islands.errors import (
     ReplayOutcome,
@@ -78,7 +78,7 @@ class IslandJudge:
         self.num_replays = 0
         self.tried: dict[tuple[str, ...], bool] = {}
         self._log, self._budget, self._on_replay = log, budget, on_replay
-        self._stopwatch = Stopwatch()
+        self._clock = WorkClock()
         self._order = list(range(len(self.steps)))
         self._wide: dict[int, Replay] = {}
         self._traces: dict[tuple[int, tuple[str, ...]], Trace] = {}
@@ -274,18 +274,18 @@ class IslandJudge:
 
     def replay(self, i: int, *, lines: Sequence[Line] = (), **options: Any) -> Replay:
         """One replay, if there is time for another as long as the last."""
-        if self._stopwatch.seconds + self._last > self._budget:
+        if self._clock.seconds + self._last > self._budget:
             raise BudgetUsed
         self._on_replay()
         self.num_replays += 1
-        stopwatch = Stopwatch()
+        clock = WorkClock()
         with contextlib.ExitStack() as stack:
             if lines:
                 stack.enter_context(LineIslands(lines))
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             replay = self.steps[i].replay(**options)
         if not options.get("trace"):
-            self._last = stopwatch.seconds
+            self._last = clock.seconds
         return replay
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from floatline.base.stopwatch import Stopwatch
+from floatline.base.work_clock import WorkClock
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births, is_search, keep_harmful
 from floatline.diagnosis.detectors.loss_scale import ScaleOutcome, ScaleVerdict, best_factor
 from floatline.diagnosis.detectors.silent import find_damage
@@ -76,7 +76,7 @@ class Counterfactuals:
 
     def __init__(self, evidence: Evidence, *, budget: float) -> None:
         self._evidence = evidence
-        self._stopwatch, self._budget = Stopwatch(), budget
+        self._clock, self._budget = WorkClock(), budget
         self._left = MOST_REPLAYS
         self._left_out: list[str] = []  # what was not tried for want of time
 
@@ -87,7 +87,7 @@ class Counterfactuals:
 
     @property
     def _has_time(self) -> bool:
-        return self._stopwatch.seconds + self._evidence.seconds_of_trace < self._budget
+        return self._clock.seconds + self._evidence.seconds_of_trace < self._budget
 
     def choose(self, findings: list[Finding]) -> Choice:
         """Order findings: one whose removal fixes everything first, then what stays wrong without it."""

@@ -37,8 +37,8 @@ BUDGET = 60.0
 class Schedule:
     """Says when to record: the first step, after 2 applied steps, after 9, then whenever there are four times as many.
 
-    What is recorded depends on the number of applied steps alone. A budget of time only ends recording, and then
-    `ended_at` says so.
+    What is recorded depends on the number of applied steps alone, counted again where training begins again in another
+    format. A budget of work only ends recording, and then `ended_at` says so.
 
     Attributes:
         num_applied: Optimizer steps that were applied so far.
@@ -50,6 +50,12 @@ class Schedule:
         self.num_applied = 0
         self.due = _FIRST[0]
         self.ended_at: int | None = None
+        self._begun = 0
+
+    def begin_again(self) -> None:
+        """Count from here: what is trained now computes otherwise than before."""
+        self._begun = self.num_applied
+        self.due = self._begun + _FIRST[0]
 
     def is_due(self, *, spent: float, after: int = 0) -> bool:
         """Whether the step that begins is recorded.
@@ -64,7 +70,8 @@ class Schedule:
             self.ended_at = self.num_applied
             return False
         while self.due <= self.num_applied + after:
-            self.due = next((due for due in _FIRST if due > self.due), _FACTOR * self.due)
+            last = self.due - self._begun
+            self.due = self._begun + next((due for due in _FIRST if due > last), _FACTOR * last)
         return True
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from floatline.base.stopwatch import Stopwatch
+from floatline.base.work_clock import WorkClock
 from floatline.probe.scripts.last_forward import HeldForwards, has_room, replay_forward
 from floatline.probe.scripts.recording import BetweenSteps, Schedule, ScriptRecording, fails_by_state
 from floatline.probe.scripts.retries import ATTEMPTS, Retries
@@ -30,6 +30,8 @@ _SIXTEEN_BITS = frozenset((torch.float16, torch.bfloat16))
 _SEARCH = (8, 18)
 # How often work without gradients between steps is recorded.
 _EVALUATIONS = 3
+# How often recording begins again where weights of another format are trained.
+_MOST_FORMATS = 4
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,9 @@ class StepCapture:
         self._seen = seen
         self._recording = ScriptRecording()
         self._last_step = self._applied_step = -1
-        self._stopwatch = Stopwatch()
+        self._clock = WorkClock()
         self._schedule = Schedule()
+        self._formats: set[frozenset[torch.dtype]] = set()  # of weights that were trained
         self._held = HeldForwards()
         self._before: Weights | None = None
         self._late = LateSteps(seen.late, self._fail_late)
@@ -200,7 +203,7 @@ class StepCapture:
         event, before = self._stepping, self._before
         if event is None:
             return
-        self._count(event)
+        self._count(event, optimizer)
         if self._seen.detailed and _is_narrow(optimizer) and isinstance(event, StepEvent):
             event.dead_moments = share_of_dead_moments(optimizer)
             if before is None and self._late.kept_step == event.step:  # the next step would spoil the optimizer's state
@@ -215,11 +218,16 @@ class StepCapture:
                 event.finite_after = False
             self._fail(event, before)
 
-    def _count(self, event: StepEvent | ScalerStepEvent) -> None:
+    def _count(self, event: StepEvent | ScalerStepEvent, optimizer: Optimizer) -> None:
         """A step was applied; several optimizers may belong to it."""
         if event.step != self._applied_step:
             self._applied_step = event.step
             self._schedule.num_applied += 1
+        formats = frozenset(group["params"][0].dtype for group in optimizer.param_groups if group["params"])
+        if formats not in self._formats:
+            if self._formats and len(self._formats) < _MOST_FORMATS:
+                self._schedule.begin_again()
+            self._formats.add(formats)
 
     def end_step(self, *, late: bool = False) -> None:
         """A step is over. Where the next one is recorded, what is computed before its forward pass belongs to it."""
@@ -352,7 +360,7 @@ class StepCapture:
             self._recording.end()
             self.retries.drop()
             return
-        self._stopwatch = Stopwatch()
+        self._clock = WorkClock()
         if at_once:
             self._put_on()
         start()
@@ -382,7 +390,7 @@ class StepCapture:
         if self._broken or self._drops:
             trace = self._recording.end()
             if trace is not None and not self._broken and self._kind == "failed":
-                self._spare = Captured(self._recording.step, "failed", trace, self._stopwatch.seconds)
+                self._spare = Captured(self._recording.step, "failed", trace, self._clock.seconds)
             self._broken, self._drops, self._seen.callbacks.event = False, False, None
             return
         self._seen.late.read()
@@ -396,7 +404,7 @@ class StepCapture:
         # What comes before the next forward pass went into this step. A step or two further on a whole one begins: now
         # one, now two, as what fails may be every second step.
         self._rests_until = self._recording.step + 2 + (self._hunts + self.retries.num) % 2
-        seconds = self._stopwatch.seconds
+        seconds = self._clock.seconds
         self.seconds += seconds
         if not again:
             self.steps.append(Captured(self._recording.step, self._kind, trace, seconds))

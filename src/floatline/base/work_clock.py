@@ -1,11 +1,11 @@
-"""Stopwatch: seconds of work, which budgets are counted in, so that a busy machine gives the answers of an idle one."""
+"""WorkClock: seconds of work, which budgets are counted in, so that a busy machine gives the answers of an idle one."""
 
 from __future__ import annotations
 
 import time
 
 
-class Stopwatch:
+class WorkClock:
     """Counts from when it is made: seconds of the clock, or of the processors if those are fewer.
 
     On a busy machine the clock goes on while other programs run; with many threads the processors count many times.
