@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from floatline.causes import find_cause
-from floatline.diagnosis.beside_fp32 import NUDGE, Beside, keep_steady, look_closer
+from floatline.diagnosis.beside_fp32 import NUDGE, Beside, StepErrors, compare_with_fp32, keep_steady, look_closer
 from floatline.diagnosis.blame import ANY, Blame, name_own_line
 from floatline.diagnosis.gaps import Gap, Shown, measure_difference, measure_loss_gap
 from floatline.findings import Finding
@@ -134,6 +134,26 @@ def test_what_a_line_rounds_is_named_by_the_operation_after_it_that_cannot_bear_
     found = Blame(beside, FP32, runs).find([], [at(10), at(20), log, at(40)]).finding
     assert (found.cause.id, found.line) == ("rounded-onto-singularity", 20)
     assert "line 30 reads what this line rounds" in found.seen
+
+
+def test_a_difference_of_what_several_lines_round_is_named_itself(beside):
+    wanted = {("a.py", line) for line in (20, 25, 30)}
+    runs = lambda lines: FP32 if wanted <= set(lines) else APART  # noqa: E731
+    found = Blame(beside, FP32, runs).find([], [at(10), at(20), at(25), at(30, "cancellation"), at(40)]).finding
+    assert (found.cause.id, found.line) == ("cancellation", 30)
+    assert "rounded from line 20 on" in found.seen
+    far = [at(20), *lines_from(21, 22, 23, 24), at(30, "cancellation")]
+    assert Blame(beside, FP32, runs).find([], [at(25), *far]).finding.cause.id == ANY  # the twin: too far away
+
+
+@pytest.mark.parametrize(("read", "is_apart"), [((0.1, 0.3), True), ((1.31, 1.3), False)], ids=["metric", "mean loss"])
+def test_losses_that_are_but_rounded_do_not_hide_another_number_that_is_apart(read, is_apart):
+    fp32 = Shown(tuple(1.5 - 0.001 * i for i in range(60)), lines={"a.py:9": (0.9, 1.0) if is_apart else (1.47, 1.45)})
+    own = Shown(tuple(1.5 - 0.004 * i for i in range(60)), lines={"a.py:9": read})
+    rounded = StepErrors({step: abs(own.losses[step] / fp32.losses[step] - 1) for step in range(60)}, gradients=0.0)
+    beside = compare_with_fp32(own, lambda nudge: fp32, rounded)
+    assert not beside.is_apart
+    assert bool(beside.apart) == is_apart
 
 
 def test_a_run_that_fails_does_not_help(beside):

@@ -44,6 +44,9 @@ _SOUND, _EXPLAINED = 0.5, 0.5
 # A step shows why losses are apart if it is by this share of what they are later.
 _APART_YET = 0.5
 
+# A mean of losses as it is printed is within them but for this share.
+_NEAR = 0.01
+
 RunInFP32 = Callable[[float], Shown | str]
 
 
@@ -155,7 +158,8 @@ def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = No
     if gap is None and not lines:
         return Beside(f"too few steps have a finite loss, {len(own.losses)} here and {len(fp32.losses)} in FP32")
     if gap is not None and gap.is_apart(APART, None) and errors is not None and errors.explain(own, fp32):
-        return Beside(gap=replace(gap, share=0.0))
+        gap = replace(gap, share=0.0)
+        lines = {line: found for line, found in lines.items() if not _shows_losses(line, own, fp32)}
     if gap is not None and not gap.is_apart(APART, None) and not lines:
         return Beside(gap=gap)
     nudged = run(NUDGE)
@@ -169,6 +173,15 @@ def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = No
         lines = lines if isinstance(other, str) else _keep_apart(lines, own, fp32, other)
     floors = {line: share_like(found, measure_line(line, nudged, fp32)) or 0.0 for line, found in lines.items()}
     return Beside(gap=gap, floor=floor, lines=lines, floors=floors)
+
+
+def _shows_losses(line: str, own: Shown, fp32: Shown) -> bool:
+    """Whether the numbers of a line may be the losses, or means of them: in both runs they are within those."""
+    return all(
+        one.losses and min(one.losses) <= value * (1 + _NEAR) and value * (1 - _NEAR) <= max(one.losses)
+        for one in (own, fp32)
+        for value in one.lines.get(line, ())
+    )
 
 
 def look_closer(beside: Beside, own: Shown, run: RunInFP32) -> Beside | None:

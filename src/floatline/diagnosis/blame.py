@@ -25,6 +25,8 @@ _HELPS = 0.5
 _NEARLY_ALL = 0.85
 # What goes wrong where numbers are read that were rounded before.
 _BEARS_NO_ROUNDING = frozenset({"rounded-onto-singularity", "cancellation"})
+# Of so many lines that follow.
+_FEW_LINES = 3
 # What no line computes: gradients that a loss scale is missing for.
 _UNTRIED = frozenset({"gradient-underflow"})
 # So many suspects are tried one by one.
@@ -185,10 +187,18 @@ def _gone(gap: Gap, floor: float, left: Sequence[Gap]) -> float:
 
 
 def _name_by_next(found: Finding, rows: Sequence[Finding]) -> Finding:
-    """What a line rounds is named by the operation after it that cannot bear it, if that is known."""
-    after = rows[rows.index(found) + 1 :][:1] if found in rows and found.cause.id == ANY else ()
-    for one in after:
-        if one.cause.id in _BEARS_NO_ROUNDING:
+    """What a line rounds is named by the operation after it that cannot bear it, if that is known.
+
+    The next line reads it. One further on, within a few, reads what several lines round, as the difference of a mean
+    of squares and a squared mean does: that is where to begin.
+    """
+    if found.cause.id != ANY or found not in rows:
+        return found
+    after = rows[rows.index(found) + 1 :][:_FEW_LINES]
+    for distance, one in enumerate(after):
+        if one.cause.id in _BEARS_NO_ROUNDING and one.file == found.file:
+            if distance:
+                return replace(one, seen=f"{one.seen}; what it reads is rounded from line {found.line} on")
             seen = f"line {one.line} reads what this line rounds: {one.seen}"
             return replace(found, cause=one.cause, seen=seen, fix=one.fix, patch="", tried="")
     return found
