@@ -155,6 +155,21 @@ def test_a_cast_blames_what_made_its_source():
     assert (birth.op.name, birth.cause) == ("aten.mm", "activation-overflow")
 
 
+@pytest.mark.parametrize(
+    ("name", "read", "scalar", "cause"),
+    [
+        ("mul", single(smallest=1.0), -3.4e38, "scalar-out-of-range"),  # (1 - mask) * finfo(float32).min
+        ("full", single(), -1e9, "scalar-out-of-range"),
+        ("mul", single(), 2.0, "product-overflow"),
+        ("mul", single(smallest=0.1), 3e5, "product-overflow"),
+    ],
+)
+def test_a_cast_of_a_mask_that_was_made_in_fp32_blames_its_constant(name, read, scalar, cause):
+    steps = ((name, [read], [single(largest=1e9)], {"scalars": (scalar,)}), ("_to_copy", [0], [blown(1e9)]))
+    (birth,) = find_births(trace_of(*steps))
+    assert (birth.op.name, birth.cause) == (f"aten.{name}", cause)
+
+
 def test_a_cast_of_data_blames_the_data_also_through_a_cat():
     data = Operand(single(largest=1e5), None, "inputs[0]")
     (birth,) = find_births(trace_of(("cat", [data], [single(largest=1e5)]), ("_to_copy", [0], [blown()])))

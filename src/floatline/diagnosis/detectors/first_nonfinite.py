@@ -171,11 +171,8 @@ def _classify(op: Op, trace: Trace) -> Birth:
     if name in CASTS:
         return _classify_cast(op, trace, out)
     limit = _limit(out.dtype)
-    wide = _widest_constant(op)
-    # A factor is held in FP32, and what it makes is too large; only of a mask it is what is put in.
-    factor = name in PRODUCTS and wide > limit and _is_mask(op)
-    if name in FILLS or factor or (name in ADDITIONS and wide > limit):
-        constant = f"the constant {wide:g}" if wide > limit else "a constant"
+    constant = _constant_put_in(op, limit)
+    if constant:
         return Birth(op, "scalar-out-of-range", f"{constant} is beyond {out.dtype}'s {limit:g}")
     if name in ADDITIONS and _has_saturated(op, limit):
         seen = f"a mask of {-limit:g} and another number add up to -inf in {out.dtype}"
@@ -189,6 +186,16 @@ def _classify(op: Op, trace: Trace) -> Birth:
             return Birth(below[0], "cancellation", below[1], op)
     cause = _cause_of_size(op)
     return Birth(op, cause, _describe_size(op, out, limit))
+
+
+def _constant_put_in(op: Op, limit: float) -> str:
+    """The number that an operation fills a tensor with, or adds, beyond a limit, in words; '' where it does not."""
+    name, wide = base_name(op.name), _widest_constant(op)
+    # A factor is held in FP32, and what it makes is too large; only of a mask it is what is put in.
+    factor = name in PRODUCTS and wide > limit and _is_mask(op)
+    if name in FILLS or factor or (name in ADDITIONS and wide > limit):
+        return f"the constant {wide:g}" if wide > limit else "a constant"
+    return ""
 
 
 def _is_mask(op: Op) -> bool:
@@ -211,6 +218,9 @@ def _classify_cast(op: Op, trace: Trace, out: Values) -> Birth:
             taken = f"{base_name(reader.name)} takes {out.twin_largest or 0.0:.4g}, an FP32 sum, in {out.dtype}"
             seen = f"{taken}, which ends at {limit:g}: {out.blown:,} elements are not finite"
             return Birth(reader, "activation-overflow", seen, op)
+        constant = _constant_put_in(maker, limit)
+        if constant:
+            return Birth(maker, "scalar-out-of-range", f"{constant} is beyond {out.dtype}'s {limit:g}", op)
         return Birth(maker, _cause_of_size(maker), _describe_size(maker, out, limit), op)
     seen = f"{source.role or 'a tensor'} holds {source.value.largest:.4g}, and {out.dtype} ends at {limit:g}"
     return Birth(op, "activation-overflow" if source.role.startswith("param") else "input-out-of-range", seen)
