@@ -97,3 +97,19 @@ def test_a_mode_that_the_script_has_entered_stays_entered(tmp_path):
     report = observe(str(path))
     assert not report["exception"], report["exception"]
     assert not torch._C._len_torch_dispatch_stack()
+
+
+@pytest.mark.parametrize(
+    ("use", "causes"),
+    [
+        ("rows = rows * table[torch.arange(16), 0].long().remainder(7).unsqueeze(1)", ["integer-not-exact"]),
+        ("rows = rows * table[:16, 1:2]", []),
+    ],
+    ids=["ids of a table", "data of a table"],
+)
+def test_ids_among_other_numbers_are_suspected_where_integers_are_made_of_them(tmp_path, use, causes):
+    """A run in FP32 decides: nothing is told of a suspect alone."""
+    setup = "ids, data = torch.arange(900.0), torch.randn(900)\ntable = torch.stack([ids, data], 1).bfloat16()  # here"
+    report = observe(str(write(tmp_path, setup, use)))
+    assert not report["findings"]
+    assert [one["cause"] for one in report["suspects"] if one["cause"] == "integer-not-exact"] == causes

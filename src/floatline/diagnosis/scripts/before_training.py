@@ -45,7 +45,9 @@ def find_suspects_in_setup(evidence: ScriptEvidence) -> list[Finding]:
     if setup is None:
         return []
     found = [describe_birth(birth) for birth in find_births(setup) if _is_kept(birth.at or birth.op, setup)]
-    found += [describe_collision(op, top) for op, top in _find_collisions(setup) if _is_kept(op, setup)]
+    tables = any(_makes_integers(one.trace, given=False) for one in evidence.captured)
+    collisions = _find_collisions(setup, tables=tables)
+    found += [describe_collision(op, top) for op, top in collisions if _is_kept(op, setup)]
     return found[:1]
 
 
@@ -74,25 +76,26 @@ def _find_rows(setup: Trace) -> list[tuple[Op, int, float]]:
     return [(op, num, error) for op, num, error in found if error > _RUINED]
 
 
-def _find_collisions(setup: Trace) -> list[tuple[Op, float]]:
-    """Casts of whole numbers that 16 bits cannot hold."""
+def _find_collisions(setup: Trace, *, tables: bool = False) -> list[tuple[Op, float]]:
+    """Casts of whole numbers that 16 bits cannot hold; with `tables`, of numbers so large, whole ones among others."""
+    whole = ("int", "uint", "float") if tables else ("int", "uint")
     found: list[tuple[Op, float]] = []
     for op in setup.ops:
         if base_name(op.name) not in CASTS or not op.outputs or op.outputs[0].dtype not in silent.FORMATS:
             continue
         exact = find_format(silent.FORMATS[op.outputs[0].dtype]).max_exact_integer
-        top = max((o.value.largest for o in op.inputs if o.value.dtype.startswith(("int", "uint"))), default=0.0)
+        top = max((o.value.largest for o in op.inputs if o.value.dtype.startswith(whole)), default=0.0)
         if top > exact and op.outputs[0].error:
             found.append((op, top))
     return found
 
 
-def _makes_integers(trace: Trace) -> bool:
-    """Whether a step makes integers, such as the indices of a table, of floating-point numbers that it is given."""
+def _makes_integers(trace: Trace, *, given: bool = True) -> bool:
+    """Whether a step makes integers, such as the indices of a table, of floating-point numbers, `given` to it or not."""
     return any(
         base_name(op.name) in CASTS
         and any(out.dtype == "int64" for out in op.outputs)
-        and any(o.made_by is None and o.value.dtype.startswith(("float", "bfloat")) for o in op.inputs)
+        and any((o.made_by is None or not given) and o.value.dtype.startswith(("float", "bfloat")) for o in op.inputs)
         for op in trace.ops
     )
 
