@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from floatline.folding.recorded_graph import Graph, GraphCall, Layout, Node, Value, WeightPart, values_in
+from floatline.folding.recorded_graph import Graph, GraphCall, Node, StorageLayout, Value, WeightPart, values_in
 
 # The arguments of a product that are a matrix and what is added to the result; the last one may be left out.
 _FACTORS = {"mm": (1, None), "addmm": (2, 0), "linear": (1, 2)}
@@ -23,7 +23,7 @@ _Columns = frozenset[int]
 
 
 @dataclass(frozen=True)
-class _Product:
+class _WeightProduct:
     """A call that multiplies by a parameter and writes a storage of its own, row by row."""
 
     call: GraphCall
@@ -65,8 +65,8 @@ def split_fused(graph: Graph, model: nn.Module) -> Graph:
     return replace(graph, calls=tuple(calls), nodes=tuple(nodes))
 
 
-def _find_products(graph: Graph) -> list[_Product]:
-    found: list[_Product] = []
+def _find_products(graph: Graph) -> list[_WeightProduct]:
+    found: list[_WeightProduct] = []
     for call in graph.calls:
         places = _FACTORS.get(call.name)
         if places is None or not call.results:
@@ -76,7 +76,7 @@ def _find_products(graph: Graph) -> list[_Product]:
         result = call.results[0]
         width = _row_width(result.layout)
         if matrix is not None and width and graph.nodes[result.node].kind == "made":
-            found.append(_Product(call, result.node, width, matrix, bias))
+            found.append(_WeightProduct(call, result.node, width, matrix, bias))
     written = Counter(one.result for one in found)
     return [one for one in found if written[one.result] == 1]
 
@@ -88,7 +88,7 @@ def _parameter(graph: Graph, call: GraphCall, place: int, dims: int) -> Value | 
     return value if graph.nodes[value.node].kind == "parameter" else None
 
 
-def _row_width(layout: Layout | None) -> int:
+def _row_width(layout: StorageLayout | None) -> int:
     """How many numbers a row of a whole storage has; 0 where the tensor is none."""
     if layout is None or layout.offset or len(layout.sizes) < 2:
         return 0
@@ -100,7 +100,7 @@ def _row_width(layout: Layout | None) -> int:
     return layout.sizes[-1]
 
 
-def _find_readers(graph: Graph, products: Sequence[_Product]) -> dict[int, set[Value]]:
+def _find_readers(graph: Graph, products: Sequence[_WeightProduct]) -> dict[int, set[Value]]:
     """How each storage is read or written by operations that do more than view it."""
     made = {id(one.call): one.result for one in products}
     found: dict[int, set[Value]] = defaultdict(set)
@@ -112,7 +112,7 @@ def _find_readers(graph: Graph, products: Sequence[_Product]) -> dict[int, set[V
     return found
 
 
-def _find_classes(graph: Graph, one: _Product, readers: Iterable[Value]) -> list[_Columns]:
+def _find_classes(graph: Graph, one: _WeightProduct, readers: Iterable[Value]) -> list[_Columns]:
     """Columns of a product's result, in classes that no operation reads together."""
     every = frozenset(range(one.width))
     if one.result in graph.outputs:
@@ -136,7 +136,7 @@ def _find_viewed(call: GraphCall) -> int | None:
     return first.node if all(value.node == first.node for value in call.results) else None
 
 
-def _columns(layout: Layout | None, width: int) -> _Columns:
+def _columns(layout: StorageLayout | None, width: int) -> _Columns:
     """Columns of a storage that a view of it reads; all of them where that is not known."""
     if layout is None:
         return frozenset(range(width))
@@ -149,7 +149,7 @@ def _columns(layout: Layout | None, width: int) -> _Columns:
 
 def _find_parts(
     graph: Graph,
-    products: Sequence[_Product],
+    products: Sequence[_WeightProduct],
     classes: Mapping[int, list[_Columns]],
     parameters: Mapping[str, nn.Parameter],
 ) -> dict[int, list[tuple[WeightPart, float]]]:
@@ -224,7 +224,7 @@ def _add_parts(nodes: list[Node], node: int, parts: Sequence[tuple[WeightPart, f
 
 
 def _cut_product(
-    one: _Product,
+    one: _WeightProduct,
     made: Mapping[int, list[tuple[_Columns, int]]],
     cut: Mapping[int, list[tuple[_Columns, int]]],
 ) -> list[GraphCall]:

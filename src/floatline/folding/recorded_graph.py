@@ -23,7 +23,7 @@ _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
 _PRODUCTS = ("mm", "addmm", "linear")
 
 
-class Layout(NamedTuple):
+class StorageLayout(NamedTuple):
     """Where the numbers of a tensor lie in its storage."""
 
     offset: int
@@ -36,7 +36,7 @@ class Value(NamedTuple):
 
     node: int
     sixteen: bool
-    layout: Layout | None = None
+    layout: StorageLayout | None = None
 
 
 class WeightPart(NamedTuple):
@@ -268,10 +268,10 @@ class _Recorder(TorchDispatchMode):
             self.vocabularies[home] = min(args[0].shape[0], self.vocabularies.get(home, args[0].shape[0]))
 
 
-def _find_layout(tensor: Tensor) -> Layout | None:
+def _find_layout(tensor: Tensor) -> StorageLayout | None:
     if not tensor.is_floating_point() or tensor.layout is not torch.strided:
         return None
-    return Layout(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+    return StorageLayout(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
 
 
 def _largest_columns(tensor: Tensor) -> Tensor | None:
