@@ -73,6 +73,7 @@ INSTANCES = {
     "torch.autograd.Node": lambda: (PARAM * 2).grad_fn,
     "torch.Tensor": lambda: torch.ones(1),
     "torch.nn.Module": lambda: nn.Linear(1, 1),
+    "torch.fx.GraphModule": lambda: torch.fx.symbolic_trace(nn.Linear(1, 1)),
     "torch.nn.LSTM": lambda: nn.LSTM(1, 1),
     "torch.UntypedStorage": lambda: torch.ones(1).untyped_storage(),
     "torch.autocast": lambda: torch.autocast("cpu"),

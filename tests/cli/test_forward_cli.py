@@ -60,7 +60,8 @@ def test_the_trace_is_kept_where_that_is_asked_for(target, tmp_path):
         ([], "needs one thing to look at"),
         (["net.py", "--model", "here", "--tokens", "t"], "needs one thing to look at"),
         (["--model", "here"], "go together"),
-        (["net.py", "--fix"], "--forward looks at outputs"),
+        (["net.py", "--once"], "--forward looks at outputs"),
+        (["--fix", "--model", "here", "--tokens", "t"], "--diff are for a target"),
         (["net.py", "--as", "cuda"], "--as is for a script"),
     ],
 )

@@ -154,6 +154,11 @@ PRIVATES: tuple[Private, ...] = (
         "a diagnosis tells when torch traces a program, and leaves its tensors alone",
     ),
     Private(
+        ("torch.fx.GraphModule()._lineno_map",),
+        "the user's line that an operation of an exported program was recorded from",
+        fallback="what an exported program computes has no line",
+    ),
+    Private(
         ("torch.fx._symbolic_trace._is_fx_tracing_flag",),
         "tells when torch.fx traces a module",
         fallback="a module that FX traces counts as a forward pass",

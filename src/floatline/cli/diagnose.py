@@ -123,13 +123,17 @@ def diagnose(
     if forward:
         from floatline.cli.forward_only import ForwardOptions, diagnose_forward_any
 
-        if fix or diff or formats or bundle is not None or once or fp32_steps is not None:
+        if formats or bundle is not None or once or fp32_steps is not None:
             raise typer.BadParameter(
-                "--forward looks at outputs. Leave out --fix, --diff, --bundle, --would-fit, --once and --fp32-steps."
+                "--forward looks at outputs. Leave out --bundle, --would-fit, --once and --fp32-steps."
             )
         words = context.meta.get(COMMAND)
-        options = ForwardOptions(seed=seed, searches=tries, trace=trace, output=output, as_device=as_device)
-        diagnose_forward_any(target, words, model, tokens, options)
+        if (fix or diff) and (words is not None or target is None):
+            raise typer.BadParameter(
+                "With --forward, --fix and --diff are for a target. Give a file with forward(seed)."
+            )
+        options = ForwardOptions(seed=seed, tries=tries, trace=trace, output=output, as_device=as_device)
+        _finish(diagnose_forward_any(target, words, model, tokens, options), output, fix=fix, diff=diff)
         return
     if model is not None or tokens is not None:
         raise typer.BadParameter("--model and --tokens are for a model that is not trained. Give --forward, too.")
@@ -227,12 +231,21 @@ def _finish(diagnosis: Diagnosis, output: OutputFormat, *, fix: bool, diff: bool
     elif output is OutputFormat.json:
         print_json(diagnosis.as_json())
     else:
-        from floatline.report.diagnosis import print_diagnosis
-
-        print_diagnosis(diagnosis, text_console())
+        _print(diagnosis)
     if fix:
         from floatline.diagnosis.fix_trials import write_fix
 
         typer.echo(f"floatline: {write_fix(diagnosis)}", err=True)
     if diagnosis.status:
         raise typer.Exit(diagnosis.status)
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    from floatline.diagnosis.forward.result import ForwardDiagnosis
+    from floatline.report.diagnosis import print_diagnosis
+    from floatline.report.forward import print_forward
+
+    if isinstance(diagnosis, ForwardDiagnosis):
+        print_forward(diagnosis, text_console())
+    else:
+        print_diagnosis(diagnosis, text_console())

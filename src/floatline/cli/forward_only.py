@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from floatline.cli.output import AsDevice, OutputFormat, print_json, show_progress, text_console
+from floatline.cli.output import AsDevice, OutputFormat, show_progress
 
 if TYPE_CHECKING:
     from floatline.diagnosis.forward.result import ForwardDiagnosis
@@ -20,7 +20,7 @@ class ForwardOptions:
     """Options of `diagnose` that hold for a forward pass, too."""
 
     seed: int
-    searches: bool
+    tries: bool
     trace: str | None
     output: OutputFormat
     as_device: AsDevice | None
@@ -28,8 +28,8 @@ class ForwardOptions:
 
 def diagnose_forward_any(
     target: str | None, words: list[str] | None, folder: str | None, tokens: str | None, options: ForwardOptions
-) -> None:
-    """Diagnose a target, the command after `--`, or a model directory; print, and end with the exit code."""
+) -> ForwardDiagnosis:
+    """Diagnose a target, the command after `--`, or a model directory."""
     if (folder is None) != (tokens is None):
         raise typer.BadParameter("--model FOLDER and --tokens FILE go together. Give both.")
     if (target is None) == (folder is None):
@@ -37,27 +37,23 @@ def diagnose_forward_any(
     if options.as_device is not None and words is None:
         raise typer.BadParameter("--as is for a script: give its command after --. Others are computed so already.")
     if words is not None:
-        found = _diagnose_command(words, options)
-    elif target is not None:
-        found = _diagnose_target(target, options)
-    else:
-        found = _diagnose_checkpoint(str(folder), str(tokens), options)
-    if options.output is OutputFormat.json:
-        print_json(found.as_json())
-    else:
-        from floatline.report.forward import print_forward
-
-        print_forward(found, text_console())
-    if found.status:
-        raise typer.Exit(found.status)
+        return _diagnose_command(words, options)
+    if target is not None:
+        return _diagnose_target(target, options)
+    return _diagnose_checkpoint(str(folder), str(tokens), options)
 
 
 def _diagnose_target(target: str, options: ForwardOptions) -> ForwardDiagnosis:
-    from floatline.diagnosis.forward.forward_diagnosis import diagnose_forward
+    from floatline.diagnosis.forward.forward_target import diagnose_forward
 
     with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
         return diagnose_forward(
-            target, seed=options.seed, searches=options.searches, on_progress=show, trace_path=options.trace
+            target,
+            seed=options.seed,
+            searches=options.tries,
+            on_progress=show,
+            trace_path=options.trace,
+            tries_fixes=options.tries,
         )
 
 
@@ -69,7 +65,7 @@ def _diagnose_checkpoint(folder: str, tokens: str, options: ForwardOptions) -> F
     with contextlib.redirect_stdout(sys.stderr), show_progress() as show:
         show("loading the model")
         step = capture_forward(*open_model(folder, tokens))
-        return diagnose_captured(step, folder, searches=options.searches, on_progress=show, trace_path=options.trace)
+        return diagnose_captured(step, folder, searches=options.tries, on_progress=show, trace_path=options.trace)
 
 
 def _diagnose_command(words: list[str], options: ForwardOptions) -> ForwardDiagnosis:
@@ -77,7 +73,7 @@ def _diagnose_command(words: list[str], options: ForwardOptions) -> ForwardDiagn
 
     return diagnose_forward_script(
         words,
-        searches=options.searches,
+        searches=options.tries,
         keep_stdout=options.output is OutputFormat.json,
         as_device="cuda" if options.as_device is AsDevice.cuda else None,
     )

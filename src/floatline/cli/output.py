@@ -126,7 +126,11 @@ def show_share(text: str) -> Generator[Callable[[int, int], None]]:
     import sys
 
     if not sys.stderr.isatty():
-        yield lambda *_: None
+
+        def say_nothing(*_: int) -> None:
+            pass
+
+        yield say_nothing
         return
     from rich.console import Console
     from rich.markup import escape

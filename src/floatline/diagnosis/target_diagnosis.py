@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import floatline
-from floatline.base.patched_sources import patch_sources
 from floatline.base.work_clock import WorkClock
 from floatline.diagnosis.beside_fp32 import Beside, StepErrors, compare_with_fp32
 from floatline.diagnosis.blame import Blame, Blamed, Line
+from floatline.diagnosis.changed_runs import run_changed
 from floatline.diagnosis.detectors.damage import find_candidates
 from floatline.diagnosis.detectors.exceptions import find_exceptions, find_wrong_indices
 from floatline.diagnosis.detectors.first_nonfinite import measure_step_errors
@@ -32,7 +28,7 @@ from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.trials.counterfactual import Counterfactuals, apply_scale, try_formats
-from floatline.errors import FloatlineError, TargetError
+from floatline.errors import TargetError
 from floatline.findings import Finding
 from floatline.probe.bundles.bundle import write_bundle
 from floatline.probe.runs.conditions import Change
@@ -42,7 +38,6 @@ from floatline.probe.runs.runs import run_target
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import AutocastEvent
 from floatline.probe.watch.patches import Patches
-from floatline.running.command import run_quietly
 from floatline.running.nudge import Nudge
 from floatline.workload import load_target
 
@@ -255,15 +250,6 @@ def _find(evidence: Evidence) -> list[Finding]:
     return []
 
 
-_START = """
-import json, sys
-job = json.load(open(sys.argv[1]))
-sys.path.append(job["home"])
-from floatline.diagnosis.target_diagnosis import diagnose_changed
-diagnose_changed(job)
-"""
-
-
 def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | None, seed: int) -> Diagnosis | str:
     """Diagnose a target in a process of its own, with changed texts.
 
@@ -273,15 +259,9 @@ def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | 
         steps: Steps to run.
         seed: Seed of every run.
     """
-    with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
-        report, job = Path(folder, "report.json"), Path(folder, "job.json")
-        home = str(Path(floatline.__file__).parents[1])
-        fields = {"home": home, "report": str(report), "sources": dict(sources), "target": target, "steps": steps}
-        job.write_text(json.dumps({**fields, "seed": seed}), encoding="utf-8")
-        problem = run_quietly([sys.executable, "-c", _START, str(job)])
-        if not report.exists():
-            return problem or "the process that tried it ended without a word"
-        seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    seen = run_changed(__name__, sources, target=target, steps=steps, seed=seed)
+    if isinstance(seen, str):
+        return seen
     if "error" in seen:
         return Diagnosis("it", "", (), 0.0, no_verdict=seen["error"])
     findings = tuple(read_finding(entry) for entry in seen["findings"])
@@ -291,23 +271,18 @@ def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | 
     )  # fmt: skip
 
 
-def diagnose_changed(job: Mapping[str, Any]) -> None:
-    """Diagnose a target whose source is taken to be another, and write down what was found; in a process of its own."""
-    patch_sources(job["sources"])
-    try:
-        found = diagnose(job["target"], steps=job["steps"], seed=job["seed"])
-        content: dict[str, Any] = {
-            "precision": found.precision,
-            "findings": [finding.as_json() for finding in found.findings],
-            "unexplained": found.unexplained,
-            "no_verdict": found.no_verdict,
-            "fails_in_fp32": found.fails_in_fp32,
-            "note": f"{_say_steps(found.num_steps)}, compared with FP32",
-            "fp32_losses": list(found.fp32_losses),
-        }
-    except FloatlineError as error:
-        content = {"error": str(error)}
-    Path(job["report"]).write_text(json.dumps(content), encoding="utf-8")
+def diagnose_changed(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Diagnose a target whose source is taken to be another; in a process of its own."""
+    found = diagnose(job["target"], steps=job["steps"], seed=job["seed"])
+    return {
+        "precision": found.precision,
+        "findings": [finding.as_json() for finding in found.findings],
+        "unexplained": found.unexplained,
+        "no_verdict": found.no_verdict,
+        "fails_in_fp32": found.fails_in_fp32,
+        "note": f"{_say_steps(found.num_steps)}, compared with FP32",
+        "fp32_losses": list(found.fp32_losses),
+    }
 
 
 def _say_steps(num: int) -> str:

@@ -19,13 +19,36 @@ from torch.utils._pytree import tree_leaves, tree_map
 # What attention masks are filled with; a limit of the format, no value of the network.
 _MASK = 1e30
 _SIXTEEN_BITS = (torch.float16, torch.bfloat16)
+# Operations whose result has a column for each row of a weight.
+_PRODUCTS = ("mm", "addmm", "linear")
+
+
+class StorageLayout(NamedTuple):
+    """Where the numbers of a tensor lie in its storage."""
+
+    offset: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 class Value(NamedTuple):
-    """A tensor as an operation sees it: the storage it lies in, or -1 where it holds no real numbers."""
+    """A tensor as an operation sees it: the storage it lies in, or -1 where it holds no real numbers; and where."""
 
     node: int
     sixteen: bool
+    layout: StorageLayout | None = None
+
+
+class WeightPart(NamedTuple):
+    """Some places of a parameter along one of its dimensions: one of several matrices that are fused into it."""
+
+    parameter: str
+    dim: int
+    places: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """For people: the parameter, and its first and last places."""
+        return f"{self.parameter}, {len(self.places)} places from {self.places[0]} to {self.places[-1]}"
 
 
 @dataclass
@@ -38,6 +61,8 @@ class Node:
         of_weights: Whether it is a parameter, or made of parameters only, as 1 + w is.
         largest: The largest finite magnitude that was in it.
         sixteen: Whether it is in 16 bits where the model is.
+        columns: Of the result of a product, the largest magnitude in every column; None where that is not known.
+        part: What it is of a fused parameter; None where it is whole.
     """
 
     kind: Literal["parameter", "buffer", "input", "constant", "made"]
@@ -45,6 +70,8 @@ class Node:
     of_weights: bool = False
     largest: float = 0.0
     sixteen: bool = False
+    columns: Tensor | None = None
+    part: WeightPart | None = None
 
 
 @dataclass(frozen=True)
@@ -204,12 +231,16 @@ class _Recorder(TorchDispatchMode):
         read = [value.node >= 0 and self.nodes[value.node].of_weights for value in values_in(noted)]
         results = tuple(self._written(tensor, bool(read) and all(read)) for tensor in written)
         self.calls.append(GraphCall(name, self.stack[-1], noted[0], noted[1], results))
+        for value, tensor in zip(results, written, strict=True):
+            if value.node >= 0 and (name in _PRODUCTS or name.endswith("_")):
+                # What is written to in place has other numbers now.
+                self.nodes[value.node].columns = _largest_columns(tensor) if name in _PRODUCTS else None
         return result
 
     def _value(self, leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        return Value(self.node_of(leaf), leaf.dtype in _SIXTEEN_BITS)
+        return Value(self.node_of(leaf), leaf.dtype in _SIXTEEN_BITS, _find_layout(leaf))
 
     def _written(self, tensor: Tensor, of_weights: bool) -> Value:
         if not (tensor.is_floating_point() or tensor.is_complex()):
@@ -217,7 +248,7 @@ class _Recorder(TorchDispatchMode):
         number = self._home(tensor, "made", f"made in {self.stack[-1] or 'the model itself'}")
         self.nodes[number].largest = max(self.nodes[number].largest, find_largest(tensor))
         self.nodes[number].of_weights = of_weights
-        return Value(number, tensor.dtype in _SIXTEEN_BITS)
+        return Value(number, tensor.dtype in _SIXTEEN_BITS, _find_layout(tensor))
 
     def _home(self, tensor: Tensor, kind: Literal["constant", "made"], name: str) -> int:
         found = self._homes.get(StorageWeakRef(tensor.untyped_storage()))
@@ -235,6 +266,18 @@ class _Recorder(TorchDispatchMode):
         home = self._homes.get(StorageWeakRef(args[1].untyped_storage()))
         if home is not None and self.nodes[home].kind == "input":
             self.vocabularies[home] = min(args[0].shape[0], self.vocabularies.get(home, args[0].shape[0]))
+
+
+def _find_layout(tensor: Tensor) -> StorageLayout | None:
+    if not tensor.is_floating_point() or tensor.layout is not torch.strided:
+        return None
+    return StorageLayout(int(tensor.storage_offset()), tuple(tensor.shape), tensor.stride())
+
+
+def _largest_columns(tensor: Tensor) -> Tensor | None:
+    if tensor.dim() < 2 or not tensor.numel():
+        return None
+    return tensor.detach().abs().flatten(0, -2).amax(0).float().cpu()
 
 
 def find_largest(tensor: Tensor) -> float:

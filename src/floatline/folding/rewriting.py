@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,25 @@ from floatline.folding.recorded_graph import Graph, name_modules
 
 
 @dataclass(frozen=True)
+class ScaledPart:
+    """Places of a parameter along one of its dimensions, multiplied by two to a power."""
+
+    dim: int
+    places: tuple[int, ...]
+    exponent: int
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data for programs; places as runs of the first and the last."""
+        runs: list[list[int]] = []
+        for place in self.places:
+            if runs and runs[-1][1] == place - 1:
+                runs[-1][1] = place
+            else:
+                runs.append([place, place])
+        return {"dim": self.dim, "places": runs, "exponent": self.exponent}
+
+
+@dataclass(frozen=True)
 class WeightRewrite:
     """What is changed in a model. Names are those of `named_parameters`, and of its modules.
 
@@ -23,15 +42,17 @@ class WeightRewrite:
         weights: Parameters that are multiplied by two to a power.
         shifted: Parameters that are read as c + w, with c and the power: they become 2^power (c + w) - c, rounded.
         eps: Epsilons, as (module, attribute), that are multiplied by two to a power.
+        parts: Of fused parameters, the parts that are multiplied by two to a power.
     """
 
     weights: Mapping[str, int]
     shifted: Mapping[str, tuple[float, int]]
     eps: Mapping[tuple[str, str], int]
+    parts: Mapping[str, tuple[ScaledPart, ...]] = field(default_factory=dict[str, "tuple[ScaledPart, ...]"])
 
     def __bool__(self) -> bool:
         """Whether anything is changed."""
-        return bool(self.weights or self.shifted or self.eps)
+        return bool(self.weights or self.shifted or self.eps or self.parts)
 
 
 def plan_rewrite(
@@ -47,9 +68,14 @@ def plan_rewrite(
     weights: dict[str, int] = {}
     shifted: dict[str, tuple[float, int]] = {}
     eps: dict[tuple[str, str], int] = {}
+    parts: dict[str, tuple[ScaledPart, ...]] = {}
     for unknown, power in exponents.items():
         if isinstance(unknown, int):
-            if graph.nodes[unknown].kind == "parameter":
+            part = graph.nodes[unknown].part
+            if part is not None:
+                own = ScaledPart(part.dim, part.places, power)
+                parts[part.parameter] = (*parts.get(part.parameter, ()), own)
+            elif graph.nodes[unknown].kind == "parameter":
                 weights[graph.nodes[unknown].name] = power
         elif unknown in eps_of:
             eps |= dict.fromkeys(eps_of[unknown], power)
@@ -57,7 +83,13 @@ def plan_rewrite(
             eps[unknown[1], unknown[2]] = power
         elif isinstance(unknown, tuple):
             shifted[graph.nodes[unknown[1]].name] = (unknown[2], power)
-    return WeightRewrite(weights, shifted, eps)
+    for name in list(parts):
+        whole = sum(node.part is not None and node.part.parameter == name for node in graph.nodes)
+        powers = {part.exponent for part in parts[name]}
+        if len(parts[name]) == whole and len(powers) == 1:  # all of it, alike
+            weights[name] = powers.pop()
+            del parts[name]
+    return WeightRewrite(weights, shifted, eps, parts)
 
 
 @torch.no_grad()
@@ -71,6 +103,11 @@ def rewrite_model(model: nn.Module, rewrite: WeightRewrite) -> None:
     parameters = dict(model.named_parameters())
     for name, power in rewrite.weights.items():
         parameters[name].mul_(2.0**power)
+    for name, parts in rewrite.parts.items():
+        for part in parts:
+            index = torch.tensor(part.places, device=parameters[name].device)
+            scaled = parameters[name].index_select(part.dim, index) * 2.0**part.exponent
+            parameters[name].index_copy_(part.dim, index, scaled)
     for name, (number, power) in rewrite.shifted.items():
         weight = parameters[name]
         weight.copy_((weight.double() + number) * 2.0**power - number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from floatline.base.files import write_whole
 from floatline.base.json_values import encode_number
 from floatline.errors import FoldError
 from floatline.folding.choice import FoldedGroup, Obstacle, choose_exponents
 from floatline.folding.exponents import Exponents
+from floatline.folding.fused_weights import split_fused
 from floatline.folding.homogeneity import Relation, relate
 from floatline.folding.proof import Proof, call_model, draw_inputs, prove_fold
 from floatline.folding.recorded_graph import Graph, mark_sixteen, record_graph
@@ -74,6 +77,29 @@ class Fold:
 
         save_model(self.model, str(path))
 
+    def save_folder(self, out: str | Path) -> None:
+        """Write the folded weights to a new folder, with what was done as fold.json; epsilons are in that file alone.
+
+        Raises:
+            FoldError: The folder cannot be made, or what is read back is something else.
+        """
+        from safetensors.torch import load_model  # pyright: ignore[reportUnknownVariableType]
+
+        try:
+            Path(out).mkdir(parents=True)
+        except OSError as error:
+            raise FoldError(f"'{out}' cannot be written: {error}. Name a new folder.") from None
+        path = Path(out, "model.safetensors")
+        self.save(path)
+        read: nn.Module = copy.deepcopy(self.model)
+        for parameter in read.parameters():
+            parameter.data.zero_()
+        load_model(read, path)
+        own = self.model.state_dict()
+        if not all(torch.equal(tensor, own[name]) for name, tensor in read.state_dict().items()):
+            raise FoldError(f"What is read back from '{path}' is not what was written. Do not use it.")
+        write_whole(Path(out, "fold.json"), json.dumps(self.as_json(), indent=2, allow_nan=False))
+
     def as_json(self) -> dict[str, Any]:
         """Plain data for programs."""
         numbers = vars(self.proof).items()
@@ -84,6 +110,7 @@ class Fold:
             "groups": [vars(group) for group in self.groups],
             "obstacles": [vars(obstacle) for obstacle in self.obstacles],
             "weights": dict(self.rewrite.weights),
+            "parts": {name: [one.as_json() for one in parts] for name, parts in self.rewrite.parts.items()},
             "shifted": {name: {"added_to": c, "exponent": power} for name, (c, power) in self.rewrite.shifted.items()},
             "eps": [
                 {"module": module, "attribute": name, "exponent": power}
@@ -167,7 +194,7 @@ def measure_graph(model: nn.Module, inputs: Any) -> Graph:
     with HalfOnCPU():
         low = _record(narrow, cast_floats(inputs, torch.bfloat16), "16 bits")
     mark_sixteen(graph, low)
-    return graph
+    return split_fused(graph, model)
 
 
 def _record(model: nn.Module, inputs: Any, precision: str) -> Graph:

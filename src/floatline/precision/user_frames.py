@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 import sysconfig
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
-from typing import TextIO
+from types import CodeType, FrameType, FunctionType, TracebackType
+from typing import Any, TextIO
 
 import torch
 
@@ -35,6 +38,10 @@ class Spot:
 
 
 NOWHERE = Spot()
+_ENDS: set[CodeType] = set()
+_TRACED = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
+# A shorter text is in a message by chance.
+_FEWEST_LETTERS = 10
 
 
 @cache
@@ -48,13 +55,50 @@ def is_users(file: str) -> bool:
 
 
 def find_caller() -> Spot:
-    """The user's innermost frame on the stack of this call."""
+    """The user's innermost frame on the stack of this call; of a graph that was exported, the line it was made of.
+
+    What lies behind what `end_search_at` was told of is not the user's model, but who asked for it to be run.
+    """
     frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None:
-        if is_users(frame.f_code.co_filename):
-            return Spot(frame.f_code.co_filename, frame.f_lineno, _name(frame.f_code))
+    while frame is not None and not ends_search(frame):
+        spot = find_spot(frame)
+        if spot.file:
+            return spot
         frame = frame.f_back
     return NOWHERE
+
+
+def find_spot(frame: FrameType) -> Spot:
+    """The user's line that a frame is at; NOWHERE where it is not the user's."""
+    file = frame.f_code.co_filename
+    if is_users(file):
+        return Spot(file, frame.f_lineno, _name(frame.f_code))
+    return _find_in_graph(frame) if file.startswith("<eval_with_key") else NOWHERE
+
+
+def ends_search(frame: FrameType) -> bool:
+    """Whether a frame is one that `end_search_at` was told of."""
+    return frame.f_code in _ENDS
+
+
+def end_search_at(function: Any) -> None:
+    """Say that a function runs the user's model: its callers are not looked at."""
+    if isinstance(function, FunctionType):
+        _ENDS.add(function.__code__)
+
+
+def _find_in_graph(frame: FrameType) -> Spot:
+    """The user's line that the node of a graph, which this frame of its code is at, was recorded from."""
+    graph: Any = frame.f_locals.get("self")
+    lines: Mapping[int, int | None] = getattr(graph, "_lineno_map", None) or {}
+    number = lines.get(frame.f_lineno - frame.f_code.co_firstlineno)
+    if number is None:
+        return NOWHERE
+    nodes: Iterable[Any] = graph.graph.nodes
+    node: Any = next(itertools.islice(nodes, number, None), None)
+    found: list[tuple[str, str, str]] = _TRACED.findall(getattr(node, "stack_trace", None) or "")
+    own = [Spot(file, int(line), name) for file, line, name in found if is_users(file)]
+    return own[-1] if own else NOWHERE
 
 
 def point_warnings_at_users() -> None:
@@ -73,6 +117,19 @@ def point_warnings_at_users() -> None:
         shown(message, category, filename, lineno, file, line)
 
     warnings.showwarning = show
+
+
+def find_wording(trace: TracebackType | None, message: str) -> Spot:
+    """The user's innermost frame that words a message which a helper below it raises; NOWHERE where none does."""
+    found, last = NOWHERE, None
+    while trace is not None:
+        last = trace.tb_frame.f_code
+        words = [text for text in last.co_consts if isinstance(text, str) and len(text) >= _FEWEST_LETTERS]
+        if is_users(last.co_filename) and any(text in message for text in words):
+            found = Spot(last.co_filename, trace.tb_lineno, _name(last))
+        trace = trace.tb_next
+    # What torch or Python raises is worded there: a text of the user's that is in it is a name, or chance.
+    return found if last is not None and is_users(last.co_filename) else NOWHERE
 
 
 def find_raiser(trace: TracebackType | None) -> Spot:

@@ -21,7 +21,9 @@ _MOST_LINES = 8
 _STYLES = {"as it is": "green", "folded": "green", "after folding": "green", "with an island": "yellow"}
 
 
-def print_fold(fold: Fold, console: Console, *, folder: str, out: str, difference: float | None) -> None:
+def print_fold(
+    fold: Fold, console: Console, *, folder: str, out: str, difference: float | None, eps_by_hand: bool = False
+) -> None:
     """Print what a fold did.
 
     Args:
@@ -30,6 +32,7 @@ def print_fold(fold: Fold, console: Console, *, folder: str, out: str, differenc
         folder: The checkpoint.
         out: Where the folded one is.
         difference: Between the outputs of the two, read back; None where nothing was written.
+        eps_by_hand: Whether no config carries the epsilons, so that they must be set in code.
     """
     words = {"as it is": "fits FP16 as it is", "folded": "folded", "in the way": "something stands in the way"}
     style = f"bold {_STYLES.get(fold.verdict, 'red')}"
@@ -38,8 +41,9 @@ def print_fold(fold: Fold, console: Console, *, folder: str, out: str, differenc
         console.print(_text(f"  × 2^{group.exponent}  {group.place}, {group.largest:.3g} before"), soft_wrap=True)
     changed = fold.rewrite
     if changed:
-        many = f"  {len(changed.weights) + len(changed.shifted)} weights, {len(changed.eps)} epsilons changed"
-        console.print(_text(many), soft_wrap=True)
+        parts = f" (parts of {len(changed.parts)} of them)" if changed.parts else ""
+        num = len(changed.weights) + len(changed.parts) + len(changed.shifted)
+        console.print(_text(f"  {num} weights{parts}, {len(changed.eps)} epsilons changed"), soft_wrap=True)
     for obstacle in fold.obstacles[:_MOST_LINES]:
         console.print(_text(f"  in the way: {obstacle}"), soft_wrap=True)
     proof = fold.proof
@@ -61,6 +65,12 @@ def print_fold(fold: Fold, console: Console, *, folder: str, out: str, differenc
     if difference is not None:
         read = "the same bit for bit" if difference == 0 else f"{difference:.1e} apart"
         console.print(_text(f"  written to {out}, read back: {read}"), soft_wrap=True)
+    if difference is not None and eps_by_hand and changed.eps:
+        (module, name), power = next(iter(changed.eps.items()))
+        one = f"{module}.{name} × 2^{power}"
+        console.print(
+            _text(f"  weights hold no epsilons: set those of fold.json in your code, as {one}"), soft_wrap=True
+        )
 
 
 def print_fits(rows: Sequence[Mapping[str, Any]], console: Console) -> None:

@@ -37,6 +37,8 @@ def print_forward(diagnosis: ForwardDiagnosis, console: Console) -> None:
         nodes: list[str] = diagnosis.layers["onnx_node_prefixes"]
         console.print(Text(f"  modules   {printable(', '.join(diagnosis.layers['modules']))}"), soft_wrap=True)
         console.print(Text(f"  ONNX      nodes below {printable(', '.join(nodes))}"), soft_wrap=True)
+        scopes: list[str] = diagnosis.layers["coreml_scopes"]
+        console.print(Text(f"  CoreML    operations in scopes {printable(', '.join(scopes))}"), soft_wrap=True)
         console.print(Text(f"  TensorRT  {printable(diagnosis.layers['tensorrt'])}"), soft_wrap=True)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.slow import slow
 
-from floatline.diagnosis.forward.forward_diagnosis import diagnose_forward
+from floatline.diagnosis.forward.forward_target import diagnose_forward
 
 HERE = Path(__file__).parent
 HEALTHY = {

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import warnings
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from tests.diagnosis.forward import twins
 from torch import nn
 
-from floatline.diagnosis.forward.forward_diagnosis import diagnose_captured, diagnose_forward
+from floatline.diagnosis.forward.forward_diagnosis import diagnose_captured
+from floatline.diagnosis.forward.forward_target import diagnose_forward
 from floatline.diagnosis.forward.result import name_layers
 from floatline.errors import TargetError
 from floatline.precision.islands import Islands
@@ -114,6 +116,40 @@ def test_names_for_other_tools_follow_the_scopes_of_an_export():
     names = name_layers(["model.layers.3.mlp", "head"])
     assert names["onnx_node_prefixes"] == ["/model/layers.3/mlp", "/head"]
     assert names["tensorrt"].endswith("--layerPrecisions=/model/layers.3/mlp/*:fp32,/head/*:fp32")
+    assert names["coreml_scopes"] == ["model/3/mlp", "head"]
+
+
+def test_names_for_coreml_are_the_scopes_of_a_traced_program():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mlp = nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.mlp(x)
+
+    class Stack(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([Layer(), Layer()])
+
+        def forward(self, x):
+            return self.layers[1](self.layers[0](x))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = Stack()
+
+        def forward(self, x):
+            return self.model(x)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch asks for export instead; Core ML's converter takes both
+        graph = torch.jit.trace(Model(), torch.ones(1, 2)).inlined_graph
+    scopes = {node.scopeName() for node in graph.nodes() if node.kind() == "aten::linear"}
+    last = {"/".join(part.rpartition(".")[2] for part in scope.split("/")) for scope in scopes}
+    assert last == set(name_layers(["model.layers.0.mlp", "model.layers.1.mlp"])["coreml_scopes"])
 
 
 def test_fp16_is_nearer_to_fp32_than_bf16_and_it_is_said():

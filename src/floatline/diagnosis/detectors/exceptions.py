@@ -20,6 +20,8 @@ from floatline.probe.trace.trace import Op
 from floatline.probe.watch.events import BackwardEvent, ClearEvent, ScalerStepEvent
 
 _TWO_DTYPES = "dtype-mismatch"
+# A 16-bit format in the words of a message.
+_SIXTEEN = re.compile(r"\b(?:b?float16|b?fp16|bf16|half|halftensor|bfloat16tensor)\b", re.IGNORECASE)
 
 
 def find_exceptions(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
@@ -34,7 +36,7 @@ def find_exceptions(given: RunRecord, fp32: RunRecord | None) -> list[Finding]:
         return []
     cause = _name_cause(given, failure)
     if cause is None:
-        return []
+        return _find_refusal(failure) if fp32 is not None and fp32.exception is None else []
     same = fp32 is not None and fp32.exception is not None and fp32.exception.message == failure.message
     if same and cause.family != "not-precision":
         return []
@@ -63,6 +65,14 @@ def _name_cause(given: RunRecord, failure: Failure) -> Cause | None:
     if symptom is None or symptom.causes[0] != _TWO_DTYPES:
         return None  # a NaN that some check met: its operation tells, not this message
     return find_cause("autocast-region-misuse" if failure.in_disabled_region else _TWO_DTYPES)
+
+
+def _find_refusal(failure: Failure) -> list[Finding]:
+    """The finding about code that refuses 16 bits itself: its message names the format, and FP32 does not raise."""
+    if not _SIXTEEN.search(failure.message):
+        return []
+    fix = "Give this call FP32 tensors, and cast back what it gives: its own code refuses 16 bits."
+    return [replace(_describe(find_cause("unsupported-half-op"), failure), fix=fix)]
 
 
 def _cleared_before_step(given: RunRecord) -> bool:

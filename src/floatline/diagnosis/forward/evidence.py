@@ -6,16 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from torch import Tensor
+
+from floatline.diagnosis.detectors.operations import base_name
 from floatline.diagnosis.evidence import Evidence
+from floatline.precision.nested import find_tensors
 from floatline.probe.runs.failures import Failure, describe_failure
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Precision
 from floatline.probe.steps.captured_forward import CapturedForward, cast_all_buffers
 from floatline.probe.steps.captured_step import Precision as AnyPrecision
 from floatline.probe.steps.replayed import Replay
-from floatline.probe.trace.trace import Trace
+from floatline.probe.trace.trace import Op, Trace
 from floatline.probe.watch.watch import watch
 from floatline.workload import Target
+
+# Operations that put numbers in place, and compute none: NaN or inf that they give of finite ones is a constant.
+_PLACING = frozenset(
+    {
+        *("full", "full_like", "new_full", "fill", "masked_fill", "index_fill", "where", "scatter", "index_put"),
+        *("constant_pad_nd", "copy", "clone", "scalar_tensor", "lift_fresh", "masked_scatter"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,26 @@ def settle_formats(step: CapturedForward) -> None:
     cast_all_buffers(step)
     if _meets_two_formats(run_arm(step).record.exception):
         step.casts_inputs, step.state.cast_too = casts, before
+
+
+def settle_marks(step: CapturedForward) -> None:
+    """Take NaN and inf of FP32's outputs as marks, where no operation makes them: they are written from constants."""
+    wide = run_arm(step, "fp32").replay
+    if wide is None or wide.finite or any(not bool(one.isfinite().all()) for one in _given_numbers(step)):
+        return
+    trace = step.replay(precision="fp32", trace=True).trace
+    step.has_marks = trace is not None and not any(_makes_nonfinite(op) for op in trace.ops)
+
+
+def _makes_nonfinite(op: Op) -> bool:
+    """Whether an operation computes NaN or inf of finite numbers; one that only puts numbers in place cannot."""
+    read = any(own.value.nonfinite for own in op.inputs)
+    return not read and base_name(op.name) not in _PLACING and any(out.nonfinite for out in op.outputs)
+
+
+def _given_numbers(step: CapturedForward) -> list[Tensor]:
+    given = [*step.state.captured.values(), *step.state.captured_buffers.values(), *find_tensors(step.batches[0])]
+    return [tensor for tensor in given if tensor.is_floating_point()]
 
 
 def _meets_two_formats(failure: Failure | None) -> bool:

@@ -110,17 +110,26 @@ def _at_reader(name: str, cause_id: str, seen: str, trace: Trace) -> Finding:
 
 
 def find_silent(evidence: ForwardEvidence, judge: IslandJudge) -> tuple[list[Finding], str]:
-    """What makes outputs other than FP32's, each suspect tried by its line in FP32; and what was tried, in words."""
+    """What makes outputs other than FP32's, each suspect tried by its line in FP32; and what was tried, in words.
+
+    Several outputs may be off for several causes: where a line helps some of them, it stays in FP32, and the others are
+    looked at with it.
+    """
     trace = evidence.trace(0)
     if trace is None:
         return [], ""
-    tries = _LineTries(judge)
+    tries, found, said = _LineTries(judge), list[Finding](), list[str]()
     for suspect in _find_suspects(trace):
+        if not tries.left:
+            break
         if not tries.help(suspect.lines):
             continue
         later = tries.find_later(suspect, trace) if suspect.finding.cause.id == ANY else None
         blamed = later or suspect
-        return [blamed.finding], tries.say(blamed.lines)
+        found.append(blamed.finding)
+        said.append(tries.settle(blamed.lines))
+    if found:
+        return found, " ".join(said)
     num = len(tries.tried)
     words = f"{num} suspected lines were computed in FP32, and none brings FP32's outputs back" if num else ""
     whole = judge.outcome(0, ("",))
@@ -132,17 +141,29 @@ class _LineTries:
 
     Attributes:
         tried: Errors of the outputs, by lines.
+        left: Outputs that are off, and that no line was blamed for yet, with their errors.
     """
 
     def __init__(self, judge: IslandJudge) -> None:
-        self.tried: dict[tuple[Line, ...], float] = {}
-        self._judge, self._before = judge, judge.outcome(0).error
+        self.tried: dict[tuple[Line, ...], dict[str, float]] = {}
+        self._judge, self._kept = judge, tuple[Line, ...]()
+        self.left = {name: error for name, error in judge.errors(0).items() if not judge.is_near(0, name, error)}
+        self._several = len(self.left) > 1
 
     def help(self, lines: tuple[Line, ...]) -> bool:
-        """Whether FP32 there takes away at least half of what is off, or all that matters."""
-        outcome = self._judge.outcome(0, (), lines)
-        self.tried[lines] = outcome.error
-        return outcome.passes or (math.isfinite(outcome.error) and outcome.error < _HELPS * self._before)
+        """Whether FP32 there takes away at least half of what some output is off by, or all that matters."""
+        self.tried[lines] = self._judge.errors(0, (*self._kept, *lines))
+        return bool(self._helped(lines))
+
+    def _helped(self, lines: tuple[Line, ...]) -> list[str]:
+        now = self.tried[lines]
+        return [
+            name
+            for name, error in self.left.items()
+            if name in now
+            and math.isfinite(now[name])
+            and (now[name] < _HELPS * error or self._judge.is_near(0, name, now[name]))
+        ]
 
     def find_later(self, suspect: _Suspect, trace: Trace) -> _Suspect | None:
         """The last line behind a suspect that helps by itself: FP32 there helps what follows it as well."""
@@ -156,11 +177,15 @@ class _LineTries:
                 return _Suspect(finding, lines)
         return None
 
-    def say(self, lines: tuple[Line, ...]) -> str:
-        """What came of a try, in words."""
+    def settle(self, lines: tuple[Line, ...]) -> str:
+        """Keep lines in FP32 that are to blame; gives what came of it, in words."""
         where = ", ".join(dict.fromkeys(str(line) for _, line in lines))
-        off, was = say_percent(self.tried[lines]), say_percent(self._before)
-        return f"With line {where} in FP32 the outputs are {off} off FP32's, and {was} without."
+        helped, now = self._helped(lines), self.tried[lines]
+        off, was = (say_percent(max(errors[name] for name in helped)) for errors in (now, self.left))
+        what = f"{', '.join(helped)} {'is' if len(helped) == 1 else 'are'}" if self._several else "the outputs are"
+        self._kept = (*self._kept, *lines)
+        self.left = {name: now.get(name, error) for name, error in self.left.items() if name not in helped}
+        return f"With line {where} in FP32 {what} {off} off FP32's, and {was} without."
 
 
 def _error_at(line: Line, trace: Trace) -> float:

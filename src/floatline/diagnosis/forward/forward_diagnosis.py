@@ -1,4 +1,4 @@
-"""diagnose_forward: whether a forward pass may run in 16 bits, what breaks it there, and the smallest FP32 island."""
+"""diagnose_captured: whether a forward pass may run in 16 bits, what breaks it there, and the smallest FP32 island."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from floatline.diagnosis.forward.evidence import (
     other_format,
     run_arm,
     settle_formats,
+    settle_marks,
 )
 from floatline.diagnosis.forward.findings import (
     find_by_island,
@@ -34,9 +35,8 @@ from floatline.diagnosis.islands.search import find_island
 from floatline.errors import TargetError
 from floatline.findings import Finding
 from floatline.formats import find_format
-from floatline.probe.steps.captured_forward import CapturedForward, capture_forward
+from floatline.probe.steps.captured_forward import CapturedForward
 from floatline.probe.trace.trace import Trace
-from floatline.workload import load_target
 
 # Seconds that the search for an island may take.
 BUDGET = 120.0
@@ -44,47 +44,6 @@ BUDGET = 120.0
 _NEAR = 0.25
 # So many times nearer to FP32 one format must be than the other to be called so.
 _NEARER = 1.2
-
-
-def diagnose_forward(
-    target: str,
-    *,
-    seed: int = 0,
-    searches: bool = True,
-    on_progress: Callable[[str], None] | None = None,
-    trace_path: str | None = None,
-) -> ForwardDiagnosis:
-    """Say whether a model that is not trained may run in 16 bits, and what breaks it.
-
-    Args:
-        target: FILE.py or package.module with `forward(seed)`, or either with :name. It returns `(model, inputs)`, or
-            `(model, inputs, precision)`; the precision is 'fp16-true' unless given.
-        seed: Handed to it where it takes one, and torch's seed before.
-        searches: Whether the smallest FP32 island is looked for.
-        on_progress: Told what is done next.
-        trace_path: Where to keep the trace of the pass.
-
-    Raises:
-        TargetError: The target cannot be called, gives something else, or FP32 fails with an exception.
-    """
-    began = time.perf_counter()
-    place, _, name = target.rpartition(":")
-    named = bool(place) and name.isidentifier()
-    made = load_target(target if named else f"{target}:forward").call(seed)
-    model, inputs, precision = _take(made, target)
-    step = capture_forward(model, inputs, plan=precision)
-    found = diagnose_captured(step, target, searches=searches, on_progress=on_progress, trace_path=trace_path)
-    return replace(found, seconds=time.perf_counter() - began)
-
-
-def _take(made: object, target: str) -> tuple[Any, Any, str]:
-    row = list(cast("tuple[Any, ...]", made)) if isinstance(made, tuple) else []
-    if len(row) not in (2, 3) or not callable(row[0]):
-        name = type(cast(object, made)).__name__
-        raise TargetError(
-            f"Target '{target}': it returned {name}. It must return (model, inputs), or (model, inputs, precision)."
-        )
-    return row[0], row[1], str(row[2]) if len(row) > 2 else "fp16-true"
 
 
 def diagnose_captured(
@@ -95,20 +54,24 @@ def diagnose_captured(
     on_progress: Callable[[str], None] | None = None,
     trace_path: str | None = None,
 ) -> ForwardDiagnosis:
-    """The same of a forward pass that was captured.
+    """Say of a forward pass whether it may run in 16 bits, and what breaks it.
 
     Args:
         step: The pass.
         text: What the user calls it.
-        searches: As in `diagnose_forward`.
-        on_progress: As in `diagnose_forward`.
-        trace_path: As in `diagnose_forward`.
+        searches: Whether the smallest FP32 island is looked for.
+        on_progress: Told what is done next.
+        trace_path: Where to keep the trace of the pass.
+
+    Raises:
+        TargetError: FP32 fails with an exception, or gives no tensor.
     """
     began, say = time.perf_counter(), on_progress or _say_nothing
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the target's own: they are not what was asked for
         say("running it in FP32 and in 16 bits")
         settle_formats(step)
+        settle_marks(step)
         given, fp32 = run_arm(step), run_arm(step, "fp32")
         if fp32.replay is None:
             raise TargetError(

@@ -96,6 +96,7 @@ def name_layers(modules: Sequence[str]) -> dict[str, Any]:
     return {
         "modules": list(modules),
         "onnx_node_prefixes": nodes,
+        "coreml_scopes": ["/".join(part.rpartition(".")[2] for part in _scopes(name)) for name in modules],
         "tensorrt": "--precisionConstraints=obey --layerPrecisions=" + ",".join(f"{node}/*:fp32" for node in nodes),
     }
 

@@ -128,6 +128,20 @@ class IslandJudge:
         self._log.put(key, {name: _as_text(value) for name, value in asdict(found).items()})
         return found
 
+    def errors(self, i: int, lines: Sequence[Line] = ()) -> dict[str, float]:
+        """How far each output, or gradient, of a step is from FP32's with these lines in FP32; none where it raises."""
+        try:
+            return measure_errors(self.steps[i], self.replay(i, lines=lines), self.reference(i))
+        except BudgetUsed:
+            raise
+        except Exception:  # the user's code, in dtypes that it may not take
+            return {}
+
+    def is_near(self, i: int, name: str, error: float) -> bool:
+        """Whether an error of an output, or gradient, is within the tolerance."""
+        limit = self.tolerance.parameter if name else self.tolerance.whole
+        return error <= limit or self._is_noise(i, name, error)
+
     def passes_in_tf32(self, modules: Sequence[str]) -> bool:
         """Whether every step is healthy, too, with the products of these modules in TF32; no where there is none."""
         if not all(step.device.type == "cuda" for step in self.steps):
@@ -209,9 +223,8 @@ class IslandJudge:
         errors = measure_errors(self.steps[i], replay, reference)
         whole = errors.get("", max(errors.values(), default=0.0))
         for name, error in errors.items():
-            limit = self.tolerance.parameter if name else self.tolerance.whole
             # The noise is asked for only where it can change the answer.
-            if error > limit and not self._is_noise(i, name, error):
+            if not self.is_near(i, name, error):
                 return f"{name_end(self.steps[i], name)} is {_percent(error)} off FP32", whole
         if isinstance(self.steps[i], CapturedForward):
             return "", whole

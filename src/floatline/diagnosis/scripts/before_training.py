@@ -91,7 +91,7 @@ def _find_collisions(setup: Trace, *, tables: bool = False) -> list[tuple[Op, fl
 
 
 def _makes_integers(trace: Trace, *, given: bool = True) -> bool:
-    """Whether a step makes integers, such as the indices of a table, of floating-point numbers, `given` to it or not."""
+    """Whether a step makes integers, such as the indices of a table, of floating-point numbers, given or its own."""
     return any(
         base_name(op.name) in CASTS
         and any(out.dtype == "int64" for out in op.outputs)

@@ -39,29 +39,34 @@ class Checkpoint:
 
     folder: Path
     model: Any
-    inputs: dict[str, Any]
+    inputs: Any
     eps: dict[tuple[str, str], tuple[str, ...]]
 
 
-def load_checkpoint(folder: str | Path, tokens: str | Path) -> Checkpoint:
-    """Load a checkpoint in FP32, with the tokens of a file and the settings of its epsilons; see `open_model`."""
-    model, inputs = open_model(folder, tokens, dtype=torch.float32)
+def load_checkpoint(folder: str | Path, tokens: str | Path | None, *, inputs: Any = None) -> Checkpoint:
+    """Load a checkpoint in FP32, with the settings of its epsilons; see `open_model`."""
+    model, given = open_model(folder, tokens, inputs=inputs, dtype=torch.float32)
     model.config.dtype = _stored_dtype(Path(folder))
-    return Checkpoint(Path(folder), model, inputs, find_eps_settings(model))
+    return Checkpoint(Path(folder), model, given, find_eps_settings(model))
 
 
 def open_model(
-    folder: str | Path, tokens: str | Path, *, dtype: torch.dtype | Literal["auto"] = "auto"
-) -> tuple[Any, dict[str, Any]]:
+    folder: str | Path,
+    tokens: str | Path | None,
+    *,
+    inputs: Any = None,
+    dtype: torch.dtype | Literal["auto"] = "auto",
+) -> tuple[Any, Any]:
     """A model and the arguments of its forward pass: from safetensors only; no code of the folder is run.
 
     Args:
         folder: A folder with config.json and safetensors files.
         tokens: A JSON file with token ids, as a list or a list of lists; or a text, where the folder has a tokenizer.
+        inputs: Arguments for a model that takes no tokens, or where no tokens are given.
         dtype: Of the weights; 'auto' leaves them as the checkpoint has them.
 
     Raises:
-        FoldError: Something cannot be read, or the model takes no tokens.
+        FoldError: Something cannot be read, or the model takes no tokens and nothing else is given.
     """
     folder = Path(folder)
     if not (folder / "config.json").is_file():
@@ -70,16 +75,19 @@ def open_model(
         raise FoldError(f"'{folder}' has no .safetensors file. Save the model there with safetensors.")
     kind = _find_class(folder)
     model = _load(kind, folder, dtype)
-    if model.main_input_name != "input_ids":
+    takes_tokens = model.main_input_name == "input_ids"
+    if inputs is not None and (tokens is None or not takes_tokens):
+        return model, inputs
+    if tokens is None or not takes_tokens:
         raise FoldError(
-            f"{kind.__name__} takes {model.main_input_name}, not tokens. Give it inputs of its own from Python: "
-            "fl.fold takes a model, and diagnose --forward a file with forward(seed)."
+            f"{kind.__name__} takes {model.main_input_name}, and none are given. Give tokens where it takes them, and "
+            "otherwise a file with forward(seed): to diagnose --forward as its target, to fold and fit by --inputs."
         )
     ids = read_tokens(tokens, folder, vocabulary=model.get_input_embeddings().num_embeddings)
-    inputs: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    given: dict[str, Any] = {"input_ids": ids, "use_cache": False}
     if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids
-    return model, inputs
+        given["decoder_input_ids"] = ids
+    return model, given
 
 
 def read_tokens(path: str | Path, folder: Path, *, vocabulary: int) -> Tensor:

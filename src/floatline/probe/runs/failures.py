@@ -7,7 +7,7 @@ from types import TracebackType
 
 from torch._ops import OpOverload
 
-from floatline.precision.user_frames import find_raiser, find_raising_line
+from floatline.precision.user_frames import find_raiser, find_raising_line, find_wording
 from floatline.probe.watch.loop import Watch
 
 
@@ -47,6 +47,8 @@ def describe_failure(error: BaseException, seen: Watch) -> Failure:
     module = seen.modules.failed[1] if seen.modules.failed and seen.modules.failed[0] is error else None
     # A model of a package may be at fault itself; a loop of one does what the script told it.
     spot = (find_raising_line if module is None else find_raiser)(error.__traceback__)
+    worded = find_wording(error.__traceback__, str(error))
+    spot = worded if worded.file else spot
     region = seen.regions.failed if seen.regions.failed and seen.regions.failed[0] is error else None
     return Failure(
         kind=type(error).__name__,

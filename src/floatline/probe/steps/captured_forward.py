@@ -18,6 +18,7 @@ from floatline.precision.dtypes import DTYPES, NARROW
 from floatline.precision.islands import Islands
 from floatline.precision.nested import find_tensors, map_tensors
 from floatline.precision.random_state import RandomState
+from floatline.precision.user_frames import end_search_at
 from floatline.probe.steps.captured_step import CapturedStep, Precision, StepOrigin, Stopwatch
 from floatline.probe.steps.outputs import OutputMatch, find_logits, match_output, name_outputs
 from floatline.probe.steps.replayed import Replay
@@ -54,10 +55,12 @@ class CapturedForward(CapturedStep):
         recorded: What the last replay with `trace=True` recorded, also where it raised; None before it.
         casts_inputs: Whether FP32 inputs are cast as 16-bit ones are. What a model with 16-bit weights is given in FP32
             is meant to be FP32.
+        has_marks: Whether NaN and inf that FP32 gives, too, are meant, as marks of what is not valid.
     """
 
     recorded: Trace | None = None
     casts_inputs: bool = False
+    has_marks: bool = False
     _ruled_out: Mapping[str, Tensor] | None = None
 
     def replay(
@@ -118,24 +121,27 @@ class CapturedForward(CapturedStep):
         """Every output of a replay held against that of another, such as the one in FP32."""
         logits = find_logits(self.model, wide.raw)
         return {
-            name: match_output(name, own.raw[name], tensor, logits=name in logits)
+            name: match_output(name, own.raw[name], tensor, logits=name in logits, marks=self.has_marks)
             if name in own.raw
             else OutputMatch(name, "numbers", float("inf"))
             for name, tensor in wide.raw.items()
         }
 
     def _is_sound(self, raw: Mapping[str, Tensor], precision: str) -> bool:
-        """Whether outputs are finite; -inf is where FP32 has it, too: it is meant."""
+        """Whether outputs are finite, but for -inf, and marks where there are some, that FP32 has, too: it is meant."""
         if precision == "fp32":
-            self._ruled_out = {name: tensor == float("-inf") for name, tensor in raw.items()}
+            self._ruled_out = {name: self._may_stay(tensor) for name, tensor in raw.items()}
         meant = self._ruled_out or {}
         for name, tensor in raw.items():
             fine = tensor.isfinite()
             if name in meant and meant[name].shape == fine.shape:
-                fine |= meant[name] & (tensor == float("-inf"))
+                fine |= meant[name] & self._may_stay(tensor)
             if not bool(fine.all()):
                 return False
         return True
+
+    def _may_stay(self, tensor: Tensor) -> Tensor:
+        return ~tensor.isfinite() if self.has_marks else tensor == float("-inf")
 
     def _make_recorder(self, inputs: Any) -> Recorder:
         held = {**self.state.captured, **self.state.captured_buffers}
@@ -221,6 +227,9 @@ def call_with(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**cast("Mapping[str, Any]", inputs))
     return model(*cast("Sequence[Any]", inputs)) if isinstance(inputs, list | tuple) else model(inputs)
+
+
+end_search_at(call_with)
 
 
 def _find_checkpoint(model: nn.Module) -> frozenset[str]:

@@ -85,7 +85,7 @@ def find_logits(model: nn.Module, outputs: Mapping[str, Tensor]) -> frozenset[st
     )
 
 
-def match_output(name: str, own: Tensor, wide: Tensor, *, logits: bool = False) -> OutputMatch:
+def match_output(name: str, own: Tensor, wide: Tensor, *, logits: bool = False, marks: bool = False) -> OutputMatch:
     """Hold an output against FP32's.
 
     Numerics:
@@ -97,6 +97,7 @@ def match_output(name: str, own: Tensor, wide: Tensor, *, logits: bool = False) 
         own: The output.
         wide: The same in FP32.
         logits: Whether its rows are logits of tokens.
+        marks: Whether NaN in both is no difference either: it marks what is not valid.
     """
     kind: OutputKind = "choices" if not wide.is_floating_point() else "logits" if logits else "numbers"
     if own.shape != wide.shape:
@@ -105,6 +106,8 @@ def match_output(name: str, own: Tensor, wide: Tensor, *, logits: bool = False) 
         return OutputMatch(name, kind, float((own != wide).double().mean()))
     x, y = own.double(), wide.double()
     ruled_out = (y == -math.inf) & (x == -math.inf)
+    if marks:
+        ruled_out |= (y.isnan() & x.isnan()) | (y.isinf() & (x == y))
     if not bool((x.isfinite() & y.isfinite() | ruled_out).all()):
         return OutputMatch(name, kind, math.inf)
     kl = top1 = None

@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from floatline.plans.plan import name_all_modules
-from floatline.precision.user_frames import is_users
+from floatline.precision.user_frames import NOWHERE, Spot, ends_search, find_spot
 from floatline.probe.trace.trace import Phase
 
 _CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
@@ -107,14 +107,12 @@ class Whereabouts:
             tracked: Whether one of its arguments requires a gradient.
         """
         backward = _in_backward()
-        frame, checkpointed = _user_frame(backward=backward)
+        spot, checkpointed = _user_spot(backward=backward)
         phase: Phase = "forward" if checkpointed else "backward" if backward else self._phase(tracked=tracked)
         self._after_backward = self._after_backward or backward
         origin = OpOrigin(phase, self._stack[-1] if self._stack else "", recomputed=checkpointed)
-        if frame is not None:
-            code = frame.f_code
-            function = getattr(code, "co_qualname", code.co_name)  # Python 3.11 has the class in it
-            origin = OpOrigin(phase, origin.module, code.co_filename, frame.f_lineno, function, "", None, checkpointed)
+        if spot.file:
+            origin = OpOrigin(phase, origin.module, spot.file, spot.line, spot.function, "", None, checkpointed)
         return self._locate_backward(origin) if phase == "backward" else origin
 
     def remember(self, index: int | None, origin: OpOrigin, *, in_place: bool = False) -> None:
@@ -155,22 +153,22 @@ def _in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _user_frame(*, backward: bool) -> tuple[FrameType | None, bool]:
-    """The innermost frame of the user's code, and whether checkpointing runs it again.
+def _user_spot(*, backward: bool) -> tuple[Spot, bool]:
+    """The innermost line of the user's code, and whether checkpointing runs it again.
 
     In backward the frames end where the engine began: what lies outside has called `backward`.
     """
     frame: FrameType | None = sys._getframe(2)
-    found: FrameType | None = None
-    while frame is not None:
+    found = NOWHERE
+    while frame is not None and not ends_search(frame):
         code = frame.f_code
         if backward and code.co_name == "_engine_run_backward":
             return found, False
-        if backward and found is not None and code.co_filename == _CHECKPOINT:
+        if backward and found.file and code.co_filename == _CHECKPOINT:
             return found, True
-        if found is None and is_users(code.co_filename):
-            found = frame
-            if not backward:
+        if not found.file:
+            found = find_spot(frame)
+            if found.file and not backward:
                 break
         frame = frame.f_back
     return found, False
