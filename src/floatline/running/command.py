@@ -243,9 +243,7 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Generator[None]:
 def run_quietly(words: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
     """Run a process and whatever it starts, without its output; gives why it came to no end, '' where it did."""
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process: subprocess.Popen[bytes] = subprocess.Popen(
-        [*words], **quiet, start_new_session=True, env=None if env is None else dict(env)
-    )
+    process = subprocess.Popen([*words], **quiet, start_new_session=True, env=None if env is None else dict(env))
     try:
         process.wait(LIMIT)
     except subprocess.TimeoutExpired:
@@ -257,7 +255,7 @@ def run_quietly(words: Sequence[str], *, env: Mapping[str, str] | None = None) -
     return ""
 
 
-def ask_to_end(process: subprocess.Popen[bytes]) -> None:
+def ask_to_end(process: subprocess.Popen[Any]) -> None:
     """Let a launcher end what it has started, which is in sessions of its own, before it is killed itself."""
     with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
         process.send_signal(signal.SIGTERM)

@@ -7,8 +7,15 @@ import re
 from floatline.report.document.document import Block, Chapter, Code, Curves, Document, Drawing, Part, Table, Words
 
 _SIGNS = {
-    **{"PASS": "✅", "MARGINAL": "⚠️", "FAIL": "❌", "INCONCLUSIVE": "❔", "REFUSED": "⛔"},
-    **{"AGREE": "✅", "FARTHER": "⚠️", "OTHER FUNCTION": "❌", "WRONG": "❌"},
+    "PASS": "✅",
+    "MARGINAL": "⚠️",
+    "FAIL": "❌",
+    "INCONCLUSIVE": "❔",
+    "REFUSED": "⛔",
+    "AGREE": "✅",
+    "FARTHER": "⚠️",
+    "OTHER FUNCTION": "❌",
+    "WRONG": "❌",
 }
 _ACTIVE = re.compile(r"([\\`*_{}\[\]#|~!])")
 
