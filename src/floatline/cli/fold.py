@@ -123,8 +123,7 @@ def read_target(target: str) -> tuple[Any, Any]:
     model, inputs, _ = call_forward(target, 0)
     if not isinstance(model, nn.Module):
         raise FoldError(f"Target '{target}' gives a function, which has no weights to fold. Return a module.")
-    given: Any = tuple(cast("list[Any]", inputs)) if isinstance(inputs, list) else inputs
-    return model, given
+    return model, tuple(cast("list[Any]", inputs)) if isinstance(inputs, list) else inputs
 
 
 def read_inputs(target: str) -> Any:
@@ -134,4 +133,4 @@ def read_inputs(target: str) -> Any:
     _, _, name = target.rpartition(":")
     made: Any = load_target(target if name.isidentifier() else f"{target}:forward").call(0)
     row = list(cast("tuple[Any, ...]", made)) if isinstance(made, tuple) else []
-    return row[1] if len(row) in (2, 3) and callable(row[0]) else made
+    return row[1] if len(row) in (2, 3) and callable(row[0]) else cast("Any", made)
