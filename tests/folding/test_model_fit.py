@@ -11,12 +11,27 @@ from floatline.folding.choice import Obstacle
 from floatline.folding.model_fit import find_island, fit_model
 
 
-class Stack(nn.Module):
-    """A layer that a fold cannot help, between two that need nothing."""
+class Bent(nn.Module):
+    """A channel that is too large between a product and a GELU, which no scale passes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.mlp, self.last = nn.Linear(16, 16), Gated(fused=True), nn.Linear(16, 4)
+        torch.manual_seed(0)
+        self.up, self.down = nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False)
+        with torch.no_grad():
+            self.up.weight[3] *= 1e6
+            self.down.weight[:, 3] *= 1e-6
+
+    def forward(self, x):
+        return self.down(nn.functional.gelu(self.up(x)))
+
+
+class Stack(nn.Module):
+    """A layer that a fold cannot help, between two that need nothing."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.first, self.mlp, self.last = nn.Linear(16, 16), mlp, nn.Linear(16, 4)
 
     def forward(self, x):
         return self.last(self.mlp(self.first(x)))
@@ -37,14 +52,19 @@ def test_a_network_that_needs_nothing_fits_as_it_is():
 
 
 def test_what_no_fold_helps_computes_in_fp32_and_that_is_tried():
-    found = fit_model(Stack().eval(), torch.randn(5, 16))
+    found = fit_model(Stack(Bent()).eval(), torch.randn(5, 16))
     assert (found.verdict, found.island) == ("with an island", ("mlp",))
     assert found.fold.proof.fp16_after == float("inf")
     assert found.fp16 < found.bf16
 
 
 def test_a_whole_model_is_no_island():
-    assert fit_model(Gated(fused=True).eval(), torch.randn(5, 16)).verdict == "does not fit"
+    assert fit_model(Bent().eval(), torch.randn(5, 16)).verdict == "does not fit"
+
+
+def test_gate_and_up_in_one_matrix_are_folded_apart():
+    found = fit_model(Stack(Gated(fused=True)).eval(), torch.randn(5, 16))
+    assert (found.verdict, found.island) == ("after folding", ())
 
 
 def test_fp16_that_is_farther_off_than_bf16_does_not_fit():
