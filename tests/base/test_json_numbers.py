@@ -23,7 +23,7 @@ OTHERS = {
     "diagnosis/scripts/fp32_runs.py": "a message from one process of a command to another",
     "diagnosis/scripts/main.py": "a message from one process of a command to another",
     "diagnosis/scripts/script.py": "a message from one process of a command to another",
-    "diagnosis/target_diagnosis.py": "a message from one process of a command to another",
+    "diagnosis/changed_runs.py": "a message from one process of a command to another",
     "diagnosis/islands/log.py": "keys, hashes and answers, which search_judge turns into texts",
     "guard/checkpoints/run_files.py": "a hash of what was encoded before",
     "probe/trace/trace.py": "texts and settings inside a trace",

@@ -16,7 +16,7 @@ RIGHT_PLACES = 0.90
 NEVER = len(CASES) + 1  # the fast tests have a few cases as targets and as scripts, see test_cases_both_ways.py
 
 
-@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=NEVER, ids=CASES, rare=4))
+@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=NEVER, ids=CASES, rare=8))
 def test_the_case_is_named_for_what_it_is(case):
     given = answer(diagnose_quietly, str(case.path))
     first = given["findings"][0] if given["findings"] else None
@@ -25,7 +25,7 @@ def test_the_case_is_named_for_what_it_is(case):
     assert is_place_right(case, first) or case.name in MISSED_PLACES, first
 
 
-@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=NEVER, ids=CASES, rare=6))
+@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=NEVER, ids=CASES, rare=12))
 def test_the_fixed_twin_is_left_in_peace(case):
     twin = answer(diagnose_quietly, f"{case.path}:fixed")
     alarms = find_alarms(case, {"verdict": "healthy", "findings": []}, twin)

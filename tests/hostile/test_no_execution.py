@@ -39,6 +39,7 @@ ALLOWED = {
     "lint/settings.py": IMPORTS,
     "optim/kernels/__init__.py": IMPORTS,
     # A child process is told what to call by its parent, through a folder that only this user can read.
+    "diagnosis/changed_runs.py": IMPORTS,  # as the next
     "running/quiet_runs.py": IMPORTS,  # floatline's own, by names that its parent wrote
     "validation/running/child.py": IMPORTS,
     "validation/running/jobs.py": IMPORTS,

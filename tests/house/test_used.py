@@ -24,7 +24,7 @@ _PROTOCOLS = {
     "_unscale_grads_": "torch's GradScaler",
     "clip_gradients": "lightning's plugins",
     "create_module": "importlib's loaders",
-    "diagnose_changed": "the process of a target whose code is changed",
+    "answer_job": "the process of a target whose code is changed",
     "format_help": "click's commands",
     "record_event": "torch.cuda.Stream",
     "redirect_request": "urllib's handlers",

@@ -235,11 +235,11 @@ def _cut_product(
         matrices = _overlapping(cut, one.matrix, columns)
         biases = [-1] if one.bias is None else _overlapping(cut, one.bias, columns)
         for matrix, bias in product(matrices, biases):
-            names = {one.matrix: one.matrix._replace(node=matrix)}
+            names = {one.matrix: one.matrix.of_node(matrix)}
             if one.bias is not None:
-                names[one.bias] = one.bias._replace(node=bias)
+                names[one.bias] = one.bias.of_node(bias)
             args = _rename(one.call.args, names)
-            calls.append(replace(one.call, args=args, results=(one.call.results[0]._replace(node=result),)))
+            calls.append(replace(one.call, args=args, results=(one.call.results[0].of_node(result),)))
     return calls
 
 
@@ -256,7 +256,7 @@ def _with_classes(
         if not isinstance(leaf, Value) or leaf.node not in made:
             return leaf
         own = _columns(leaf.layout, widths[leaf.node])
-        return leaf._replace(node=next(number for columns, number in made[leaf.node] if own <= columns))
+        return leaf.of_node(next(number for columns, number in made[leaf.node] if own <= columns))
 
     args, kwargs, results = tree_map(rename, (call.args, call.kwargs, call.results), is_leaf=_is_value)
     return replace(call, args=args, kwargs=kwargs, results=results)

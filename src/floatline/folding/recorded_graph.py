@@ -38,6 +38,10 @@ class Value(NamedTuple):
     sixteen: bool
     layout: StorageLayout | None = None
 
+    def of_node(self, node: int) -> Value:
+        """The same tensor of another storage."""
+        return Value(node, *self[1:])
+
 
 class WeightPart(NamedTuple):
     """Some places of a parameter along one of its dimensions: one of several matrices that are fused into it."""
