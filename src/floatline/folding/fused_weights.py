@@ -120,6 +120,8 @@ def _find_classes(graph: Graph, one: _WeightProduct, readers: Iterable[Value]) -
     classes: list[_Columns] = []
     for value in readers:
         merged = _columns(value.layout, one.width)
+        if not merged:  # a slice of no columns, as of a rotary embedding that turns all of them
+            continue
         apart = [found for found in classes if not found & merged]
         for found in classes:
             merged |= found if found & merged else frozenset()
