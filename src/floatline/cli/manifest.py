@@ -73,12 +73,12 @@ def _measure(
 ) -> tuple[Manifest, ...]:
     from floatline.manifests.script import measure_script
 
-    typer.echo(f"floatline: running the script until its step {steps} is applied and measured", err=True)
     with saying_how_to_go_on("Nothing was measured: the same command begins again."):
         return measure_script(
             context.meta[COMMAND],
             steps=steps,
             keep_stdout=output is OutputFormat.json,
+            on_progress=lambda text: typer.echo(f"floatline: {text}", err=True),
             as_device="cuda" if as_device is AsDevice.cuda else None,
         )
 
