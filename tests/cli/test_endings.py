@@ -69,6 +69,8 @@ def test_every_long_command_has_a_word(module, words, monkeypatch, tmp_path):
         raise typer.Exit(7)
         yield
 
+    for folder in ("model", "models"):
+        (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(module, "saying_how_to_go_on", hear)
     assert CliRunner().invoke(app, words).exit_code == 7

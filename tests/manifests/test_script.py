@@ -89,7 +89,8 @@ def test_the_step_that_is_asked_for_is_measured(train, tmp_path):
     train()
     found = run(tmp_path, "--steps", "3", "--format", "json", "--", sys.executable, "train.py")
     assert json.loads(found.stdout)["ranks"][0]["step"] == 3
-    assert found.stderr.count("step") == 2  # what the script prints goes to stderr
+    assert found.stderr.count("step ") == 3  # what the script prints goes to stderr, after what is done
+    assert "running the script until its step 3 is applied" in found.stderr
 
 
 FUNCTIONS = """

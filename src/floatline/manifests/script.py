@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,12 @@ _MAIN = "floatline.manifests.script_main"
 
 
 def measure_script(
-    words: Sequence[str], *, steps: int = 1, keep_stdout: bool = False, as_device: Literal["cuda"] | None = None
+    words: Sequence[str],
+    *,
+    steps: int = 1,
+    keep_stdout: bool = False,
+    as_device: Literal["cuda"] | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> tuple[Manifest, ...]:
     """Run a command until one of its steps is measured, and end it there; gives the manifest of each process.
 
@@ -32,12 +37,15 @@ def measure_script(
         steps: Number of the applied step that is measured. One in which every learning rate is 0 is passed over.
         keep_stdout: Whether what the script prints goes to stderr.
         as_device: 'cuda' runs a script that is written for a GPU on the CPU, as a GPU would, where there is none.
+        on_progress: Told what is done next.
 
     Raises:
         TargetError: The command runs no Python code, or its interpreter lacks what floatline needs.
         ManifestError: The script ended before that step, or one of its processes did.
     """
     command = parse_launched(list(words))
+    if on_progress is not None:
+        on_progress(f"running the script until its step {steps} is applied and measured")
     job = json.dumps({"steps": steps, "device": as_device or ""}, allow_nan=False)
     with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
         report = Path(folder) / "report.json"
