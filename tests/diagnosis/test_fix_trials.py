@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 from floatline.causes import find_cause
 from floatline.diagnosis import fix_trials
@@ -298,7 +298,7 @@ def test_a_script_is_tried_that_uses_temporary_files_and_cleans_up(tmp_path):
     assert found["tried"].startswith("With this change the script is healthy")
 
 
-@slow
+@exhaustive
 def test_a_script_is_tried_that_compiles_its_model_with_a_cold_cache(tmp_path, monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     compiled = SCRIPT.replace("cuda", "cpu").replace("optimizer =", "compiled = torch.compile(model)\noptimizer =")
@@ -309,7 +309,7 @@ def test_a_script_is_tried_that_compiles_its_model_with_a_cold_cache(tmp_path, m
     assert any((tmp_path / "tmp").rglob("*.cpp"))  # the first run has compiled
 
 
-@slow
+@exhaustive
 def test_a_script_is_not_tried_that_starts_a_process_which_writes_by_itself(tmp_path):
     start = 'import multiprocessing\nmultiprocessing.get_context("spawn").Process(target=print).start()\n'
     found = find_in(tmp_path, f'if __name__ == "__main__":\n{textwrap.indent(start + SCRIPT, "    ")}')
@@ -346,7 +346,7 @@ def test_a_fault_of_the_loop_is_tried_for_as_many_steps_as_the_script_has(tmp_pa
     assert found["tried"].startswith("With this change the script is healthy: 120 steps without a finding")
 
 
-@slow
+@exhaustive
 def test_diff_prints_the_patch_alone_and_changes_nothing(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -387,7 +387,7 @@ def train():
 """
 
 
-@slow
+@exhaustive
 def test_a_target_with_its_own_number_of_steps_is_said_to_have_run_for_these(tmp_path):
     (tmp_path / "loop.py").write_text(OWN_LOOP)
     words = [sys.executable, "-m", "floatline", "diagnose", "loop.py", "--format", "json"]

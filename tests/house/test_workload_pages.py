@@ -28,7 +28,7 @@ def test_a_line_that_moved_would_be_found():
 
 
 @pytest.mark.parametrize(
-    "command", mostly_slow([one for one in COMMANDS if not any(word in one for word in LONG)], every=100)
+    "command", mostly_slow([one for one in COMMANDS if not any(word in one for word in LONG)], every=100, rare=3)
 )
 def test_the_page_shows_what_diagnose_says_today(command):
     printed = workload_pages.run_command(command)

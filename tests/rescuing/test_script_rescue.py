@@ -70,7 +70,7 @@ def test_a_broken_script_is_rescued_without_an_edit(script, tmp_path):
     assert any("own seeds" in note or "takes itself" in note for note in found.notes)
 
 
-@slow
+@exhaustive
 def test_a_rescue_that_was_ended_goes_on_with_what_is_finished(script, tmp_path):
     words = script(BROKEN)
     said: list[str] = []
@@ -94,7 +94,7 @@ def rescue_by(metric, *words):
     return run_preloaded(["-c", COMMAND, *start, "--", *words], cwd=Path.cwd())
 
 
-@slow
+@exhaustive
 def test_a_script_is_validated_by_what_it_prints(script):
     run = rescue_by(r"val loss (?P<value>[0-9.]+)", *script(BROKEN))
     found = json.loads(run.stdout)
@@ -175,7 +175,7 @@ def test_the_command_says_what_to_do_next_and_what_it_names_trains(script, tmp_p
     assert after.returncode == 0, after.stderr
 
 
-@slow
+@exhaustive
 def test_a_healthy_script_needs_no_rescue(script):
     found = rescue_script(script(HEALTHY), folder="out")
     assert found.outcome == "healthy"

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.slow import slow
+from tests.slow import mostly_slow, slow
 
 from floatline.diagnosis.forward.forward_target import diagnose_forward
 
@@ -60,8 +60,10 @@ def diagnose(name, **options):
     return diagnose_forward(f"{HERE / file}.py:{function}", **options)
 
 
-@slow
-@pytest.mark.parametrize("name", [f"{file}:{one}" for file, names in HEALTHY.items() for one in names.split()])
+@pytest.mark.parametrize(
+    "name",
+    mostly_slow([f"{file}:{one}" for file, names in HEALTHY.items() for one in names.split()], every=100, rare=4),
+)
 def test_a_healthy_pass_is_silent(name):
     assert diagnose(name).verdict == "healthy"
 

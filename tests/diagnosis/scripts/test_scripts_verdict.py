@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.diagnosis.scripts.test_scripts import observe
-from tests.diagnosis.scripts.test_scripts_command import ONE_THREAD, START, run
+from tests.diagnosis.scripts.test_scripts_command import START, run
 
 import floatline
 from floatline.causes import find_cause
@@ -105,7 +105,6 @@ def test_a_script_that_is_terminated_has_no_verdict(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ONE_THREAD,
         start_new_session=True,
     )
     assert process.stderr is not None
