@@ -186,6 +186,25 @@ def test_a_number_slightly_apart_is_so_if_no_nudge_does_a_twentieth_of_it(own, n
         assert blame.find([], [at(20, "cancellation"), at(30, "cancellation")]).finding.line == 30
 
 
+def moved(*sides, by=0.1):
+    """FP32's losses with each sixth of them off to a side, in turns."""
+    return Shown(tuple(loss + by * sides[i // 6 % len(sides)] for i, loss in enumerate(FP32.losses)))
+
+
+@pytest.mark.parametrize(
+    ("nudged", "other", "is_apart"),
+    [
+        (moved(1, by=0.001), moved(-1, by=0.001), True),
+        (moved(1, -1), moved(-1, by=0.001), False),  # far from FP32, above and below it
+        (moved(1, by=0.001), moved(1, -1), False),  # after a nudge the other way only
+    ],
+    ids=["calm", "above and below", "one nudge of two"],
+)
+def test_losses_are_apart_only_if_they_are_farther_than_either_nudge_takes_fp32(nudged, other, is_apart):
+    runs = {0.0: FP32, NUDGE: nudged, -NUDGE: other}
+    assert compare_with_fp32(moved(-1), runs.__getitem__).is_apart is is_apart
+
+
 def test_a_closer_look_needs_no_run_where_nothing_is_slightly_apart():
     runs = {0.0: FP32}
     assert look_closer(Beside(gap=measure_loss_gap(FP32, FP32)), FP32, runs.__getitem__) is None

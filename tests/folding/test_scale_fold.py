@@ -239,3 +239,9 @@ def test_wrong_use_gets_one_line():
         fl.fold(nn.Linear(2, 2), torch.ones(1, 3))
     with pytest.raises(FoldError, match="gives no tensor of real numbers"):
         fl.fold(nn.Identity(), torch.ones(3, dtype=torch.int64))
+
+
+def test_a_model_is_folded_where_new_tensors_lie_on_another_device():
+    model, inputs = Gated(), torch.randn(4, 16)
+    with torch.device("meta"):
+        assert fl.fold(model, inputs).verdict == "folded"

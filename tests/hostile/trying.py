@@ -97,7 +97,8 @@ class Watch:
         self.seen: list[str] = []
         self._folder: str | None = None
         # What Python itself and libraries open to be imported; nothing untrusted lies there.
-        self._own = tuple({*map(os.path.realpath, (sys.prefix, sys.base_prefix)), str(Path(__file__).parents[2])})
+        found = (sys.prefix, sys.base_prefix, *filter(os.path.isdir, sys.path))
+        self._own = tuple({*map(os.path.realpath, found), str(Path(__file__).parents[2])})
         sys.addaudithook(self._hear)
 
     @contextlib.contextmanager

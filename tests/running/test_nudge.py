@@ -74,3 +74,15 @@ def test_weights_whose_gradient_is_taken_by_autograd_grad_are_moved():
         patches.undo()
     assert before != after
     assert after == pytest.approx(before, rel=2.0**-7)
+
+
+def test_weights_are_moved_where_new_tensors_lie_on_another_device():
+    model, data, patches = torch.nn.Linear(8, 8), torch.ones(2, 8), Patches()
+    before = model.weight.detach().clone()
+    Nudge(2**-8).patch(patches)
+    try:
+        with torch.device("meta"):
+            model(data).sum().backward()
+    finally:
+        patches.undo()
+    assert not torch.equal(model.weight, before)

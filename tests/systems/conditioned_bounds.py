@@ -80,6 +80,9 @@ def measure_response(
     model: ConditionedTransformer, sequences: Sequences, rules: Tensor, asked: Sequence[float]
 ) -> list[float]:
     """The mean probability that the model gives to the rule's token, for each accuracy that it is asked for."""
+    device = next(model.parameters()).device
+    moved = {name: tensor.to(device) for name, tensor in vars(sequences).items()}
+    sequences, rules = Sequences(**moved), rules.to(device)
     counted = sequences.targets != IGNORED
     right = rules[sequences.categories[:, None], sequences.tokens.clamp(max=model.vocabulary - 1)]
     answers: list[float] = []

@@ -93,7 +93,7 @@ def measure_excess(x: Tensor, truth: Tensor, noise: Noise) -> tuple[float, tuple
     worst = int(ratios.argmax())
     apart = float(rows.square().sum().sqrt())
     of_whole = apart / whole if whole else (math.inf if apart else 0.0)
-    place = torch.unravel_index(torch.tensor(worst), tuple(x.shape[:-1])) if x.dim() > 1 else ()
+    place = torch.unravel_index(torch.tensor(worst, device="cpu"), tuple(x.shape[:-1])) if x.dim() > 1 else ()
     return max(of_whole, float(ratios[worst]) / chance), tuple(int(index) for index in place)
 
 

@@ -271,9 +271,10 @@ def _differentiate(
         drawn = cotangents.get(name) if cotangents is not None else None
         if drawn is None:
             # Eighths up to 2: every format holds them. One number is a loss, and has a gradient of 1.
-            drawn = torch.randint(1, 17, output.shape, generator=generator) / 8
-            drawn = drawn * (torch.randint(0, 2, output.shape, generator=generator) * 2 - 1)
-            drawn = drawn if output.dim() else torch.ones(())
+            drawn = torch.randint(1, 17, output.shape, generator=generator, device=generator.device) / 8
+            signs = torch.randint(0, 2, output.shape, generator=generator, device=generator.device)
+            drawn = drawn * (signs * 2 - 1)
+            drawn = drawn if output.dim() else torch.ones((), device=generator.device)
         ran.cotangents[name] = drawn.to(device=output.device, dtype=output.dtype)
     outs, inputs, weights = list(tracked.values()), list(wanted.values()), list(ran.cotangents.values())
     found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(outs, inputs, weights, allow_unused=True))

@@ -19,7 +19,7 @@ from floatline.diagnosis.gaps import (
     is_printed,
     measure_line,
     measure_loss_gap,
-    share_like,
+    spread_like,
 )
 
 # Weights that are moved once by so much, which is what BF16 rounds away, show how far FP32 goes apart by itself.
@@ -128,7 +128,7 @@ class Beside:
 
     @property
     def _nudged(self) -> str:
-        floor = 0.0 if self.floor is None else self.floor.share
+        floor = 0.0 if self.floor is None else self.floor.spread
         share = 0.0 if self.gap is None else self.gap.share
         return f"that is {share:.0%} of FP32's way, and a nudge of FP32's weights makes {floor:.1%}"
 
@@ -168,11 +168,18 @@ def compare_with_fp32(own: Shown, run: RunInFP32, errors: StepErrors | None = No
     floor = measure_loss_gap(nudged, fp32)
     lines = _keep_apart(lines, own, fp32, nudged)
     is_apart = gap is not None and gap.is_apart(APART, floor)
-    if lines and not is_apart:  # a number of little weight, by which alone the run is judged
+    if lines or is_apart:  # one nudge may do little by chance
         other = run(-NUDGE)
-        lines = lines if isinstance(other, str) else _keep_apart(lines, own, fp32, other)
-    floors = {line: share_like(found, measure_line(line, nudged, fp32)) or 0.0 for line, found in lines.items()}
+        if not isinstance(other, str):
+            floor = _wider(floor, measure_loss_gap(other, fp32))
+            lines = _keep_apart(lines, own, fp32, other)
+    floors = {line: spread_like(found, measure_line(line, nudged, fp32)) for line, found in lines.items()}
     return Beside(gap=gap, floor=floor, lines=lines, floors=floors)
+
+
+def _wider(one: Gap | None, other: Gap | None) -> Gap | None:
+    """The gap that spreads farther."""
+    return max((gap for gap in (one, other) if gap is not None), key=lambda gap: gap.spread, default=None)
 
 
 def _shows_losses(line: str, own: Shown, fp32: Shown) -> bool:
@@ -201,11 +208,11 @@ def look_closer(beside: Beside, own: Shown, run: RunInFP32) -> Beside | None:
     nudged, other = run(NUDGE), run(-NUDGE)
     if isinstance(nudged, str) or isinstance(other, str):
         return None
-    floor = measure_loss_gap(nudged, fp32)
-    if floor is not None and beside.gap.share > max(_SLIGHTLY, _MANY_TIMES * floor.share):
+    floor = _wider(measure_loss_gap(nudged, fp32), measure_loss_gap(other, fp32))
+    if floor is not None and beside.gap.share > max(_SLIGHTLY, _MANY_TIMES * floor.spread):
         return replace(beside, floor=floor, least=_SLIGHTLY)
     floors = {
-        line: max(share_like(gap, measure_line(line, one, fp32)) or 0.0 for one in (nudged, other))
+        line: max(spread_like(gap, measure_line(line, one, fp32)) for one in (nudged, other))
         for line, gap in lines.items()
     }
     lines = {line: gap for line, gap in lines.items() if gap.share > _MANY_TIMES * floors[line]}

@@ -141,7 +141,7 @@ class Blame:
             own, fp32 = self._beside.num_steps
             return (len(shown.losses) - own) / (fp32 - own)
         if self._beside.is_apart and self._beside.gap is not None:
-            floor = self._beside.floor.share if self._beside.floor is not None else 0.0
+            floor = self._beside.floor.spread if self._beside.floor is not None else 0.0
             left = measure_loss_gap(shown, self._fp32)
             return _gone(self._beside.gap, floor, [] if left is None else [left])
         kept: Mapping[str, Gap] = self._beside.lines

@@ -89,6 +89,7 @@ class Gap:
         own_last: The run's own there.
         num: Numbers that were compared.
         is_few: Whether these are too few to have a way.
+        spread: The share whether or not they lie on one side: what chance does goes both ways.
     """
 
     share: float
@@ -97,17 +98,27 @@ class Gap:
     own_last: float
     num: int
     is_few: bool = False
+    spread: float = 0.0
 
     def is_apart(self, least: float, floor: Gap | None) -> bool:
         """Whether it is more than a nudge of FP32's weights does."""
         if self.is_few:
             least = APART_FEW if self.num < _FEWEST else APART_ALL
-        return self.share > max(least, TIMES * (floor.share if floor is not None else 0.0))
+        return self.share > max(least, TIMES * (floor.spread if floor is not None else 0.0))
 
 
 def share_like(gap: Gap, others: Sequence[Gap]) -> float | None:
     """The largest share of gaps that are measured as one is, or of all where none is; None where there are none."""
-    return max((one.share for one in [x for x in others if x.is_few == gap.is_few] or others), default=None)
+    return max((one.share for one in _alike(gap, others)), default=None)
+
+
+def spread_like(gap: Gap, others: Sequence[Gap]) -> float:
+    """The same of spreads; 0 where there are none."""
+    return max((one.spread for one in _alike(gap, others)), default=0.0)
+
+
+def _alike(gap: Gap, others: Sequence[Gap]) -> Sequence[Gap]:
+    return [one for one in others if one.is_few == gap.is_few] or others
 
 
 def measure_gap(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.0) -> Gap | None:
@@ -134,8 +145,8 @@ def measure_gap(own: Sequence[float], fp32: Sequence[float], *, late: float = 0.
     near = [theirs[max(0, i - lag) : i + lead + 1] for i in range(len(ours))]
     apart = [_signed(ours[i], near[i]) / way for i in range(len(ours) // 2, len(ours))]
     one_sided = all(x > 0 for x in apart) or all(x < 0 for x in apart)
-    share = abs(statistics.median(apart)) if one_sided else 0.0
-    return Gap(share, theirs[0], theirs[-1], ours[-1], len(kept), is_few)
+    spread = statistics.median(map(abs, apart))
+    return Gap(spread if one_sided else 0.0, theirs[0], theirs[-1], ours[-1], len(kept), is_few, spread)
 
 
 def goes_nowhere(losses: Sequence[float]) -> bool:
@@ -151,7 +162,8 @@ def measure_difference(own: Sequence[float], fp32: Sequence[float]) -> Gap | Non
         return None
     difference, size = sum(abs(a - b) for a, b in pairs), sum(abs(b) for _, b in pairs)
     ours, theirs = statistics.fmean(a for a, _ in pairs), statistics.fmean(b for _, b in pairs)
-    return Gap(difference / max(size, 1e-30), theirs, theirs, ours, len(pairs), is_few=True)
+    share = difference / max(size, 1e-30)
+    return Gap(share, theirs, theirs, ours, len(pairs), is_few=True, spread=share)
 
 
 def _windows(numbers: Sequence[float], size: int) -> list[float]:
@@ -228,7 +240,8 @@ def _as_loss(gap: Gap, losses: Sequence[float]) -> Gap:
     way = max(finite) - min(finite)
     if abs(gap.last) > _NEAR_NOTHING * way:
         return gap
-    return replace(gap, share=min(gap.share, abs(gap.own_last - gap.last) / max(way, 1e-30)))
+    share = min(gap.share, abs(gap.own_last - gap.last) / max(way, 1e-30))
+    return replace(gap, share=share, spread=min(gap.spread, share))
 
 
 def _is_steady(own: Sequence[float], fp32: Sequence[float], *, aligned: bool) -> bool:

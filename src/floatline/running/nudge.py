@@ -61,7 +61,8 @@ class Nudge:
         self._done[id(leaf)] = leaf
         if not leaf.is_floating_point():
             return
-        drawn = torch.rand(leaf.shape, generator=self._generator).mul_(2 * self._share).add_(1 - self._share)
+        drawn = torch.rand(leaf.shape, generator=self._generator, device="cpu")
+        drawn.mul_(2 * self._share).add_(1 - self._share)
         # A graph that the script keeps for a second pass stays valid.
         with torch.no_grad(), _unsafe_preserve_version_counter(leaf):
             leaf.mul_(drawn.to(leaf.device, leaf.dtype))

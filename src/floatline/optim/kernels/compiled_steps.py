@@ -107,12 +107,12 @@ def _follows(
     rule: UpdateRule, group: dict[str, Any], name: str, loop: Callable[..., object], dtype: torch.dtype
 ) -> bool:
     generator = torch.Generator().manual_seed(0)
-    weight, remainder = split_master(torch.randn(_TRIED, generator=generator), dtype)
+    weight, remainder = split_master(torch.randn(_TRIED, generator=generator, device="cpu"), dtype)
     master = join_master(weight, remainder)
     states = {key: [torch.zeros_like(master)] for key in rule.states_for(group)}
     own = [torch.zeros_like(master) for _ in states]
     for step in (1.0, 2.0, 3.0):
-        grad = (torch.randn(master.shape, generator=generator) * 0.01).to(dtype)
+        grad = (torch.randn(master.shape, generator=generator, device="cpu") * 0.01).to(dtype)
         rule.update([master], [grad.float() * 0.3], states, [step], group)
         compiled.run_loop(loop, [((weight, remainder, grad, *own), _numbers(name, group, step, 0.3))])
     expected: list[Tensor] = [*split_master(master, dtype), *(values[0] for values in states.values())]

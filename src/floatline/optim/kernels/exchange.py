@@ -79,7 +79,8 @@ def _turn_everywhere(entry: Entry, direction: Tensor) -> tuple[Tensor, float]:
     param = cast("Tensor", entry.sharded)
     whole = cast("Any", mesh.like_param(param, "direction", direction)).full_tensor()
     turned, scale = turn(whole, entry.group)
-    return mesh.part_of(param, turned), scale
+    # Packed, as a whole matrix is: torch computes a + αb with one rounding there, and columns apart with two.
+    return mesh.part_of(param, turned).contiguous(), scale
 
 
 def _packed(direction: Tensor, entry: Entry) -> Tensor:

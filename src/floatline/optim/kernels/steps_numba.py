@@ -81,7 +81,7 @@ def make_adamw_with_roots(widen, join, split):
             weight[i], remainder[i] = split(move(master, exp_avg[i], roots[i], decay, correction, eps, size))
 
     def step(weight, remainder, grads, exp_avg, exp_avg_sq, factor, decay, lead, beta2, rest2, correction, eps, size):
-        roots = torch.empty(min(weight.size, _IN_CACHE))
+        roots = torch.empty(min(weight.size, _IN_CACHE), device="cpu")
         for start in range(0, weight.size, _IN_CACHE):
             cut = slice(start, start + _IN_CACHE)
             squares = exp_avg_sq[cut]
