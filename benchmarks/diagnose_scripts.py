@@ -6,14 +6,13 @@
 Prints a Markdown table: the median step, watched and not, and the whole loop with its recorded steps, which are
 "added once". On a CPU the times are those that the processor spent on the script, in one thread, so that other work on
 the machine hardly matters; on a GPU they are those of the clock, over ten steps at a time. Every loop runs in a
-process of its own, forked from one that has imported torch and has not touched a GPU. --turns measures the steps of
-the smallest loop in one process, forty watched between forty and forty that are not, in turns.
+process of its own, forked from one that has imported torch and has not touched a GPU. Such processes differ by a tenth
+and more on a GPU machine: --turns measures in one process, forty watched steps between forty and forty that are not.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import multiprocessing
@@ -23,12 +22,11 @@ import runpy
 import statistics
 import sys
 import tempfile
-import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-LOOP = """
+SETUP = """
 import contextlib, json, sys, time
 import torch
 from torch import nn
@@ -55,15 +53,23 @@ scaler = torch.amp.GradScaler(device, enabled=kind.endswith("scaled"))
 dtype = torch.float16 if kind.endswith("scaled") else torch.bfloat16
 region = (lambda: torch.autocast(device, dtype)) if on_gpu else contextlib.nullcontext
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
-times = []
-began = start = now()
-for step in range(1, steps + 1):
+
+def train():
     optimizer.zero_grad()
     with region():
         loss = compute()
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
+
+"""
+LOOP = (
+    SETUP
+    + """
+times = []
+began = start = now()
+for step in range(1, steps + 1):
+    train()
     if step % chunk == 0:
         if on_gpu:
             torch.cuda.synchronize()
@@ -75,6 +81,7 @@ with open(target, "w") as file:
     name = torch.cuda.get_device_name() if on_gpu else ""
     json.dump({"step": times[len(times) // 2], "whole": whole, "device": name}, file)
 """
+)
 LOOPS = {
     "cpu": [("mlp", 4000), ("transformer", 120), ("transformer-scaled", 120)],
     "cuda": [("mlp", 4000), ("transformer", 600), ("transformer-scaled", 600)],
@@ -106,35 +113,31 @@ def run_loop(words: list[str], report: str) -> None:
     runpy.run_path(words[0], run_name="__main__")
 
 
-def measure_turns(num: int, device: str) -> tuple[float, float, float]:
+def measure_turns(kind: str, num: int, device: str) -> tuple[float, float, float]:
     """The median plain step, the ratio and what is added, in one process. No step is recorded, and none seen whole."""
     import torch
-    from torch import nn
 
     from floatline.precision.user_frames import find_script_line
     from floatline.probe.scripts.steps import StepCapture
+    from floatline.probe.watch.patches import Patches
     from floatline.probe.watch.watch import watch
+    from floatline.running.loss_log import LossLog
+    from floatline.running.read_values import ReadValues
 
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    now = time.perf_counter if device == "cuda" else time.process_time
-    net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)).to(device)
-    batch = torch.randn(32, 16, device=device)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    loop: dict[str, Any] = {}
+    sys.argv = ["loop.py", kind, "0", "", device]
+    exec(compile(SETUP, "loop.py", "exec"), loop)
+    now = loop["now"]
 
     def train(steps: int) -> float:
         began = now()
         for _ in range(steps):
-            optimizer.zero_grad()
-            with torch.autocast(device, torch.bfloat16) if device == "cuda" else contextlib.nullcontext():
-                loss = nn.functional.mse_loss(net(batch), batch[:, :4])
-            loss.backward()
-            optimizer.step()
+            loop["train"]()
         if device == "cuda":
             torch.cuda.synchronize()
         return (now() - began) / steps
 
-    train(100)
+    train(40)
     pairs: list[tuple[float, float]] = []
     for _ in range(num):
         before = train(40)
@@ -143,9 +146,14 @@ def measure_turns(num: int, device: str) -> tuple[float, float, float]:
             capture = StepCapture(seen)
             capture._schedule.due = 10**9
             seen.listener, seen.locate = capture, find_script_line
-            train(40)
+            patches = Patches()
+            remove = LossLog(Path(os.devnull), most=0, ends=False).patch_bare(patches)  # the losses are known
+            ReadValues().patch(patches)
+            train(10)
             watched = train(40)
             capture.finish()
+            remove()
+            patches.undo()
         pairs.append(((before + train(40)) / 2, watched))
     added = statistics.median(watched - plain for plain, watched in pairs)
     return statistics.median(p for p, _ in pairs), statistics.median(w / p for p, w in pairs), added
@@ -157,7 +165,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--only", choices=[kind for kind, _ in LOOPS["cpu"]], help="one loop; all without it")
-    parser.add_argument("--turns", type=int, default=0, help="only the smallest loop, in one process")
+    parser.add_argument("--turns", type=int, default=0, help="in one process, so many times")
     parser.add_argument("--steps", type=int, default=0, help="of each loop; its own number without it")
     options = parser.parse_args()
     import torch
@@ -166,10 +174,13 @@ def main() -> None:
         importlib.import_module(name)
     now = datetime.now(tz=timezone.utc).strftime("%Y-%m-%d")
     if options.turns:
-        plain, ratio, added = measure_turns(options.turns, options.device)
         machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()}, one thread"
-        print(f"{now}, {machine}, torch {torch.__version__}; mlp, medians of {options.turns} turns:")
-        print(f"a step takes {plain * 1e3:.3f} ms, watched {ratio:.3f} of it: {added * 1e6:.0f} µs are added.")
+        print(f"{now}, {machine}, torch {torch.__version__}; medians of {options.turns} turns in one process.\n")
+        print("| loop | plain step | watched, ratio | added a step |\n|---|---|---|---|")
+        for kind, _ in LOOPS[options.device]:
+            if options.only in (None, kind):
+                plain, ratio, added = measure_turns(kind, options.turns, options.device)
+                print(f"| {kind} | {plain * 1e3:.3f} ms | {ratio:.3f} | {added * 1e6:.0f} µs |", flush=True)
         return
     print(f"{now}, torch {torch.__version__}; medians of {options.pairs} pairs.\n")
     print("| loop | plain step | watched step | ratio (pairs) | added a step | added once | whole loop, ratio |")

@@ -77,7 +77,6 @@ def measure_recorded(model: nn.Module, inputs: dict[str, Any]) -> tuple[float, f
     half = half_copy(model, torch.float16)
     fold_models.run(half, inputs)
     plain = statistics.median(measure(lambda: fold_models.run(half, inputs)) for _ in range(5))
-    del half
     step = capture_forward(model, inputs, plan="fp16-true")
     step.replay(trace=True)
     return plain, statistics.median(measure(lambda: step.replay(trace=True)) for _ in range(3))

@@ -67,7 +67,9 @@ def draw_inputs(inputs: Any, vocabularies: Mapping[int, int], generator: torch.G
     def draw(leaf: Any) -> Any:
         number = next(numbers)
         if number in vocabularies:
-            return torch.randint(vocabularies[number], leaf.shape, generator=generator, device=generator.device).to(leaf)
+            return torch.randint(vocabularies[number], leaf.shape, generator=generator, device=generator.device).to(
+                leaf
+            )
         if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.numel() < 2:
             return leaf
         values = torch.randn(leaf.shape, generator=generator, device=generator.device).to(leaf)

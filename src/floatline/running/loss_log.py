@@ -96,7 +96,7 @@ class LossLog:
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def scale(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
-            if isinstance(outputs, Tensor):
+            if isinstance(outputs, Tensor) and not self._is_full:
                 self._unscaled = (scaled, outputs.detach().to(torch.float32, copy=True))
             return scaled
 
@@ -112,6 +112,11 @@ class LossLog:
 
         return step
 
+    @property
+    def _is_full(self) -> bool:
+        """Whether no loss is wanted any more."""
+        return not self._ends and self._most is not None and self.num_steps >= self._most
+
     def _bare_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._stepped = True
         self.step(optimizer, True)
@@ -125,7 +130,7 @@ class LossLog:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
             given: list[Any] = [tensors] if isinstance(tensors, Tensor) else list(tensors)
             roots = [root for root in given if isinstance(root, Tensor)]
-            if torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
+            if not self._is_full and torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
                 self._parts += [self._value_of(root) for root in roots if root.numel() == 1]
             original(tensors, *args, **kwargs)
             self._end_pass()
@@ -136,7 +141,7 @@ class LossLog:
         def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
             inputs = inputs if isinstance(inputs, Tensor) else tuple(inputs)  # an iterator is read once
             outputs = outputs if isinstance(outputs, Tensor) else tuple(outputs)
-            roots = find_trained_roots(outputs, inputs, kwargs)
+            roots = [] if self._is_full else find_trained_roots(outputs, inputs, kwargs)
             self._parts += [self._value_of(root) for root in roots if root.numel() == 1]
             found = original(outputs, inputs, *args, **kwargs)
             if roots:

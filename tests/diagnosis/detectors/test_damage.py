@@ -73,6 +73,44 @@ def test_a_sum_of_gradients_that_becomes_0_is_a_state_and_another_sum_is_not(siz
     assert cause in [finding.cause.id for finding in find_candidates([recorder.trace])]
 
 
+def causes_of(work):
+    return {finding.cause.id for finding in find_candidates([record(work)])}
+
+
+def test_an_average_written_out_is_an_accumulator_and_what_only_reads_it_is_none():
+    mean, new = torch.full((4,), 20.0).half(), torch.full((4,), 0.3).half()
+
+    def averages():
+        mean = kept
+        mean = 0.999 * mean + 0.001 * new
+        return mean
+
+    def copies():
+        kept.copy_(0.999 * kept + 0.001 * new)
+
+    def reads():
+        other = 0.999 * kept + 0.001 * new
+        return other
+
+    for work, is_sum in ((averages, True), (copies, True), (reads, False)):
+        kept = mean.clone()
+        assert ("accumulator-stagnation" in causes_of(work)) is is_sum, work
+
+
+def test_an_average_of_weights_is_no_state_of_an_optimizer():
+    model, shadow = nn.Linear(4, 4, bias=False), torch.full((4, 4), 1e-7).half()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+    nn.init.constant_(model.weight, 1e-7)
+    with HalfOnCPU(), Recorder(model) as recorder:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        with torch.no_grad():
+            shadow.copy_(0.25 * shadow + 0.25 * model.weight.to(shadow.dtype))
+    found = {one.cause.id for one in find_candidates([recorder.trace])}
+    assert "accumulator-stagnation" in found
+    assert "optimizer-state-underflow" not in found
+
+
 ANGLES = torch.linspace(0, 3000, 64)
 
 

@@ -6,6 +6,7 @@ import ast
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 from floatline.base.patched_sources import read_source
@@ -234,7 +235,42 @@ def _name_loosely(op: Op, error: float, trace: Trace) -> Birth:
         return Birth(op, "update-lost-to-rounding", seen) if weight else _name_sum(op, seen, trace)
     if name in ("sub", "rsub") and error > _TIMES * read:
         return Birth(op, "cancellation", seen)
+    if any(_is_kept(own) for own in op.inputs) and _writes_what_it_reads(op.file, op.line):
+        return _name_sum(op, seen, trace)
     return Birth(op, ANY, seen)
+
+
+def _is_kept(operand: Operand) -> bool:
+    """Whether it is a 16-bit state from before the step, as an average of the script's own is."""
+    outside = operand.made_by is None and operand.value.dtype in FORMATS
+    return outside and (not operand.role or operand.role.startswith(("buffer:", "state:")))
+
+
+@lru_cache(maxsize=256)
+def _writes_what_it_reads(file: str, line: int) -> bool:
+    """Whether a line makes something new of what it has, as `mean = 0.9 * mean + 0.1 * x` does."""
+    try:
+        tree = ast.parse(read_source(Path(file)))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return any(
+        _feeds_itself(node)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    )
+
+
+def _feeds_itself(node: ast.stmt) -> bool:
+    if isinstance(node, ast.AugAssign):
+        return True
+    if isinstance(node, ast.Assign):
+        written, read = node.targets, [node.value]
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+        written, read = [node.value.func.value] if node.value.func.attr == "copy_" else [], list(node.value.args)
+    else:
+        return False
+    names = {ast.unparse(one) for one in written}
+    return any(ast.unparse(part) in names for one in read for part in ast.walk(one) if isinstance(part, ast.expr))
 
 
 def _name_sum(op: Op, seen: str, trace: Trace) -> Birth:
@@ -252,7 +288,8 @@ def _is_of_gradients(op: Op, trace: Trace) -> bool:
         for own in waiting.pop().inputs:
             if own.role.startswith("grad:"):
                 return True
-            if own.made_by is not None and trace.ops[own.made_by].phase != "forward":
+            weight = own.role.startswith("param:")  # made of gradients, and none of them
+            if not weight and own.made_by is not None and trace.ops[own.made_by].phase != "forward":
                 waiting.append(trace.ops[own.made_by])
     return False
 

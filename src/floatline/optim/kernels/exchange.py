@@ -78,9 +78,9 @@ def _all_to_all(
 def _turn_everywhere(entry: Entry, direction: Tensor) -> tuple[Tensor, float]:
     param = cast("Tensor", entry.sharded)
     whole = cast("Any", mesh.like_param(param, "direction", direction)).full_tensor()
-    turned, scale = turn(whole, entry.group)
-    # Packed, as a whole matrix is: torch computes a + αb with one rounding there, and columns apart with two.
-    return mesh.part_of(param, turned).contiguous(), scale
+    # Some versions of torch leave a gap after each row, and products of such matrices have other bits.
+    turned, scale = turn(whole.contiguous(), entry.group)
+    return mesh.part_of(param, turned), scale
 
 
 def _packed(direction: Tensor, entry: Entry) -> Tensor:
