@@ -28,6 +28,7 @@ PLANTED = {
 }
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(PLANTED, every=3))
 def test_a_planted_difference_is_named_at_its_module_and_is_bs(name):
     theirs, ours, module, verdict = PLANTED[name]
@@ -52,6 +53,7 @@ EQUAL = {
 }
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(EQUAL, every=4))
 def test_equal_computations_are_within_rounding(name):
     found = compare(*EQUAL[name], make_ids())
@@ -73,6 +75,7 @@ def test_the_operation_is_named_with_its_line_and_its_numbers():
     assert "1e-05 in A and 0.001 in B" in found.entry.op.seen
 
 
+@slow
 def test_a_sum_in_bf16_is_named_by_its_line_and_by_how_much_farther_it_is():
     def once(x, w):
         return x @ w

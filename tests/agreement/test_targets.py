@@ -17,6 +17,7 @@ def run(*words: str):
     return CliRunner().invoke(app, ["parity", *words])
 
 
+@slow
 def test_two_targets_that_agree_exit_with_0_and_a_wrong_mask_with_1(tmp_path):
     found = run(f"{PAIR}:kernel", f"{PAIR}:off_by_one", "--forward-only", "--out", str(tmp_path), "--format", "json")
     data = json.loads(found.stdout)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.run.runs import make_run
+from tests.slow import slow
 from typer.testing import CliRunner
 
 import floatline
@@ -104,6 +105,7 @@ def test_without_a_word_the_help_is_printed_and_the_exit_code_is_2():
     assert done.stdout == ask_alone("-h", refused=()).stdout
 
 
+@slow
 def test_json_is_short_for_format_json_and_is_left_alone_behind_two_dashes():
     long = ask("explain", "eps-underflow", "--format", "json")
     assert long.exit_code == 0 and ask("explain", "eps-underflow", "--json").stdout == long.stdout
@@ -111,6 +113,7 @@ def test_json_is_short_for_format_json_and_is_left_alone_behind_two_dashes():
     assert "'--json'" in ask_alone("explain", "--", "--json", refused=()).stderr
 
 
+@slow
 def test_an_unknown_id_has_three_others_named():
     (words,) = re.findall(r"The nearest of \d+: (.*?)\. 'floatline", ask_alone("explain", "foobar").stderr)
     assert len(words.split(", ")) == 3
@@ -147,6 +150,7 @@ def test_without_torch_a_command_that_trains_says_in_one_line_to_install_it(word
     assert "pip install 'floatline[torch]'" in done.stderr
 
 
+@slow
 def test_without_torch_what_reads_and_judges_works(tmp_path):
     for name in ("a/0", "a/1", "a/2", "b/0", "b/1", "b/2"):
         make_run(tmp_path / name, steps=20)

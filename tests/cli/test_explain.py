@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.slow import slow
 from typer.testing import CliRunner
 
 from floatline.causes import CAUSES, FAMILIES
@@ -78,6 +79,7 @@ def test_a_log_is_read_from_standard_input():
     assert shown("-", input=log) == shown("fp16-params-with-scaler")
 
 
+@slow
 def test_a_log_need_not_be_text():
     result = run("-", stdin=b"\xff\xfe 50%|##  |\r" + HALF_ERROR.encode() + b"\x00")
     assert result.returncode == 0
@@ -136,6 +138,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments, stdin, says):
     assert says in result.stderr.decode()
 
 
+@slow
 def test_explaining_does_not_load_torch():
     program = (
         "import sys\nfrom floatline.cli.main import app\n"

@@ -47,6 +47,7 @@ def press(folder, command, *, patience):
     return process.returncode, said, complained
 
 
+@slow
 @needs_signals
 def test_ctrl_c_in_a_finalizer_ends_the_command(tmp_path):
     code, said, complained = press(tmp_path, COMMAND, patience=240)

@@ -117,6 +117,7 @@ def test_json_is_one_object_with_the_numbers(target, command, tmp_path):
     assert found["metric"] > 0
 
 
+@slow
 def test_without_steps_200_are_made(target, command):
     assert json.loads(command(target, "--format", "json")[1])["steps"] == 200
 
@@ -209,6 +210,7 @@ def test_resuming_with_another_seed_or_plan_is_refused(target, command):
     assert "has plan 'fp16-mixed', which is not the 'fp32' given now" in one_line(other)
 
 
+@slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT to a process")
 @pytest.mark.parametrize(
     ("number", "how"), [(signal.SIGINT, "Interrupted"), pytest.param(signal.SIGTERM, "Ended by SIGTERM", marks=slow)]
@@ -250,6 +252,7 @@ def test_without_a_terminal_a_longer_run_has_a_line_for_each_tenth(target, comma
     assert re.match(r"floatline: step \d of 40, loss \d.*, 0 skipped$", lines[0]), lines[0]
 
 
+@slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_on_a_terminal_a_bar_shows_loss_scale_and_skips(target, tmp_path):
     import pty

@@ -12,6 +12,7 @@ import time
 import pytest
 from tests.preloaded import COMMAND, run_preloaded
 from tests.report.run.runs import make_run
+from tests.slow import slow
 from typer.testing import CliRunner
 
 from floatline.cli.main import app
@@ -135,6 +136,7 @@ def test_a_folder_without_a_run_is_one_line_and_exit_code_2(tmp_path, command):
     assert found.returncode == 2 and "is not a folder" in found.stderr
 
 
+@slow
 def test_watching_does_not_load_torch(tmp_path):
     make_run(tmp_path / "run", steps=5)
     code = f"""

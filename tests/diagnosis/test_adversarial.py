@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 
 from floatline.diagnosis.target_diagnosis import diagnose
 
@@ -32,6 +32,7 @@ def steps_of(name):
     return None if name.removesuffix("_fixed") in LONG else 12
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(CAUSES, every=8, rare=5))
 def test_a_failure_has_its_cause_and_place(name):
     cause, place = CAUSES[name]
@@ -43,12 +44,14 @@ def test_a_failure_has_its_cause_and_place(name):
     assert (place and found.module == place) or (Path(found.file) == FAILURES and found.line in guilty), found
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(CAUSES, every=8, rare=5))
 def test_its_fixed_twin_is_healthy(name):
     result = diagnose(f"{FAILURES}:{name}_fixed", steps=steps_of(name))
     assert (result.verdict, result.findings) == ("healthy", ())
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(LOOK_ALIKES, every=8, rare=5))
 def test_a_look_alike_is_healthy(name):
     result = diagnose(f"{HEALTHY}:{name}", steps=16)

@@ -57,6 +57,7 @@ def check(case: Case, target: Said, script: Said, lists: str) -> None:
         assert agree(case, target, script), (target, script)
 
 
+@slow
 @pytest.mark.parametrize("lists", LISTS)
 @pytest.mark.parametrize("case", each_case())
 def test_a_script_is_told_what_a_target_is(case, lists):

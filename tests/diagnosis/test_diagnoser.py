@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.slow import slow
 from torch import nn
 
 import floatline as fl
@@ -66,6 +67,7 @@ def train(on_failure=None, *, fault="", at=(5, 6, 7, 12), steps=16, folder=None,
     return summary, [o.applied for o in outcomes], left, guard
 
 
+@slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_cause_is_named_once_with_its_line(fault, tmp_path):
     diagnoser = Diagnoser(budget=PLENTY)
@@ -78,6 +80,7 @@ def test_the_cause_is_named_once_with_its_line(fault, tmp_path):
     assert Path(diagnoser.named[0].finding.file) == Path(__file__)
 
 
+@slow
 def test_the_line_is_the_planted_one():
     diagnoser = Diagnoser(budget=PLENTY)
     train(diagnoser, fault="log of zero")
@@ -85,6 +88,7 @@ def test_the_line_is_the_planted_one():
     assert "torch.log(torch.softmax" in source[diagnoser.named[0].finding.line - 1]
 
 
+@slow
 @pytest.mark.parametrize("fault", ["", *FAULTS])
 def test_the_run_is_bit_for_bit_that_without_the_hook(fault):
     _, applied, left, _ = train(Diagnoser(budget=PLENTY), fault=fault)
@@ -94,6 +98,7 @@ def test_the_run_is_bit_for_bit_that_without_the_hook(fault):
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
+@slow
 def test_the_check_above_can_fail():
     def meddle(failed):
         torch.rand(1)
@@ -103,6 +108,7 @@ def test_the_check_above_can_fail():
     assert not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(left, expected, strict=True))
 
 
+@slow
 def test_a_healthy_run_is_not_looked_at():
     diagnoser = Diagnoser(budget=PLENTY)
     summary, applied, _, _ = train(diagnoser)
@@ -111,6 +117,7 @@ def test_a_healthy_run_is_not_looked_at():
     assert "diagnosis" not in summary
 
 
+@slow
 def test_a_budget_of_0_names_nothing_and_says_why_once():
     diagnoser = Diagnoser(budget=0)
     summary, _, _, _ = train(diagnoser, fault="bad data")
@@ -120,6 +127,7 @@ def test_a_budget_of_0_names_nothing_and_says_why_once():
     ]
 
 
+@slow
 def test_a_run_of_several_processes_is_left_alone(monkeypatch):
     monkeypatch.setattr("floatline.diagnosis.diagnoser.num_processes", lambda group: 4)
     diagnoser = Diagnoser(budget=PLENTY)
@@ -128,6 +136,7 @@ def test_a_run_of_several_processes_is_left_alone(monkeypatch):
     assert summary.count("not diagnosed: 4 processes train together") == 2  # the last event, and its own line
 
 
+@slow
 def test_a_budget_that_is_too_small_for_a_recording_is_kept():
     diagnoser = Diagnoser(budget=1e-4)
     summary, _, _, _ = train(diagnoser, fault="bad data")
@@ -135,6 +144,7 @@ def test_a_budget_that_is_too_small_for_a_recording_is_kept():
     assert "more than the budget has left" in summary
 
 
+@slow
 def test_a_scale_search_is_no_failure():
     seen = []
     torch.manual_seed(0)
@@ -157,6 +167,7 @@ def test_a_scale_search_is_no_failure():
     assert set(seen) == {1.0}
 
 
+@slow
 def test_a_gradient_that_no_scale_can_hold_is_named():
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
@@ -172,6 +183,7 @@ def test_a_gradient_that_no_scale_can_hold_is_named():
     assert [named.finding.cause.id for named in diagnoser.named] == ["gradient-overflow"]
 
 
+@slow
 def test_what_the_hook_gets_is_what_the_step_began_with():
     got = []
     train(got.append, fault="bad data", at=(5,))
@@ -183,6 +195,7 @@ def test_what_the_hook_gets_is_what_the_step_began_with():
     assert failed.run.model.norm.running_mean.isfinite().all()  # the failed step has been undone
 
 
+@slow
 def test_a_step_that_is_read_late_has_its_own_batch_and_buffers():
     got = []
     train(got.append, fault="bad data", at=(5, 7), late=3)
@@ -192,6 +205,7 @@ def test_a_step_that_is_read_late_has_its_own_batch_and_buffers():
     assert all(buffer.isfinite().all() for buffer in got[0].buffers.values())
 
 
+@slow
 def test_a_step_that_is_read_late_is_named_all_the_same():
     diagnoser = Diagnoser(budget=PLENTY)
     _, _, left, _ = train(diagnoser, fault="overflow", late=4)
@@ -201,6 +215,7 @@ def test_a_step_that_is_read_late_is_named_all_the_same():
         assert torch.equal(one.nan_to_num(), other.nan_to_num())
 
 
+@slow
 def test_a_hook_that_raises_is_noted_and_the_run_goes_on():
     def fail(failed):
         raise ValueError("in the hook\nand more")
@@ -210,6 +225,7 @@ def test_a_hook_that_raises_is_noted_and_the_run_goes_on():
     assert "could not be diagnosed: ValueError: in the hook" in summary
 
 
+@slow
 def test_a_named_step_is_written_as_a_bundle(tmp_path):
     diagnoser = Diagnoser(budget=PLENTY, folder=tmp_path / "bundles", with_data=True)
     train(diagnoser, fault="bad data")

@@ -396,6 +396,7 @@ def test_a_target_with_its_own_number_of_steps_is_said_to_have_run_for_these(tmp
     assert found["tried"] == "With this change it is healthy: 12 steps without a finding, compared with FP32."
 
 
+@slow
 def test_without_a_trial_no_change_is_offered():
     case = Path(__file__).parents[1] / "cases" / "012_steep_step_function.py"
     words = [sys.executable, "-m", "floatline", "diagnose", case.name, "--format", "json", "--no-try"]

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 
 from floatline.diagnosis.target_diagnosis import diagnose
 
@@ -23,12 +23,14 @@ NAMES = (
 )
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(NAMES, every=8))
 def test_a_look_alike_is_healthy(name):
     result = diagnose(f"{TARGETS}:{name}")
     assert (result.verdict, result.findings) == ("healthy", ())
 
 
+@slow
 def test_the_check_above_can_fail():
     failing = TARGETS.with_name("silent_failures.py")
     assert diagnose(f"{failing}:counter_that_stops").verdict == "precision"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.slow import slow
 
 from floatline.causes import CAUSES
 from floatline.diagnosis.result import Diagnosis
@@ -61,5 +62,6 @@ def test_a_diagnosis_does_not_load_torch():
     assert "torch" not in modules_after("import floatline.diagnosis.result, floatline.cli.diagnose")
 
 
+@slow
 def test_the_check_above_can_fail():
     assert "torch" in modules_after("import torch")

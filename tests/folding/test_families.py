@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 
 import floatline as fl
 from floatline.folding.model_fit import fit_model
@@ -29,6 +29,7 @@ models = load_models()
 FOLDED = [name for name in models.TOYS if name != "whisper, encoder"]
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(FOLDED, every=4))
 def test_a_folded_family_is_as_near_as_without_the_plant(name):
     clean = fl.fold(*models.build(name, planted=False))

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 from tests.folding.networks import Network, draw_tokens
 from tests.folding.test_scale_fold import Gated
+from tests.slow import slow
 from torch import nn
 
 from floatline.folding.choice import Obstacle
@@ -37,12 +38,14 @@ class Stack(nn.Module):
         return self.last(self.mlp(self.first(x)))
 
 
+@slow
 def test_a_network_that_needs_a_fold_says_by_how_much():
     found = fit_model(Network(1), draw_tokens())
     assert (found.verdict, found.exponent, found.island) == ("after folding", -3, ())
     assert found.fp16 < found.bf16
 
 
+@slow
 def test_a_network_that_needs_nothing_fits_as_it_is():
     model = Network(1)
     with torch.no_grad():
@@ -67,6 +70,7 @@ def test_gate_and_up_in_one_matrix_are_folded_apart():
     assert (found.verdict, found.island) == ("after folding", ())
 
 
+@slow
 def test_fp16_that_is_farther_off_than_bf16_does_not_fit():
     found = fit_model(Network(1), draw_tokens())
     assert replace(found, fp16=2 * found.bf16).verdict == "does not fit"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.folding.networks import Network, draw_tokens
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 
 from floatline.folding import fold
 from floatline.folding.proof import prove_fold
@@ -14,6 +14,7 @@ from floatline.folding.rewriting import rewrite_model, untie_parameters
 SEEDS = mostly_slow(range(48), every=12)
 
 
+@slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_fold_of_a_random_network_is_the_same_function(seed):
     result = fold(Network(seed), draw_tokens())
@@ -24,6 +25,7 @@ def test_a_fold_of_a_random_network_is_the_same_function(seed):
         assert result.proof.equal == result.proof.trials
 
 
+@slow
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_fold_that_forgets_a_writer_is_not_proven(seed):
     model, tokens = Network(seed), draw_tokens()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_model
 from tests.folding.networks import Network, WrittenOutNorm, draw_tokens
+from tests.slow import slow
 from torch import nn
 from torch.nn import functional
 
@@ -178,6 +179,7 @@ def test_weights_that_are_added_to_one_are_rounded_once_and_kept_in_fp32_where_f
     assert result.proof.fp16_after < result.proof.bf16
 
 
+@slow
 def test_the_exponent_leaves_the_margin():
     powers = {
         margin: fl.fold(Network(1), draw_tokens(), margin=margin).groups[0].exponent for margin in (1.0, 4.0, 64.0)
@@ -185,6 +187,7 @@ def test_the_exponent_leaves_the_margin():
     assert powers == {1.0: -1, 4.0: -3, 64.0: -7}
 
 
+@slow
 def test_a_head_that_is_the_embedding_is_undone_by_the_last_norm():
     seed = next(seed for seed in range(20) if Network(seed).tied and not hasattr(Network(seed).norm, "added"))
     weights = fl.fold(Network(seed), draw_tokens()).rewrite.weights

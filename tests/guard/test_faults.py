@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 from torch import nn
 
 import floatline as fl
@@ -179,6 +179,7 @@ def guarded(fault: Fault, *, policy: fl.Policy = POLICY) -> tuple[float, Net, fl
     return validate(model), model, guard
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(FAULTS, every=4))
 def test_the_guard_survives(name):
     # NaN gradients at the smallest scale stop the run after 20 of them; here it has to go on.
@@ -216,6 +217,7 @@ def test_the_block_that_overflows_is_named_and_computes_in_fp32():
     assert guard.plan.compute == "fp16"
 
 
+@slow
 def test_the_third_rollback_cuts_the_learning_rate():
     @dataclass(frozen=True)
     class Often(Fault):
@@ -237,6 +239,7 @@ def test_the_twin_with_two_rollbacks_keeps_the_learning_rate():
     assert guard.run.schedules.state_dict()["cut"] == 1.0
 
 
+@slow
 def test_a_new_level_of_the_loss_is_accepted_after_thirty_batches():
     loss, _, guard = guarded(Fault(num=1000, steps=90, batch=True))
     assert "30 outlier" in guard.summary()

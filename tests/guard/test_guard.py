@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.slow import slow
 
 import floatline as fl
 from floatline.errors import GuardError, PlanError
@@ -415,6 +416,7 @@ def test_a_run_folder_in_use_is_refused(tmp_path):
         make_guard(folder=tmp_path / "run")
 
 
+@slow
 def test_after_150_nonfinite_steps_a_healthy_one_leaves_finite_weights():
     guard = make_guard(plan="fp16-mixed", policy=fl.Policy(collapse_after=1000))
     compute_loss = loss_with(guard)

@@ -4,6 +4,8 @@ import ast
 from collections import defaultdict
 from pathlib import Path
 
+from tests.slow import slow
+
 import floatline
 
 ROOT = Path(floatline.__file__).parent
@@ -43,6 +45,7 @@ def _attributes(node: ast.ClassDef) -> set[str]:
     return fields | {target.attr for target in _targets(node) if _is_own(target)}
 
 
+@slow
 def test_no_class_has_many_attributes_that_other_files_assign():
     sources = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in ROOT.rglob("*.py")}
     found = assigned(sources)

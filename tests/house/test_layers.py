@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 
 import floatline
 
@@ -191,6 +191,7 @@ def test_a_circle_of_sub_rooms_would_be_found():
     assert circle(inside("guard", graph)) == ["guard.files", "guard.step", "guard.files"]
 
 
+@slow
 @pytest.mark.parametrize(
     "package", mostly_slow(["lightning", "accelerate", "transformers", "ray", "wandb", "scipy"], every=3)
 )

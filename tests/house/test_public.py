@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.slow import slow
 
 import floatline
 from floatline.base.offered import MODULES, NAMES
@@ -62,10 +63,12 @@ def test_help_does_not_load_torch():
     assert "torch" not in modules_after(code)
 
 
+@slow
 def test_a_guard_does_not_load_the_compiler():
     assert "torch._dynamo" not in modules_after("import floatline\nfloatline.Guard")
 
 
+@slow
 def test_the_checks_above_can_fail():
     assert "torch" in modules_after("import floatline\nfloatline.Guard")
     assert "torch._dynamo" in modules_after("import torch\ntorch.compiler.disable(print)")
@@ -89,6 +92,7 @@ def test_older_names_work_and_say_where_they_are_now(name):
         assert getattr(floatline, name) is getattr(importlib.import_module(f"floatline.{NAMES[name]}"), name)
 
 
+@slow
 def test_modules_that_were_documented_are_found_by_their_older_names():
     code = "\n".join(
         f"import floatline.{new} as new\nfrom floatline.{old} import __doc__ as old\nassert old == new.__doc__, '{old}'"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.slow import slow
 
 from floatline.errors import GuardError, TargetError
 from floatline.training.trainer import Trainer
@@ -82,6 +83,7 @@ def test_a_run_keeps_its_settings_and_goes_on_with_no_others(tmp_path):
         train(tmp_path / "run", "learning_rate=0.1", resume=True, steps=8)
 
 
+@slow
 def test_the_best_of_the_evaluations_is_kept_and_survives_a_resume(tmp_path):
     whole = train(tmp_path / "whole", evaluate_every=2)
     train(tmp_path / "parts", evaluate_every=2, steps=6)

@@ -5,6 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from tests.slow import slow
 from tools import rooms
 
 import floatline
@@ -63,6 +64,7 @@ def test_a_folder_that_is_too_full_would_be_found():
     assert too_full({"probe": 17, "lint/rules/loop": 30, "guard": 16}) == {"probe": 17}
 
 
+@slow
 def test_no_two_classes_share_a_name():
     paths = [path for path in ROOT.rglob("*.py") if not {"integrations", "rules"} & set(path.relative_to(ROOT).parts)]
     shared = shared_names({path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths})

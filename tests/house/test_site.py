@@ -4,6 +4,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+from tests.slow import slow
 from tools import site, site_pages
 
 import floatline
@@ -105,6 +106,7 @@ def test_what_a_built_page_loads_from_elsewhere_and_its_dead_links_are_found(tmp
     ]
 
 
+@slow
 def test_the_pictures_of_the_numerics_are_what_the_library_computes():
     from tools import numerics_pictures
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from tests.slow import slow
 
 from floatline.errors import FoldError
 from floatline.folding.scale_fold import fold
@@ -117,6 +118,7 @@ def test_what_is_read_back_otherwise_is_not_written(tmp_path, tokens):
     assert {path.name for path in tmp_path.iterdir()} == {"model", "tokens.json"}
 
 
+@slow
 def test_epsilons_of_one_setting_stay_equal(tmp_path, tokens):
     checkpoint = load_checkpoint(save(tmp_path / "model", "Qwen3"), tokens)
     assert set(checkpoint.eps.values()) == {("rms_norm_eps",)}

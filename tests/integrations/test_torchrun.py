@@ -90,6 +90,7 @@ def test_an_accelerate_loop_skips_on_all_processes():
         assert rank["guarded"]["scale"] == 65536.0
 
 
+@slow
 def test_accelerate_by_itself_spreads_the_nan_to_all_processes():
     for rank in found_by_all()[0]:
         assert rank["plain"]["skipped"] == [False] * 6

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.slow import slow
 
 import floatline as fl
 from floatline.diagnosis import Diagnoser
@@ -89,6 +90,7 @@ def test_overflows_search_the_scale_and_are_counted_in_the_log(tmp_path):
         assert "grad_norm" not in log[-1]
 
 
+@slow
 def test_in_fp32_a_guarded_run_is_the_trainers_own(tmp_path):
     found = []
     for guarded in (True, False):
@@ -123,6 +125,7 @@ def test_a_gpu_that_runs_ahead_leaves_out_as_many_advances_as_there_were_skips(t
     assert trainer.lr_scheduler.last_epoch == 10
 
 
+@slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_weights_are_trained_exactly(tmp_path, dtype):
     options = {"fp16": dtype == torch.float16, "bf16": dtype == torch.bfloat16, "gradient_checkpointing": True}
@@ -169,6 +172,7 @@ def run_in_two_parts(folder, rows, *, forget=None):
     return trainer, callback
 
 
+@slow
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path):
     rows = make_rows(8, bad=[2])
     whole = make_trainer(tmp_path / "whole", rows=rows, max_steps=8, lr_scheduler_type="constant")
@@ -184,6 +188,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path):
     assert any("resumed at step 4" in event.message for event in history.events)
 
 
+@slow
 def test_without_the_optimizers_part_of_the_checkpoint_other_bits_come_out(tmp_path):
     rows = make_rows(8, bad=[2])
     parts, _ = run_in_two_parts(tmp_path / "parts", rows)
@@ -191,6 +196,7 @@ def test_without_the_optimizers_part_of_the_checkpoint_other_bits_come_out(tmp_p
     assert not torch.equal(weights(parts.model), weights(forgetful.model))
 
 
+@slow
 def test_checkpoints_and_torchs_scaler_read_each_other(tmp_path):
     model = make_regression()
     model.last.weight.data *= 50
@@ -217,6 +223,7 @@ def test_a_run_that_only_fails_is_stopped_with_its_reason_on_the_disk(tmp_path):
     assert fl.Ledger.read(tmp_path).events[-1].event == "stop"
 
 
+@slow
 def test_a_failed_step_is_diagnosed_in_place(tmp_path):
     class Steep(make_regression().__class__):
         def forward(self, x, labels):
@@ -246,6 +253,7 @@ def test_evaluation_computes_as_training_does_and_is_in_the_ledger(tmp_path):
     assert callback.guard.attempts == 2
 
 
+@slow
 def test_a_second_run_puts_the_ledger_of_the_first_aside(tmp_path):
     trainer = make_trainer(tmp_path, max_steps=2)
     callback = prepare_trainer(trainer)

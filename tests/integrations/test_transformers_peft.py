@@ -29,6 +29,7 @@ def adapters(model):
     return torch.cat([p.detach().float().reshape(-1) for n, p in model.named_parameters() if p.requires_grad])
 
 
+@slow
 @pytest.mark.parametrize("fp32_adapters", [True, False])
 def test_lora_on_fp16_weights_with_checkpointing_trains(tmp_path, fp32_adapters):
     trainer = make_trainer(tmp_path, make_lora(fp32_adapters=fp32_adapters))

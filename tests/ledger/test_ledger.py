@@ -198,6 +198,7 @@ def test_the_ledger_does_not_load_torch():
     assert child(code).wait() == 0
 
 
+@slow
 def test_the_check_above_can_fail():
     code = "import sys, floatline.guard.scaler; sys.exit('torch' in sys.modules)"
     assert child(code).wait() == 1
@@ -891,6 +892,7 @@ def test_a_foreign_header_is_refused(tmp_path, old, new, message):
 damage = st.tuples(st.integers(0, 2000), st.sampled_from(b'0129-.eE"{}[],:\n \0\xffnullaN') | st.integers(0, 255))
 
 
+@slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(damage, min_size=1, max_size=3))
 def test_a_damaged_file_is_read_or_refused_and_never_raises_anything_else(tmp_path_factory, damages):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.slow import slow
 
 from floatline.lint import RULES, lint_text
 from floatline.lint.reading.source import Source
@@ -153,9 +154,11 @@ def modules_after(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
+@slow
 def test_lint_does_not_load_torch():
     assert "torch" not in modules_after("import ast, floatline.lint; floatline.lint.lint_paths([ast.__file__])").split()
 
 
+@slow
 def test_the_check_above_can_fail():
     assert "torch" in modules_after("import torch").split()

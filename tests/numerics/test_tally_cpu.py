@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 
 from floatline.numerics.ranges import measure_ranges
 from floatline.numerics.tally import tally_cpu
@@ -130,10 +131,12 @@ print(measure_ranges(torch.ones(5000, dtype=torch.float16)).exponents, "numba" i
 """
 
 
+@slow
 def test_small_tensors_do_not_load_numba():
     assert python(MEASURE.format(large=5001)) == "{0: 5000} False"
 
 
+@slow
 @NEEDS_NUMBA
 def test_the_check_above_can_fail():
     assert python(MEASURE.format(large=5000)) == "{0: 5000} True"

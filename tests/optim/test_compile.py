@@ -42,6 +42,7 @@ def compile_step(*arguments: str, cache: Path) -> subprocess.CompletedProcess:
     return subprocess.run(script, capture_output=True, text=True, timeout=600, env=env)
 
 
+@slow
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -58,5 +59,6 @@ def test_the_step_compiles_for_the_gpu(arguments, tmp_path):
     assert int(run.stdout) > 1000
 
 
+@slow
 def test_a_kernel_that_does_not_compile_would_be_found(tmp_path):
     assert compile_step("exact", "fp32", "float64", "90", cache=tmp_path).returncode != 0

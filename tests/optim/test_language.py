@@ -5,6 +5,7 @@ import statistics
 import pytest
 import torch
 from tests.optim.tiny_language import train
+from tests.slow import slow
 
 from floatline import optim
 from floatline.numerics.rounding import random_words
@@ -45,6 +46,7 @@ def test_the_result_is_float32s_within_the_noise_of_seeds(update, float32):
     assert abs(statistics.mean(found)) < noise / 3
 
 
+@slow
 def test_8_bit_states_keep_the_result(float32):
     found = losses(torch.bfloat16, states="int8", seeds=SEEDS[:1])
     assert abs(found[0] - float32[0]) < statistics.stdev(float32) / 3
@@ -83,6 +85,7 @@ def test_8_bit_moments_of_a_trained_model_keep_the_update():
     assert error(m, even) > 1
 
 
+@slow
 def test_nearest_rounding_is_clearly_worse(float32):
     with pytest.warns(UserWarning, match="nearest"):
         found = differences(losses(torch.bfloat16, update="nearest"), float32)

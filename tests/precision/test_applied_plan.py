@@ -11,6 +11,7 @@ import pytest
 import torch
 from tests.precision import losses_for_plans as losses
 from tests.precision.losses_for_plans import dice, squares
+from tests.slow import slow
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -163,6 +164,7 @@ def test_checkpointing_recomputes_in_fp32(apply, dtype, reentrant):
     assert torch.equal(gradient(lambda f, x: checkpoint(f, x, use_reentrant=reentrant)), plain)
 
 
+@slow
 def test_a_compiled_caller_gets_the_fp32_function(apply):
     def step(x, t):
         return dice(x * 2, t) + 1

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 from typer.testing import CliRunner
 
 from floatline.cli.main import app
@@ -88,6 +89,7 @@ def test_ctrl_c_is_one_line_after_those_of_the_stages_and_130(project):
         assert stages and all(stage.startswith("floatline: ") for stage in stages)
 
 
+@slow
 def test_the_same_command_goes_on_with_what_was_finished(project):
     assert {"asked.json", "diagnose.json", "island.json", "trials.json"} <= set(project.before)
     for name, data in project.before.items():
@@ -124,6 +126,7 @@ def test_rescue_json_is_what_was_printed_and_the_whole_validation(project):
     }
 
 
+@slow
 @pytest.mark.parametrize("report", ["out", "out/rescue.json", "out/report.html"])
 def test_a_rescue_is_approved_and_train_uses_its_plan(project, monkeypatch, tmp_path, report):
     shutil.copytree(project.folder, tmp_path / "project")
@@ -140,6 +143,7 @@ def test_a_rescue_is_approved_and_train_uses_its_plan(project, monkeypatch, tmp_
     assert Plan.load(Path("used/plan.yaml")).fp32_modules[0].pattern == "energy"
 
 
+@slow
 def test_what_is_said_goes_before_what_is_approved(project, monkeypatch, tmp_path):
     shutil.copytree(project.folder, tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
@@ -178,6 +182,7 @@ def test_an_approved_plan_that_was_edited_is_not_trained_with(project, monkeypat
     assert not Path("runs").exists()
 
 
+@slow
 def test_a_rescue_without_a_plan_cannot_be_signed(tmp_path):
     rescue("divergence", tmp_path)
     refused = CliRunner().invoke(app, ["approve", str(tmp_path), "--by", "Ada"])
@@ -185,6 +190,7 @@ def test_a_rescue_without_a_plan_cannot_be_signed(tmp_path):
     assert "the rescue ended 'not-precision'" in str(refused.exception)
 
 
+@slow
 def test_adam_on_fp16_weights_is_rescued_by_exact_updates(tmp_path):
     code, said = rescue("optimizer", tmp_path)
     assert (code, said["outcome"]) == (0, "rescued"), said
@@ -208,12 +214,14 @@ def test_healthy_training_needs_no_plan(tmp_path):
     assert (code, said["outcome"], said["plan"], said["tried"]) == (0, "healthy", None, [])
 
 
+@slow
 def test_a_loop_of_its_own_gets_a_diagnosis_and_a_patch(tmp_path):
     code, said = rescue("train", tmp_path)
     assert (code, said["outcome"], said["plan"]) == (1, "code-change", None)
     assert "only train()" in said["notes"][0] and "scaler.step(optimizer)" in (tmp_path / "fix.patch").read_text()
 
 
+@slow
 def test_a_patch_that_does_not_hold_is_not_written_and_is_tried_once(tmp_path, monkeypatch):
     module, runs = importlib.import_module("floatline.rescuing.rescue"), []
 

@@ -182,6 +182,7 @@ def test_a_healthy_script_needs_no_rescue(script):
     assert found.tried == ()
 
 
+@slow
 def test_a_script_about_which_nothing_can_be_said_is_told_in_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("print('nothing')\n")

@@ -7,6 +7,7 @@ import io
 import pytest
 import torch
 from tests.running.by_hand import batches, bits, small_model
+from tests.slow import slow
 from torch import nn
 from torch.nn import functional as F
 
@@ -199,6 +200,7 @@ def test_groups_that_are_added_later_are_trained():
         assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
+@slow
 def test_an_optimizer_in_the_place_of_one_that_is_gone_begins_anew():
     with plan_in_force(BF16):
         for _ in range(4):

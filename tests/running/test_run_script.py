@@ -60,6 +60,7 @@ def under(where, plan, *words):
     return run(where, *START, "--plan", plan, "--", *words)
 
 
+@slow
 def test_a_healthy_script_writes_what_it_writes_without_a_plan(folder):
     _, where = folder
     words = [sys.executable, "train.py", "a b", "--plan", "x", "--", "-c"]
@@ -152,6 +153,7 @@ def test_a_script_ends_as_it_would(folder, end, code, said):
     assert "floatline/" not in found.stderr
 
 
+@slow
 @pytest.mark.parametrize(
     ("plan", "script", "said"),
     [

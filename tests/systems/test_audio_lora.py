@@ -149,6 +149,7 @@ def test_one_pass_tells_what_greedy_decoding_writes(workload):
     assert set(found) == {True, False}  # the base knows 'house' and 'water', and not the words of the task
 
 
+@slow
 def test_the_base_is_frozen_in_half_and_the_adapters_are_fp32(workload):
     trained = [p for p in workload.model.parameters() if p.requires_grad]
     frozen = [p for p in workload.model.parameters() if not p.requires_grad]
@@ -157,6 +158,7 @@ def test_the_base_is_frozen_in_half_and_the_adapters_are_fp32(workload):
     assert workload.model.network.is_gradient_checkpointing
 
 
+@slow
 def test_seeds_share_base_and_words_and_differ_in_adapters_and_noise():
     one, two, again = (build(Config(num_batches=2), seed=seed) for seed in (0, 1, 0))
     weights = [dict(each.model.named_parameters()) for each in (one, two, again)]
@@ -212,6 +214,7 @@ def test_the_trainer_casts_fp16_adapters_to_what_the_plan_says():
     assert {p.dtype for p in workload.model.parameters() if p.requires_grad} == {torch.float32}
 
 
+@slow
 def test_half_adapters_without_a_master_are_refused_in_one_line():
     with pytest.raises(
         GuardError, match=r"rounds small updates of 16-bit weights to nothing. Use floatline.optim.AdamW"

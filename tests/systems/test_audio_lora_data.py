@@ -77,6 +77,7 @@ def save_recordings(folder: Path, sound, *, voices=("m1", "f2", "m3", "f4")) -> 
     return paths
 
 
+@slow
 def test_a_folder_of_wav_and_flac_trains(tmp_path: Path, sound) -> None:
     save_recordings(tmp_path / "own", sound)
     config = Config(audio=str(tmp_path / "own"), batch_size=4, holdout=0.25, learning_rate=8e-3)
@@ -179,6 +180,7 @@ def test_recordings_without_soundfile_are_one_line(tmp_path: Path, monkeypatch) 
         build(Config(audio=str(tmp_path)))
 
 
+@slow
 def test_the_teams_command_runs_with_gpus_0_and_says_where_there_is_none(monkeypatch, capsys, tmp_path: Path) -> None:
     team = [
         "--config",
@@ -284,6 +286,7 @@ def test_a_sharded_base_is_loaded_without_a_second_copy(tmp_path: Path) -> None:
     assert ratios["FP32 first"] > 1.8
 
 
+@slow
 def test_a_sharded_base_has_the_weights_that_were_saved_and_is_not_copied(tmp_path: Path) -> None:
     torch.manual_seed(0)
     saved = make_model(Config()).half()

@@ -30,6 +30,7 @@ class AsOnAGPU(transformers.Trainer):
         self.accelerator.scaler = torch.amp.GradScaler("cpu")
 
 
+@slow
 def test_the_teams_script_raises_and_one_line_more_trains_it(tmp_path):
     config = Config(**VARIANTS["broken"], **SMALL)
     trainer = make_trainer(config, tmp_path / "broken", max_steps=1, kind=AsOnAGPU)
@@ -89,6 +90,7 @@ def test_saved_adapters_are_plain_pefts_and_merge_into_finite_fp16(tmp_path):
     assert not torch.equal(one, two)
 
 
+@slow
 def test_accumulated_losses_are_averaged(tmp_path):
     one = make_trainer(Config(batch_size=16, checkpointing=False, num_batches=2), tmp_path / "one", max_steps=1)
     two = make_trainer(
@@ -103,6 +105,7 @@ def test_accumulated_losses_are_averaged(tmp_path):
     assert norms[1] == pytest.approx(norms[0], rel=0.2)
 
 
+@slow
 def test_the_command_trains_evaluates_and_says_where_the_adapters_are(monkeypatch, capsys, tmp_path):
     options = ["--config", "paper_r64", "--gradient-accumulation", "2", "--max-steps", "1", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["audio_lora", *options, "num_batches=4"])

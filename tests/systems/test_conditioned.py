@@ -110,6 +110,7 @@ def test_seeds_share_the_task_and_differ_in_weights_and_order():
 # Learning
 
 
+@slow
 @pytest.mark.parametrize("plan", ["fp16-mixed", "bf16-mixed", "fp16-true"])
 def test_it_learns_in_16_bits_what_no_model_without_conditions_can(plan, trained, data):
     rules, _, held_out = data
@@ -134,6 +135,7 @@ def test_asked_for_an_accuracy_it_generates_with_about_that_accuracy(trained, da
         assert float(count_right(tokens, categories, rules).mean()) == pytest.approx(asked, abs=0.1)
 
 
+@slow
 def test_trained_on_accuracies_of_other_rows_it_neither_responds_nor_beats_the_baseline(data):
     rules, _, held_out = data
     made = build(SMALL)
@@ -164,6 +166,7 @@ def assert_the_mask_is_named(diagnosis):
     assert line.strip() == "scores = scores.masked_fill(hidden, -1e9)"
 
 
+@slow
 def test_diagnose_names_the_constant_that_their_fix_left_and_its_line():
     assert_the_mask_is_named(diagnose("conditioned:folk-fix", steps=4))
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.lint.paths import lint_paths
@@ -59,6 +59,7 @@ def by_name(lines, **options):
     return pytest.mark.parametrize("target", mostly_slow(lines.values(), ids=lines, **options), indirect=True)
 
 
+@slow
 @by_name(RAISE, every=2)
 def test_the_constant_raises_and_diagnose_names_its_line(target):
     found = diagnose(str(target), steps=2).primary
@@ -72,6 +73,7 @@ def test_lint_names_the_line_before_anything_runs(target):
     assert [(one.rule.code, one.line) for one in found] == [("FL105", WHERE)]
 
 
+@slow
 @by_name({"comparison": "h = h * (h < 1e9)"}, every=1)
 def test_a_comparison_with_such_a_number_raises_nothing_and_is_left_in_peace(target):
     assert diagnose(str(target), steps=2).verdict == "healthy"
@@ -89,6 +91,7 @@ def test_comparisons_and_arithmetic_take_it_as_infinite_without_an_error(number)
 # Their loop
 
 
+@slow
 def test_their_loop_raises_at_the_first_overflow_and_the_update_is_blamed():
     found = diagnose("floatline.systems.conditioned.team_loop:train", steps=24)
     assert (found.verdict, found.primary.cause.id) == ("precision", "scaler-misuse")

@@ -181,6 +181,7 @@ def train(target: str, plan: str) -> tuple[list[float], int, float]:
     return losses, result.applied, float(left)
 
 
+@slow
 def test_the_lost_sums_cost_learning_without_a_sound(tmp_path: Path) -> None:
     target = str(write_target(tmp_path))
     wide, half, right = (

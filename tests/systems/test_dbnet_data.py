@@ -380,6 +380,7 @@ def test_settings_that_do_not_fit_are_one_line(settings: list[str], said: str) -
         load_target("dbnet", pairs=settings)
 
 
+@slow
 def test_the_papers_settings_read_a_folder_and_train(tmp_path: Path) -> None:
     save_icdar(tmp_path)
     small = [f"icdar_folder={tmp_path}", "image_size=64", "test_height=64", "batch_size=2", "neck=8", "head=8"]

@@ -45,6 +45,7 @@ def run(folder: Path, *overrides: str):
     return read_csv(folder / "metrics.csv")
 
 
+@slow
 def test_the_safe_trainer_is_the_teams_and_can_be_overridden() -> None:
     safe = settings("trainer=fp16_safe", "trainer.max_epochs=7")["trainer"]
     assert safe["precision"] == "16-mixed" and safe["max_epochs"] == 7
@@ -54,6 +55,7 @@ def test_the_safe_trainer_is_the_teams_and_can_be_overridden() -> None:
     assert settings("workload=broken")["workload"]["arithmetic"] == "as-it-comes"
 
 
+@slow
 def test_fp16_safe_trains_in_fp16_with_a_ledger(tmp_path: Path) -> None:
     recorded = run(tmp_path, "trainer=fp16_safe", "seed=1")
     assert len(recorded.curve("val/hmean")) >= 3
@@ -63,6 +65,7 @@ def test_fp16_safe_trains_in_fp16_with_a_ledger(tmp_path: Path) -> None:
     assert losses[-1] < losses[0]
 
 
+@slow
 def test_a_run_is_logged_to_wandb_without_a_network(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     run(tmp_path, "trainer=fp16_safe", "trainer.max_epochs=1", "logger.wandb.enabled=true", "exp_name=offline")
@@ -70,6 +73,7 @@ def test_a_run_is_logged_to_wandb_without_a_network(tmp_path: Path) -> None:
     assert next(kept.glob("*.wandb")).stat().st_size > 0
 
 
+@slow
 def test_wandb_online_without_a_key_is_one_line(tmp_path: Path, monkeypatch) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -81,6 +85,7 @@ def test_wandb_online_without_a_key_is_one_line(tmp_path: Path, monkeypatch) -> 
         run(tmp_path, "logger.wandb.enabled=true", "logger.wandb.mode=sometimes")
 
 
+@slow
 def test_a_run_goes_on_from_its_checkpoint_with_the_same_weights(tmp_path: Path) -> None:
     run(tmp_path / "whole", "trainer=fp16_safe", "checkpoints.keep=-1")
     kept = sorted((tmp_path / "whole" / "checkpoints").glob("epoch_*.ckpt"))
@@ -94,6 +99,7 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_weights(tmp_path: Path)
     assert not all(torch.equal(whole[name], early[name]) for name in whole)
 
 
+@slow
 def test_checkpoints_can_be_left_out_and_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
     run(tmp_path, "trainer.max_epochs=1", "checkpoints.enabled=false")
     assert not list(tmp_path.rglob("*.ckpt"))
@@ -139,6 +145,7 @@ def test_a_folder_of_pictures_trains_as_the_guide_runs_it(tmp_path: Path) -> Non
     assert losses[-1] < losses[0]
 
 
+@slow
 def test_a_comparison_of_runs_that_trained_on_nothing_is_refused(tmp_path: Path) -> None:
     nothing = "trainer.limit_train_batches=0"
     plans = {"fp32": "trainer=fp32", "fp16": "trainer=fp16_safe"}

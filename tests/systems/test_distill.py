@@ -224,6 +224,7 @@ def test_a_progressive_start_raises_every_learning_rate_evenly_and_then_keeps_it
     assert seen == [[0.002, 0.001], [0.004, 0.002], [0.006, 0.003], [0.008, 0.004], [0.008, 0.004], [0.008, 0.004]]
 
 
+@slow
 @pytest.mark.parametrize("seed", mostly_slow([0, 1, 2], every=3))
 def test_the_teams_whole_fix_is_nan_from_the_second_step_on_half_weights(seed, caplog):
     with HalfOnCPU():
@@ -232,6 +233,7 @@ def test_the_teams_whole_fix_is_nan_from_the_second_step_on_half_weights(seed, c
     assert len(run.losses) == 11 and "Too many NaN batches" in caplog.text
 
 
+@slow
 def test_the_same_settings_and_weights_stay_finite_with_an_exact_master():
     workload = build(Config(**QUICK | VARIANTS["team-fix"]))
     plan = resolve_plan("fp16-true").model_copy(update={"update": "exact"})
@@ -301,6 +303,7 @@ def test_the_teacher_is_better_than_the_baseline(workload):
     assert loss < 4.5  # a unigram model has more than 6 nats
 
 
+@slow
 @pytest.mark.parametrize("plan", ["fp32", "fp16-mixed", "bf16-mixed"])  # FP16 weights: see the rescue of the broken one
 def test_it_learns_in_every_precision(plan):
     config = Config(**QUICK)
@@ -369,6 +372,7 @@ def test_bad_batches_in_a_row_stop_the_run():
     assert result.attempted < 20
 
 
+@slow
 @pytest.mark.parametrize(("name", "rate"), [("balanced", 1e-5), ("ultra-conservative", 5e-6)])
 def test_presets_bring_their_plan_and_their_policy(name, rate):
     workload = load_target("distill", preset=name).build()
@@ -380,6 +384,7 @@ def test_presets_bring_their_plan_and_their_policy(name, rate):
         assert (trainer.guard.run.policy.most_bad == 10) == (name == "ultra-conservative")
 
 
+@slow
 def test_a_memory_budget_cuts_batches_and_keeps_the_update():
     free = build(Config(**QUICK))
     tight = build(Config(**QUICK, memory_budget_gib=0.012))

@@ -136,6 +136,7 @@ def test_logsigmoid_trains_where_the_teams_loss_does_not() -> None:
     assert result.applied >= 12 and result.last_loss < 0.5 * result.first_loss
 
 
+@slow
 @pytest.mark.parametrize(
     ("variant", "cause", "code"),
     [
@@ -206,6 +207,7 @@ def test_both_sums_have_the_same_values_and_gradients_in_fp32() -> None:
         torch.testing.assert_close(grouped, scattered, rtol=1e-4, atol=1e-7)
 
 
+@slow
 def test_a_sum_that_stands_still_is_named(tmp_path: Path) -> None:
     target = tmp_path / "crowd.py"
     target.write_text(CROWD, encoding="utf-8")

@@ -29,6 +29,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@slow
 def test_the_metric_is_the_loss_that_goes_backward_over_the_last_tenth_of_the_steps(folder):
     write_script(folder)
     run = run_job(arm(folder).job(3))

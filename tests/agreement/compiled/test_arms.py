@@ -33,6 +33,7 @@ def make_net() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4), nn.Tanh())
 
 
+@slow
 def test_a_wrong_backend_is_named_by_module_and_operation_and_shown_by_a_script(tmp_path):
     found = compare_compiled(make_net(), torch.randn(6, 8), backend=wrong_gelu, folder=tmp_path)
     assert (found.verdict, found.parity.side, found.parity.entry.module) == ("wrong", "B", "1")
@@ -75,6 +76,7 @@ def test_a_bug_in_inductors_own_kernels_is_found(tmp_path):
     assert run_script(found.reproducer).returncode == 1
 
 
+@slow
 def test_the_backend_of_a_compiled_module_is_found():
     assert find_compiler(torch.compile(make_net(), backend=wrong_gelu)).backend is wrong_gelu
     options = {"epilogue_fusion": False}

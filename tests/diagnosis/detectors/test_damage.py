@@ -83,14 +83,14 @@ def test_an_average_written_out_is_an_accumulator_and_what_only_reads_it_is_none
     def averages():
         mean = kept
         mean = 0.999 * mean + 0.001 * new
-        return mean
+        del mean
 
     def copies():
         kept.copy_(0.999 * kept + 0.001 * new)
 
     def reads():
         other = 0.999 * kept + 0.001 * new
-        return other
+        del other
 
     for work, is_sum in ((averages, True), (copies, True), (reads, False)):
         kept = mean.clone()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from tests.slow import slow
 
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors.loss_scale import (
@@ -160,6 +161,7 @@ def test_a_scale_written_by_hand_is_read_from_the_last_product():
 # Whole runs.
 
 
+@slow
 def test_a_search_is_a_note_and_no_finding():
     result = diagnose(f"{HEALTHY}:scale_from_far_above", steps=20)
     assert (result.verdict, result.scale.kind) == ("healthy", "search")
@@ -175,6 +177,7 @@ def test_a_missing_scale_is_recommended_and_was_tried():
     assert result.as_json()["scale"] == result.scale.as_json()
 
 
+@slow
 def test_a_scale_beyond_what_a_half_loss_holds_is_named():
     result = diagnose(f"{FAILURES}:scale_beyond_half", steps=12)
     assert (result.primary.cause.id, result.scale.kind) == ("gradient-overflow", "overflow")
@@ -182,6 +185,7 @@ def test_a_scale_beyond_what_a_half_loss_holds_is_named():
     assert result.scale.recommended < 65504
 
 
+@slow
 def test_losses_far_apart_have_no_scale():
     result = diagnose(f"{FAILURES}:losses_far_apart")
     assert (result.primary.cause.id, result.scale.kind) == ("gradient-underflow", "no-scale")

@@ -35,6 +35,7 @@ FAILURES = {
 }
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(FAILURES, every=3))
 def test_a_silent_failure_is_named_at_its_line(name):
     found = diagnose(f"{TARGETS}:{name}").findings
@@ -98,6 +99,7 @@ def test_a_step_that_only_clears_its_gradients_is_none(tmp_path):
         trace_target(loaded, step=3)
 
 
+@slow
 @pytest.mark.parametrize("name", mostly_slow(["shuffled_tokens", "shuffled_yes_and_no"], every=2))
 def test_labels_that_do_not_follow_from_the_inputs_are_no_matter_of_precision(name):
     result = diagnose(f"{TARGETS}:{name}")
@@ -210,6 +212,7 @@ def test_large_numbers_of_the_batch_collide_where_autocast_casts_them():
         assert silent.colliding_casts(quiet) == []
 
 
+@slow
 def test_a_loss_that_stays_behind_fp32_without_a_known_cause_is_never_healthy(monkeypatch):
     monkeypatch.setattr("floatline.diagnosis.target_diagnosis._find", lambda evidence: [])
     behind = diagnose(f"{TARGETS}:timestamps_as_floats")

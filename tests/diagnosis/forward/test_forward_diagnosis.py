@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.diagnosis.forward import twins
+from tests.slow import slow
 from torch import nn
 
 from floatline.diagnosis.forward.forward_diagnosis import diagnose_captured
@@ -42,6 +43,7 @@ PLANTED = [
 ]
 
 
+@slow
 @pytest.mark.parametrize(("name", "cause", "code"), PLANTED, ids=[row[0] for row in PLANTED])
 def test_what_is_planted_is_named_at_its_line(name, cause, code):
     found = diagnose(name, searches=False)
@@ -50,6 +52,7 @@ def test_what_is_planted_is_named_at_its_line(name, cause, code):
     assert found.status == 1
 
 
+@slow
 @pytest.mark.parametrize(
     "name", ["healthy", "eps_of_1e5", "square_fits", "wide_positions", "choice_stays", "outlier_of_100"]
 )
@@ -70,6 +73,7 @@ def test_a_weight_that_fp16_cannot_hold_is_named():
     assert "head.weight holds 9.984e+04" in found.primary.seen
 
 
+@slow
 def test_a_weight_whose_inf_is_swallowed_is_named_too():
     found = diagnose("swallowed_weight", searches=False)
     assert found.outputs[0].worst.error < float("inf")
@@ -84,6 +88,7 @@ def test_weights_that_are_too_small_for_fp16_are_named():
     assert "lose in the cast" in found.island.reason
 
 
+@slow
 def test_inputs_that_the_cast_makes_too_coarse_are_to_blame_where_no_line_in_fp32_helps():
     found = diagnose("coarse_inputs", searches=False)
     assert found.primary.line == line_of("phase = x[..., None]")
@@ -91,6 +96,7 @@ def test_inputs_that_the_cast_makes_too_coarse_are_to_blame_where_no_line_in_fp3
     assert diagnose("fine_inputs").verdict == "healthy"
 
 
+@slow
 def test_the_island_brings_fp32s_outputs_back_and_nothing_less_does():
     found = diagnose("gate_overflows")
     assert found.island.complete
@@ -104,6 +110,7 @@ def test_the_island_brings_fp32s_outputs_back_and_nothing_less_does():
     assert step.match(step.replay(), wide)["output"].distance == float("inf")
 
 
+@slow
 def test_the_plan_and_the_names_are_those_of_the_island():
     found = diagnose("gate_overflows")
     assert [kept.pattern for kept in found.plan.fp32_modules] == list(found.island.modules)
@@ -152,6 +159,7 @@ def test_names_for_coreml_are_the_scopes_of_a_traced_program():
     assert last == set(name_layers(["model.layers.0.mlp", "model.layers.1.mlp"])["coreml_scopes"])
 
 
+@slow
 def test_fp16_is_nearer_to_fp32_than_bf16_and_it_is_said():
     found = diagnose("healthy")
     fp16, bf16, floor = found.outputs
@@ -163,6 +171,7 @@ def test_fp16_is_nearer_to_fp32_than_bf16_and_it_is_said():
     assert fp16.worst.top1 > 0.9
 
 
+@slow
 def test_a_precision_may_be_named_by_the_target():
     assert diagnose("names_its_precision").precision == "bf16-true"
 
@@ -181,6 +190,7 @@ def test_a_bf16_checkpoint_is_asked_about_in_fp16_from_the_same_weights():
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.bfloat16}
 
 
+@slow
 def test_a_model_in_training_mode_is_looked_at_in_evaluation_mode_and_stays_in_training_mode():
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5))
     found = diagnose_captured(capture_forward(model, torch.randn(4, 8)), "it")
@@ -189,6 +199,7 @@ def test_a_model_in_training_mode_is_looked_at_in_evaluation_mode_and_stays_in_t
     assert model[1].training
 
 
+@slow
 def test_the_json_is_that_of_every_diagnosis_and_more():
     fields = json.loads(json.dumps(diagnose("gate_overflows").as_json()))
     assert {"target", "precision", "verdict", "findings", "seconds", "outputs", "island", "plan", "layers"} <= set(
@@ -213,6 +224,7 @@ def test_a_target_that_is_none_is_refused_in_one_line(name, words):
     assert "\n" not in str(refused.value)
 
 
+@slow
 def test_nothing_of_the_model_is_left_changed():
     model, ids = twins.gate_overflows(0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

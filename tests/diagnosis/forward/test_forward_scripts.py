@@ -63,6 +63,7 @@ def line_of(code, lines):
     return next(number for number, text in enumerate(lines, start=1) if code in text)
 
 
+@slow
 def test_a_model_that_generates_is_explained_where_fp16_breaks_it(tmp_path):
     found, lines = run(tmp_path, GENERATES.replace("SIZE", "2000.0"))
     assert (found.verdict, found.status, found.exit_code) == ("precision", 1, 0)

@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 import torch
+from tests.slow import slow
 from typer.testing import CliRunner
 
 from floatline.cli.main import app
@@ -39,6 +40,7 @@ def target(tmp_path, monkeypatch):
     return path
 
 
+@slow
 def test_a_change_that_makes_the_outputs_fp32s_is_told_with_its_patch(target):
     found = diagnose_forward(str(target), searches=False, tries_fixes=True)
     assert found.primary is not None
@@ -48,6 +50,7 @@ def test_a_change_that_makes_the_outputs_fp32s_is_told_with_its_patch(target):
     assert diagnose_forward(str(target), searches=False).verdict == "healthy"
 
 
+@slow
 def test_a_change_of_what_fp32_computes_does_not_hold(target, tmp_path):
     from safetensors.torch import save_file
 
@@ -59,6 +62,7 @@ def test_a_change_of_what_fp32_computes_does_not_hold(target, tmp_path):
     assert "it changes what FP32 computes" in seen["unexplained"]
 
 
+@slow
 def test_diff_prints_the_patch_alone_and_fix_writes_it(target):
     done = CliRunner().invoke(app, ["diagnose", "--forward", str(target), "--diff"])
     assert done.exit_code == 1
@@ -99,6 +103,7 @@ def tame(seed):
 """
 
 
+@slow
 def test_an_exported_program_run_eagerly_is_looked_at_as_any_model(tmp_path):
     path = tmp_path / "exported.py"
     path.write_text(EXPORTED)

@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import torch
+from tests.slow import slow
 
 from floatline.diagnosis.forward.forward_diagnosis import diagnose_captured
 from floatline.probe.steps.captured_forward import capture_forward
@@ -36,18 +37,21 @@ def take_a_root(x):
     return (x - 5).sqrt()
 
 
+@slow
 def test_nan_that_fp32_writes_from_a_constant_is_a_mark():
     found = diagnose(mark_invalid, rows())
     assert found.verdict == "healthy"
     assert 0 < found.outputs[0].worst.distance < 0.01  # of what is valid
 
 
+@slow
 def test_what_goes_wrong_beside_marks_is_found():
     found = diagnose(mark_and_square, rows())
     assert found.primary.cause.id == "product-overflow"
     assert found.primary.line == line_of("    return torch.where(x[..., :1] > 0, y * y")
 
 
+@slow
 def test_nan_that_fp32_computes_is_no_mark():
     assert diagnose(take_a_root, rows()).verdict == "not-precision"
 
@@ -62,6 +66,7 @@ def two_results(x, y):
     return swallow_overflow(x), far
 
 
+@slow
 def test_two_outputs_that_are_off_for_two_causes_have_two_findings():
     found = diagnose(two_results, 300 * rows(), 0.1 * rows())
     assert {finding.line for finding in found.findings} == {
@@ -71,6 +76,7 @@ def test_two_outputs_that_are_off_for_two_causes_have_two_findings():
     assert "With line" in found.tried[0]
 
 
+@slow
 def test_two_outputs_that_are_off_for_one_cause_have_one_finding():
     found = diagnose(lambda x: (swallow_overflow(x), 2 * swallow_overflow(x)), 300 * rows())
     assert [finding.line for finding in found.findings] == [line_of("    radius = (x * x).sum")]
@@ -91,6 +97,7 @@ def reject(x):
     return x * 2
 
 
+@slow
 def test_code_that_refuses_16_bits_is_named_where_it_words_the_refusal():
     found = diagnose(solve, rows())
     assert found.primary.cause.id == "unsupported-half-op"
@@ -98,6 +105,7 @@ def test_code_that_refuses_16_bits_is_named_where_it_words_the_refusal():
     assert "refuses 16 bits" in found.primary.fix
 
 
+@slow
 def test_an_exception_that_names_no_16_bit_format_is_not_taken_for_a_refusal():
     found = diagnose(reject, rows())
     assert found.primary is None

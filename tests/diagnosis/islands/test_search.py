@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 from torch import nn
 
 from floatline.diagnosis.islands.cost import measure_cost
@@ -80,6 +80,7 @@ def make_step(
 HUGE = 2.0**20
 
 
+@slow
 @pytest.mark.parametrize("seed", mostly_slow([0, 1, 7, 9], every=4))
 def test_the_island_is_the_planted_module_or_a_part_of_it(planted, seed):
     model, kind, where = planted.plant(seed, width=16)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.diagnosis.scripts.test_scripts import observe
+from tests.slow import slow
 
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.errors import TargetError
@@ -22,6 +23,7 @@ def is_here(finding):
     return "# HERE" in LINES[finding.line - 1]
 
 
+@slow
 @pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("loop", ["cleared_first", "cleared_last", "of_two_models"])
 def test_an_overflow_before_the_forward_pass_is_named_at_its_line(tmp_path, loop, first):
@@ -30,11 +32,13 @@ def test_an_overflow_before_the_forward_pass_is_named_at_its_line(tmp_path, loop
     assert is_here(found[0])
 
 
+@slow
 @pytest.mark.parametrize("loop", ["cleared_first", "cleared_last", "of_two_models"])
 def test_the_same_loop_without_an_overflow_is_healthy(tmp_path, loop):
     assert diagnose(call(tmp_path, f"{loop}(steps, first=99)")).verdict == "healthy"
 
 
+@slow
 @pytest.mark.parametrize("loop", ["ids", "ids_in_the_model"])
 def test_an_index_that_came_through_16_bits_is_named_where_it_did(loop):
     found = diagnose(f"{TARGETS}:{loop}").findings
@@ -43,6 +47,7 @@ def test_an_index_that_came_through_16_bits_is_named_where_it_did(loop):
     assert found[0].seen.startswith("IndexError: index out of range in self, which FP32 does not raise")
 
 
+@slow
 def test_an_index_that_came_through_fp32_is_healthy(tmp_path):
     assert diagnose(call(tmp_path, "ids(steps, dtype=torch.float32)")).verdict == "healthy"
 
@@ -52,6 +57,7 @@ def test_an_index_that_fp32_refuses_too_is_not_blamed_on_16_bits(tmp_path):
         diagnose(call(tmp_path, "ids_in_the_model(steps, last=4100)"))
 
 
+@slow
 def test_a_failure_that_nothing_explains_is_told_and_not_called_healthy():
     found = diagnose(f"{TARGETS}:told_by_nothing_that_is_recorded")
     assert (found.findings, found.verdict) == ((), "precision")
@@ -59,6 +65,7 @@ def test_a_failure_that_nothing_explains_is_told_and_not_called_healthy():
     assert found.as_json()["unexplained"] == found.unexplained == str(found).partition(": ")[2]
 
 
+@slow
 def test_inputs_that_are_finite_in_fp32_are_no_bad_data_where_fp32_diverges():
     found = diagnose(f"{TARGETS}:diverging_in_fp32_too")
     assert [finding.cause.id for finding in found.findings[:1]] in (["product-overflow"], ["optimization-divergence"])
@@ -92,6 +99,7 @@ def test_an_input_that_overflowed_once_is_not_blamed_on_the_data(tmp_path, at):
     assert answer["findings"] or f"not finite from step {at} on" in answer["unexplained"]
 
 
+@slow
 def test_workers_that_are_forked_between_two_steps_load_their_data(tmp_path):
     answer = observe_call(tmp_path, "loaded()")
     assert (answer["findings"], answer["unexplained"], answer["num_backward"]) == ([], "", 12)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.diagnosis.scripts.test_scripts import observe
+from tests.slow import slow
 
 LOOP = """
 import torch
@@ -74,6 +75,7 @@ def test_what_does_no_harm_before_training_is_left_in_peace(tmp_path, name):
     assert not report["findings"] and not report["unexplained"]
 
 
+@slow
 def test_the_number_of_operations_that_were_not_looked_at_is_told(tmp_path):
     setup = "x = torch.zeros((), dtype=torch.bfloat16)\nfor i in range(5000):\n    x.fill_(i % 7)"
     notes = observe(str(write(tmp_path, setup, "")))["notes"]

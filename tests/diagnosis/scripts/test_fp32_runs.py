@@ -56,6 +56,7 @@ def runs_of():
         yield begin
 
 
+@slow
 def test_the_same_losses_come_of_the_same_text_and_others_of_another(script, runs_of):
     path = script()
     runs = runs_of(path)
@@ -68,6 +69,7 @@ def test_the_same_losses_come_of_the_same_text_and_others_of_another(script, run
     assert other.losses[0] == pytest.approx(before.losses[0] / 2, rel=1e-4)
 
 
+@slow
 def test_a_script_that_raises_ends_with_nan(script, runs_of):
     found = runs_of(script(step="optimizer.step(); assert step < 2")).changed({})
     assert math.isnan(found.losses[-1])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.slow import slow
 
 from floatline.diagnosis.scripts.main import explain
 from floatline.probe.scripts.run import ScriptWatch
@@ -192,6 +193,7 @@ def test_events_of_a_long_run_are_bounded(monkeypatch):
     assert explain(run, "")["findings"] == []
 
 
+@slow
 @pytest.mark.parametrize(
     ("name", "package", "cause", "code"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 
 from floatline.probe.runs import cuda_on_cpu
 
@@ -91,6 +92,7 @@ print(y.dtype, model._orig_mod[0].weight.grad.isfinite().all().item())
 """
 
 
+@slow
 @without_gpu
 def test_a_compiled_model_runs_without_its_compiler(tmp_path):
     env = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.slow import slow
 
 from floatline.diagnosis.scripts.main import _say_unexplained
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
@@ -74,6 +75,7 @@ def test_wrong_use_is_one_line_and_exits_with_2(words, said):
     assert said in result.stderr
 
 
+@slow
 def test_a_script_that_trains_nothing_has_no_verdict_and_exits_with_2(tmp_path):
     (tmp_path / "prints.py").write_text("print('hello')\n", encoding="utf-8")
     result = run("--", "prints.py", cwd=tmp_path)
@@ -95,6 +97,7 @@ def test_json_is_alone_on_stdout_and_a_finding_exits_with_1(tmp_path):
     assert trace.stat().st_size > 1000
 
 
+@slow
 def test_a_script_that_fails_keeps_its_exit_code():
     result = run("--", "stops_on_nan.py")
     assert result.returncode == 3
@@ -124,6 +127,7 @@ for step in itertools.count():
 """
 
 
+@slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
@@ -170,6 +174,7 @@ for step in range(int(sys.argv[1])):
 """
 
 
+@slow
 @pytest.mark.parametrize("steps", ["2", pytest.param("3", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_is_explained_by_the_step_after_it(tmp_path, steps):
     (tmp_path / "short.py").write_text(SHORT)
@@ -204,6 +209,7 @@ print(len(open(__file__).read()), sys.argv, __name__, __spec__, type(pickle.load
 """
 
 
+@slow
 def test_a_script_that_goes_elsewhere_finds_its_own_file_and_arguments_as_under_python(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "train.py").write_text(READS_ITSELF, encoding="utf-8")

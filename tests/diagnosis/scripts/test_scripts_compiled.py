@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.diagnosis.scripts.test_scripts import as_it_was, line_of, observe
+from tests.slow import slow
 
 START = [sys.executable, "-c", "from floatline.cli.main import main; main()", "diagnose"]
 EAGERLY = "recorded steps ran eagerly"
@@ -153,6 +154,7 @@ def write(folder, body, name="train.py"):
     return script, target
 
 
+@slow
 @pytest.mark.parametrize(("name", "body"), HEALTHY, ids=[name for name, _ in HEALTHY])
 def test_a_healthy_script_that_compiles_is_left_in_peace_and_as_it_is(tmp_path, recwarn, name, body):
     alone, alone_target = write(tmp_path, body, "alone.py")

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.cases.both_ways import LISTS, LOOP, diagnose_as_script, diagnose_target, under
+from tests.slow import slow
 
 # Build() as users write it; the line to blame ends with a mark. What a GPU's autocast computes in FP32 differs from the
 # CPU's, and so may the cause.
@@ -81,6 +82,7 @@ CAUSES = {
 }
 
 
+@slow
 @pytest.mark.parametrize("lists", LISTS)
 @pytest.mark.parametrize("way", [pytest.param("target", marks=pytest.mark.slow), "script"])
 @pytest.mark.parametrize("name", LOSSES)

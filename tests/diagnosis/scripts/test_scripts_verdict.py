@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.diagnosis.scripts.test_scripts import observe
 from tests.diagnosis.scripts.test_scripts_command import START, run
+from tests.slow import slow
 
 import floatline
 from floatline.causes import find_cause
@@ -73,6 +74,7 @@ def test_a_script_that_fails_by_itself_has_no_verdict_and_its_own_words_come_fir
     assert ("after 30 steps" if parts.get("steps") else "before its first step") in text
 
 
+@slow
 def test_the_text_has_the_scripts_own_last_line_first(tmp_path):
     write(tmp_path, before="import no_such_package")
     done = run("--", "train.py", cwd=tmp_path)
@@ -82,6 +84,7 @@ def test_the_text_has_the_scripts_own_last_line_first(tmp_path):
     )
 
 
+@slow
 @pytest.mark.skipif(os.name == "nt", reason="needs signals")
 @pytest.mark.parametrize(
     ("number", "steps"), [(signal.SIGSEGV, 30), pytest.param(signal.SIGABRT, 0, marks=pytest.mark.slow)]
@@ -95,6 +98,7 @@ def test_a_crash_has_no_verdict_and_is_named(tmp_path, number, steps):
     check_no_verdict(done)
 
 
+@slow
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_a_script_that_is_terminated_has_no_verdict(tmp_path):
     write(tmp_path, after='print("under way", flush=True)\nimport time\nwhile True: time.sleep(1)')
@@ -129,6 +133,7 @@ def test_a_script_that_is_too_short_has_no_verdict(tmp_path, steps, verdict):
     assert ("too few to tell" in str(diagnosis)) == (verdict == "no-verdict")
 
 
+@slow
 def test_one_step_is_no_verdict_on_the_command_line(tmp_path):
     write(tmp_path, steps=1)
     check_no_verdict(run("--", "train.py", cwd=tmp_path))

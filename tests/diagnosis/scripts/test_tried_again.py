@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.diagnosis.scripts.test_scripts import observe
+from tests.slow import slow
 
 RARE = """
 import torch
@@ -38,6 +39,7 @@ for step in range(60):
 """
 
 
+@slow
 def test_a_failure_of_some_batches_is_found_though_the_optimizer_is_spoilt(tmp_path):
     path = tmp_path / "train.py"
     path.write_text(RARE, encoding="utf-8")
@@ -46,6 +48,7 @@ def test_a_failure_of_some_batches_is_found_though_the_optimizer_is_spoilt(tmp_p
     assert "# here" in RARE.splitlines()[first["line"] - 1]
 
 
+@slow
 @pytest.mark.parametrize(("dtype", "causes"), [("bfloat16", ["update-lost-to-rounding"]), ("float32", [])])
 def test_a_weight_of_a_module_that_is_never_called_is_seen_to_stand_still(tmp_path, dtype, causes):
     path = tmp_path / "train.py"

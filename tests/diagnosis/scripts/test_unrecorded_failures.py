@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from tests.slow import slow
 
 from floatline.diagnosis.scripts.script import diagnose_script
 
@@ -56,6 +57,7 @@ def test_what_fails_in_fp32_as_well_is_no_precision_problem_and_its_line_is_name
     )
 
 
+@slow
 def test_a_script_that_may_run_once_is_not_run_again(tmp_path):
     found, said = diagnose(tmp_path, 20.0, fp32_steps=0)
     assert "not finite from step 61 on" in found.unexplained

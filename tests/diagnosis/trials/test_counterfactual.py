@@ -64,6 +64,7 @@ def overflowing(evidence, module):
 GUILTY, INNOCENT = "layers.1", "layers.0"
 
 
+@slow
 def test_the_one_whose_removal_fixes_the_step_comes_first_and_the_innocent_goes():
     evidence = evidence_of(1.0, 1e6, 1.0)
     choice = Counterfactuals(evidence, budget=30).choose([finding(INNOCENT), overflowing(evidence, GUILTY)])
@@ -71,6 +72,7 @@ def test_the_one_whose_removal_fixes_the_step_comes_first_and_the_innocent_goes(
     assert choice.tried[0].startswith("with `layers.1` in FP32 the step is finite and its gradient matches FP32 to 0.")
 
 
+@slow
 def test_a_fault_that_hides_behind_another_is_found_and_both_are_fixed_together():
     evidence = evidence_of(1e6, 1e6)
     choice = Counterfactuals(evidence, budget=30).choose([overflowing(evidence, INNOCENT)])
@@ -78,6 +80,7 @@ def test_a_fault_that_hides_behind_another_is_found_and_both_are_fixed_together(
     assert "`layers.0` in FP32, `layers.1` in FP32 the step is finite" in choice.tried[0]
 
 
+@slow
 def test_without_time_nothing_is_tried_the_order_stays_and_that_is_said():
     evidence = evidence_of(1.0, 1e6)
     found = [finding(INNOCENT), overflowing(evidence, GUILTY)]
@@ -87,12 +90,14 @@ def test_without_time_nothing_is_tried_the_order_stays_and_that_is_said():
     assert said.startswith("`layers.0` in FP32 was not tried: a replay takes about ")
 
 
+@slow
 def test_what_cannot_be_taken_away_is_not_dropped():
     evidence = evidence_of(1.0, 1e6)
     guilty, loop = overflowing(evidence, GUILTY), finding("train", "clip-before-unscale")
     assert Counterfactuals(evidence, budget=30).choose([guilty, loop]).findings == [guilty, loop]
 
 
+@slow
 @pytest.mark.parametrize(
     ("cause", "rest", "change"),
     [
@@ -109,12 +114,14 @@ def test_each_cause_has_its_removal(cause, rest, change):
     assert [way.change for way in ways] == ([] if change is None else [change])
 
 
+@slow
 def test_removals_are_joined():
     evidence = evidence_of(1.0)
     ways = [find_removals(finding(f"layers.{i}"), evidence.found_in, evidence)[0] for i in (0, 0, 1)]
     assert join_removals(ways).change == Change(islands=("layers.0", "layers.1"))
 
 
+@slow
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.fixes.sources import spans
+from tests.slow import slow
 
 OFF = """
 
@@ -89,6 +90,7 @@ def train(text, scale=None):
     return values["fit"](net, torch.optim.SGD(net.parameters(), 0.1), batches, **options)[0]
 
 
+@slow
 @pytest.mark.parametrize("text", STATICS)
 def test_a_scale_of_ones_own_falls_until_gradients_fit(tmp_path, text):
     after = spans(tmp_path, "gradient-overflow", text, op="backward")["scale-back-off"]
@@ -157,6 +159,7 @@ def test_gradients_are_unscaled_once_for_all_micro_batches(tmp_path):
     ]
 
 
+@slow
 def test_they_are_unscaled_only_where_the_step_is_made(tmp_path):
     after = spans(tmp_path, "scaler-misuse", EVERY_NTH)["unscale-once"]
     before, _, guarded = after.partition("% every + 2 < 3:\n")

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from tests.fixes.sources import spans
+from tests.slow import slow
 
 from floatline.fixes.spanning.precisions import find_precision_line
 
@@ -60,6 +61,7 @@ def fit(loader, device="cpu"):
 """
 
 
+@slow
 def test_a_model_stays_in_fp32_and_its_forward_pass_runs_under_autocast(tmp_path):
     after = spans(tmp_path, "update-lost-to-rounding", LOOP)["autocast-forward"]
     assert "net = torch.nn.Linear(3, 1, bias=False).to(device).float()  # here" in after

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.slow import slow
 
 from floatline.causes import CAUSES
 from floatline.errors import GuardError
@@ -487,5 +488,6 @@ def test_recovery_does_not_load_torch():
     assert not loads_torch("floatline.guard.recovery.recovery")
 
 
+@slow
 def test_the_check_above_can_fail():
     assert loads_torch("floatline.guard.recovery.snapshots")

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 import torch.distributed as dist
+from tests.slow import slow
 from torch import Tensor
 
 from floatline.errors import GuardError
@@ -319,6 +320,7 @@ def ring_of_rank(rank: int, path: str) -> None:
     dist.destroy_process_group()
 
 
+@slow
 @pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
 def test_processes_agree_on_length_canary_and_finiteness(tmp_path):
     torch.multiprocessing.spawn(ring_of_rank, (str(tmp_path / "meet"),), nprocs=2)

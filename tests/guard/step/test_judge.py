@@ -6,6 +6,7 @@ import statistics
 
 import pytest
 import torch
+from tests.slow import slow
 
 from floatline.guard.policy import Policy
 from floatline.guard.step.judge import NAMES, Judge
@@ -190,6 +191,7 @@ def test_a_requested_skip_is_named_and_gives_way_to_a_true_reason():
     assert judge(j, 2.0, math.inf, skip=True)[0]["reason"] == 1
 
 
+@slow
 def test_healthy_noise_gives_no_alarm():
     generator = torch.Generator().manual_seed(1)
     j = make()

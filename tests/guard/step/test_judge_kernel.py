@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.slow import slow
 
 from floatline.guard.kernels import judge_for
 from floatline.guard.policy import Policy
@@ -52,6 +53,7 @@ def survey(norm):
     return Survey(torch.tensor([norm], device=DEVICE).square(), torch.zeros(1, dtype=torch.int32, device=DEVICE))
 
 
+@slow
 @pytest.mark.parametrize(
     ("scaling", "steps", "skip_outliers"),
     [(None, 12, False), (Scaling(growth_interval=3, hysteresis=2), 85, True), (Scaling(), 65, False)],

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.slow import slow
 from torch import nn
 
 import floatline as fl
@@ -108,6 +109,7 @@ def test_the_captured_step_is_that_of_the_run(target):
         assert capture_target(loaded, step=number, seed=3).replay().loss == losses[number]
 
 
+@slow
 def test_the_bundle_is_the_same_in_another_process(bundle, target):
     here = replay_bundle(bundle).rows[0]
     code = "import sys\nfrom floatline.probe.bundles.bundle_replay import replay_bundle\n"
@@ -270,6 +272,7 @@ def test_a_tensor_that_is_missing_or_of_another_shape_is_named(bundle):
 STRANGE = (None, True, -1, 1e300, "x", [], {}, [[1]], {"$tuple": [1]}, {"$what": 1})
 
 
+@slow
 def test_whatever_the_fields_hold_the_answer_is_one_line(bundle, target):
     loaded = load_target(target)
     whole = (bundle / "bundle.json").read_text()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.slow import slow
 from torch import nn
 
 from floatline.errors import TargetError
@@ -150,6 +151,7 @@ def test_steps_reach_only_a_function_that_takes_them():
     assert run_target(function(lambda: train()), steps=3).num_steps == 5
 
 
+@slow
 def test_what_cannot_be_run_is_one_line():
     def endless():
         while True:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from tests.report.reading import Page, read_markdown, shown_tables, shown_words
 from tests.report.validation.validations import EVIL, make_run, make_validation
+from tests.slow import slow
 
 from floatline.report.document.html import embedded, security_policy, tied
 from floatline.report.validation.report import write_report
@@ -165,6 +166,7 @@ def test_every_verdict_has_a_report(verdict, make, tmp_path):
     assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["verdict"] == verdict
 
 
+@slow
 def test_a_name_adds_no_element_to_the_page(tmp_path):
     evil = Page(write_report(make_validation(EVIL_THREE, evil=True), tmp_path).read_text(encoding="utf-8"))
     plain = make_validation(dict(zip("abc", EVIL_THREE.values(), strict=True)))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 from tests.validation.studies import arms
 from typer.testing import CliRunner
 
@@ -308,6 +309,7 @@ def _many(root: str, who: int) -> None:
         append_issue(Path(root), f"{who}-{number}", {})
 
 
+@slow
 def test_records_that_are_added_at_once_are_all_kept(repository):
     study(repository)
     context = multiprocessing.get_context("spawn")

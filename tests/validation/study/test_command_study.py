@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 from tests.validation.study.test_commands import SCRIPT
 from typer.testing import CliRunner
 
@@ -36,6 +37,7 @@ def study(**options):
     )
 
 
+@slow
 def test_a_study_of_commands_is_kept_ranked_and_signed_off(place):
     result = study()
     assert {c.candidate: c.verdict for c in result.comparisons} == {
@@ -65,6 +67,7 @@ def test_a_metric_that_reads_like_higher_is_better_is_asked_about(place):
     assert not (place / "floatline-runs").exists()
 
 
+@slow
 def test_a_script_that_lacks_the_metric_is_refused_with_the_nearest_name(place):
     result = validate_commands(
         f"{PYTHON} train.py precision=32 seed={{seed}}",
@@ -80,6 +83,7 @@ def command(*words: str) -> subprocess.CompletedProcess:
     return run_preloaded(["-c", COMMAND, "validate", *words])
 
 
+@slow
 def test_the_command_line_takes_commands_and_writes_the_report(place):
     words = [
         "validate",
@@ -101,6 +105,7 @@ def test_a_wrong_use_is_one_line_and_leaves_nothing_behind(place):
     assert not (place / "two").exists()
 
 
+@slow
 def test_a_script_that_ignores_the_seed_is_refused(place):
     script = SCRIPT.replace('int(args["seed"])', "0")
     (place / "train.py").write_text(script)
@@ -109,6 +114,7 @@ def test_a_script_that_ignores_the_seed_is_refused(place):
     assert "give the same training" in result.best.reason
 
 
+@slow
 def test_a_script_that_learns_nothing_is_refused(place):
     (place / "train.py").write_text(SCRIPT.replace("0.01 * s", "0.0"))
     result = study()

@@ -117,6 +117,7 @@ def refused(build, tmp_path, **options):
     return study.best.failed_gates[0], len(study.runs)
 
 
+@slow
 @pytest.mark.parametrize("option", ["steps", "epochs", "batches"])
 def test_zero_training_is_refused_after_one_seed(option, tmp_path):
     gate, num_runs = refused(tiny_lm.build, tmp_path, **{"steps": None, option: 0})
@@ -124,15 +125,18 @@ def test_zero_training_is_refused_after_one_seed(option, tmp_path):
     assert num_runs <= 4
 
 
+@slow
 def test_a_learning_rate_of_zero_is_refused(tmp_path):
     assert refused(tiny_lm.still, tmp_path)[0].name == "weights-changed"
 
 
+@slow
 def test_seeds_that_change_nothing_are_refused(tmp_path):
     gate, _ = refused(tiny_lm.same, tmp_path)
     assert gate.name == "seeds-differ" and "build(seed)" in gate.advice
 
 
+@slow
 def test_too_little_training_is_refused(tmp_path):
     assert refused(tiny_lm.build, tmp_path)[0].name == "reference-learned"
 
@@ -144,6 +148,7 @@ def test_what_is_compared_on_the_way_can_be_settled(tmp_path, curve):
     assert {run.curve_of for run in study.runs} == {curve}
 
 
+@slow
 def test_a_study_is_not_resumed_with_another_curve(tmp_path):
     asked = {"steps": 6, "max_seeds": 3, "folder": tmp_path, "broken": False, "measure": False}
     fl.validate(tiny_lm.build, curve="loss", **asked)

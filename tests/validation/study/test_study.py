@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from tests.slow import slow
 from tests.validation.studies import run
 
 from floatline.plans.presets import resolve_plan
@@ -77,6 +78,7 @@ def make(tmp_path, *names, runner=None, watcher=None, resume=False, arms=ARMS):
     return Study(chosen, names, Terms(), range(20), runner or Shuffled(), store, watcher or Silence())
 
 
+@slow
 def test_three_seeds_decide_and_then_it_ends(tmp_path):
     runner, notes = Shuffled(), Notes()
     good, bad = make(tmp_path, "good", "bad", runner=runner, watcher=notes).run()
@@ -86,6 +88,7 @@ def test_three_seeds_decide_and_then_it_ends(tmp_path):
     assert sorted(notes.looks) == [("bad", 3, "FAIL"), ("good", 3, "PASS")]
 
 
+@slow
 def test_only_what_is_open_goes_on_and_the_broken_arm_ends_at_the_first_look(tmp_path):
     runner = Shuffled()
     good, noisy = make(tmp_path, "good", "noisy", runner=runner).run()
@@ -102,6 +105,7 @@ def test_the_order_of_the_results_changes_nothing(tmp_path):
     assert len({(one.verdict, one.seeds, one.difference) for one in found}) == 1
 
 
+@slow
 def test_nudged_fp32_as_a_candidate_goes_on_as_noise(tmp_path):
     runner = Shuffled()
     store = Store(tmp_path, asked=ASKED)
@@ -110,6 +114,7 @@ def test_nudged_fp32_as_a_candidate_goes_on_as_noise(tmp_path):
     assert same.verdict == "PASS" and noisy.noise.num_seeds == len(noisy.seeds) > 3
 
 
+@slow
 def test_an_interrupted_study_goes_on_and_repeats_nothing(tmp_path):
     first, second = Shuffled(most=7), Shuffled()
     study = make(tmp_path, "good", runner=first)
@@ -123,6 +128,7 @@ def test_an_interrupted_study_goes_on_and_repeats_nothing(tmp_path):
     assert (resumed.verdict, resumed.excesses) == (whole.verdict, whole.excesses)
 
 
+@slow
 def test_an_arm_that_raises_ends_the_study_at_once(tmp_path):
     runner = Shuffled()
     arms = ARMS | {"good": FunctionArm("good", lambda seed: 1 / 0)}
@@ -131,6 +137,7 @@ def test_an_arm_that_raises_ends_the_study_at_once(tmp_path):
     assert len(runner.done) < 3 * 4
 
 
+@slow
 def test_the_plan_is_told_before_and_its_time_after_the_first_seed(tmp_path):
     notes = Notes()
     make(tmp_path, "good", watcher=notes).run()
@@ -138,6 +145,7 @@ def test_the_plan_is_told_before_and_its_time_after_the_first_seed(tmp_path):
     assert " s (at most " in notes.plans[1]
 
 
+@slow
 def test_functions_run_in_this_process(tmp_path):
     (one,) = make(tmp_path, "good", runner=ProcessRunner(jobs=2)).run()
     assert one.verdict == "PASS"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.slow import slow
 from tests.validation.studies import arms, load_benchmark, run
 
 from floatline.errors import ComparisonError
@@ -24,16 +25,19 @@ TERMS = Terms()
 ROOT = Path(__file__).parents[3]
 
 
+@slow
 def test_the_table_of_seeds():
     assert [seeds_needed(sd, 0.01) for sd in USUAL_SPREADS] == [4, 6, 14, 42]
     assert seeds_needed(0.0, 0.01) == 3
     assert seeds_needed(1.0, 0.01) is None
 
 
+@slow
 def test_a_wider_margin_needs_fewer_seeds():
     assert seeds_needed(0.01, 0.02) < seeds_needed(0.01, 0.01) < seeds_needed(0.01, 0.0025)
 
 
+@slow
 def test_the_plan_says_what_to_expect():
     plan = plan_seeds(0.01, terms=TERMS, seconds_per_seed=60, num_at_once=2)
     assert plan.pass_rate == pytest.approx(0.918, abs=0.015)
