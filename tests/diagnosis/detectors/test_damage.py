@@ -122,6 +122,18 @@ def test_the_sine_of_a_rounded_angle_is_told_where_it_was_rounded():
     assert not find_amplified(record(lambda: torch.sin(ANGLES).bfloat16()))
 
 
+def test_rounding_is_told_where_numbers_were_made_and_not_where_a_mask_is_filled_in():
+    scores = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).half()
+    hidden = torch.ones(8, 8).triu(1).bool()
+
+    def work():
+        shifted = scores + 20000.0
+        return torch.softmax(shifted.masked_fill(hidden, -60000.0), -1)
+
+    rounding, op, _ = find_amplified(record(work))[0]
+    assert (rounding.name, op.name) == ("aten.add", "aten._softmax")
+
+
 def test_choices_that_change_are_found_and_those_that_do_not_are_not():
     scores = torch.tensor([[2048.0, 2049.0], [2050.0, 2049.0]] * 8)
     trace = record(lambda: scores.half().argmax(1))

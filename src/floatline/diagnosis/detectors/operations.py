@@ -93,11 +93,16 @@ def find_rounding(operand: Operand, trace: Trace) -> Op | None:
     """The last operation that rounded an operand's numbers to 16 bits; None where that was before the step."""
     while operand.made_by is not None:
         op = trace.ops[operand.made_by]
-        if op.outputs and op.outputs[0].dtype in FORMATS:
-            return op
-        if base_name(op.name) not in CASTS or not op.inputs:
+        made = op.outputs[0].dtype if op.outputs else ""
+        if made in FORMATS:
+            same = [own for own in op.inputs if own.value.dtype == made] if base_name(op.name) in CARRIERS else []
+            if not same:  # what only hands numbers on, as a mask that is filled in does, rounds nothing
+                return op
+            operand = max(same, key=lambda own: own.value.error or 0.0)
+        elif base_name(op.name) in CASTS and op.inputs:
+            operand = op.inputs[0]
+        else:
             return None
-        operand = op.inputs[0]
     return None
 
 
