@@ -342,6 +342,25 @@ def few_skips_in_a_schedule():
     schedule(40, 2.0**18)
 
 
+def two_schedules():
+    s = Setup(init_scale=2.0**34)
+    slow = torch.optim.lr_scheduler.LinearLR(s.optimizer, 1.0, 0.5, total_iters=400)
+    quick = torch.optim.lr_scheduler.LinearLR(s.optimizer, 1.0, 0.01, total_iters=8)
+    for _ in range(40):
+        s.optimizer.zero_grad()
+        s.scaler.scale(s.loss()).backward()
+        s.scaler.step(s.optimizer)
+        s.scaler.update()
+        slow.step()
+        quick.step()  # this one
+
+
+def test_of_two_schedules_that_outrun_the_steps_the_one_that_moves_the_rate_is_named():
+    (finding,) = find(two_schedules)
+    assert finding.line == line_of(two_schedules, "# this one")
+    assert "80 scheduler steps" in finding.seen
+
+
 def test_a_schedule_that_outruns_the_steps_is_named():
     (finding,) = find(schedule_runs_ahead)
     assert finding.cause.id == "scheduler-vs-skipped-step"

@@ -111,6 +111,7 @@ def find_schedule_ahead(given: RunRecord, fp32: RunRecord | None) -> list[Findin
         num_applied = sum(isinstance(e, StepEvent) for e in events)
         num_ticks = sum(isinstance(e, SchedulerEvent) for e in events)
         rate = next(e.rates[0] for e in events if isinstance(e, StepEvent))
+        place = _find_mover(wasted)
         return [
             Finding(
                 find_cause("scheduler-vs-skipped-step"),
@@ -118,25 +119,33 @@ def find_schedule_ahead(given: RunRecord, fp32: RunRecord | None) -> list[Findin
                 f"step, and the learning rate was {rate:.3g} at the first update",
                 find_cause("scheduler-vs-skipped-step").advice,
                 given.entry,
-                wasted[0].file,
-                wasted[0].line,
+                place.file,
+                place.line,
                 "torch.optim.lr_scheduler.LRScheduler.step",
             )
         ]
     return []
 
 
-def _measure_shift(events: Sequence[OptimizerEvent]) -> tuple[list[OptimizerEvent], float]:
-    """Scheduler steps that followed a skip, and how far they moved the learning rate, as a share of its largest."""
+def _find_mover(wasted: Sequence[tuple[OptimizerEvent, float]]) -> OptimizerEvent:
+    """A step of the scheduler that moved the learning rate farthest, of all that have a line of their own."""
+    moved: dict[tuple[str, int], float] = {}
+    for event, move in wasted:
+        moved[event.file, event.line] = moved.get((event.file, event.line), 0.0) + move
+    return max((event for event, _ in wasted), key=lambda event: moved[event.file, event.line])
+
+
+def _measure_shift(events: Sequence[OptimizerEvent]) -> tuple[list[tuple[OptimizerEvent, float]], float]:
+    """Scheduler steps that followed a skip, each with its move of the rate; and their shift, of the largest rate."""
     ticks = [e for e in events if isinstance(e, SchedulerEvent)]
     steps = [e for e in events if isinstance(e, StepEvent)]
     if not ticks or not steps:
         return [], 0.0
     start = steps[0].rates[0] if events.index(steps[0]) < events.index(ticks[0]) else _start_rate(events)
     rates = [start, *(tick.rates[0] for tick in ticks)]
-    wasted: list[OptimizerEvent] = []
+    wasted: list[tuple[OptimizerEvent, float]] = []
     shifts: list[float] = []
-    num_ticks, skipped, applied = 0, False, False
+    num_ticks, skipped, applied, is_wasted = 0, False, False, False
     for event in events:
         if isinstance(event, ScalerStepEvent):
             skipped = skipped or not event.applied
@@ -145,7 +154,9 @@ def _measure_shift(events: Sequence[OptimizerEvent]) -> tuple[list[OptimizerEven
             shifts.append(abs(rates[num_ticks] - rates[num_ticks - len(wasted)]))
         else:
             num_ticks += 1
-            wasted += [event] if skipped and not applied else []
+            if skipped or applied:  # else another scheduler of the same optimizer goes on
+                is_wasted = skipped and not applied
+            wasted += [(event, abs(rates[num_ticks] - rates[num_ticks - 1]))] if is_wasted else []
             skipped = applied = False
     return wasted, sum(shifts) / len(shifts) / max(max(rates), 1e-30)
 
