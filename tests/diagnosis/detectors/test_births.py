@@ -271,6 +271,12 @@ def test_a_row_without_scores_is_a_masked_softmax_however_it_is_written(steps):
     assert fp32_cause(FILL, *steps) == "fully-masked-softmax"
 
 
+def test_a_row_that_is_masked_in_part_is_no_empty_one():
+    masked = ("_log_softmax", [0], [single(neg_inf=3)])  # as the diagonal of similarities is
+    assert fp32_cause(FILL, masked) is None
+    assert fp32_cause(FILL, masked, ("mean", [single(0)], [single(1, nan=1)])) == "empty-reduction"
+
+
 def test_minus_inf_that_overflowed_is_no_mask():
     grown = ("mm", [single(largest=1e30), single(largest=1e30)], [single(neg_inf=3)])
     assert fp32_cause(grown, ("_softmax", [0], NAN)) is None

@@ -97,7 +97,9 @@ def _is_masked_out(op: Op, trace: Trace) -> bool:
             return False
         return any(out.neg_inf for out in forward.outputs) and _was_filled(forward.inputs[0], trace)
     if "softmax" in name or "scaled_dot_product" in name:
-        return any(operand.value.neg_inf and _was_filled(operand, trace) for operand in inputs)
+        # Of NaN it makes NaN; and a log-softmax has -inf where a row is masked in part, which is meant.
+        empty = any(out.nan for out in op.outputs) and not any(operand.value.nan for operand in inputs)
+        return empty and any(operand.value.neg_inf and _was_filled(operand, trace) for operand in inputs)
     if name in ADDITIONS and len(inputs) > 1:  # scores minus their largest
         return all(operand.value.neg_inf for operand in inputs) and _was_filled(inputs[0], trace)
     if name == "div" and len(inputs) > 1 and inputs[1].value.zeros:  # exp over the sum of them
