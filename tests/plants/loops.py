@@ -286,7 +286,7 @@ LOOPS = (
         False,
         {"aux": "[[{loss} = {loss}.clamp(max={limit}) #!||{loss} = torch.clamp({loss}, max={limit}) #!]]"},
         bad={"limit": (0.05, 0.02)},
-        good=({"limit": (50.0, 100.0)},),
+        good=({"limit": (1e4, 1e5)},),
         verdict=NOT,
     ),
 )
