@@ -67,6 +67,14 @@ def test_gradients_that_a_scale_is_missing_for_are_blamed_without_a_run(beside):
     assert (blamed.finding.line, runs.asked) == (50, [])
 
 
+@pytest.mark.parametrize(("helping", "line"), [(30, 30), (10, 50)], ids=["the state", "another line"])
+def test_gradients_that_a_scale_is_missing_for_are_not_blamed_where_a_state_is_to_blame(beside, helping, line):
+    runs = Runs([helping])
+    suspects, candidates = [at(50, "gradient-underflow")], [at(10), at(30, "optimizer-state-underflow")]
+    blamed = Blame(beside, FP32, runs).find(suspects, candidates)
+    assert (blamed.finding.line, runs.asked) == (line, [[30]])
+
+
 def test_gradients_that_a_scale_is_missing_for_are_not_blamed_where_losses_are_those_of_fp32():
     read = Beside(gap=measure_loss_gap(FP32, FP32), lines={"a.py:90": measure_difference((3.0,), (4.0,))})
     blamed = Blame(read, FP32, Runs([30])).find([at(50, "gradient-underflow")], lines_from(10, 20, 30))

@@ -29,6 +29,8 @@ _BEARS_NO_ROUNDING = frozenset({"rounded-onto-singularity", "cancellation"})
 _FEW_LINES = 3
 # What no line computes: gradients that a loss scale is missing for.
 _UNTRIED = frozenset({"gradient-underflow"})
+# What a script keeps from step to step, and can be kept in FP32 by itself.
+_STATES = ("optimizer-state-underflow", "accumulator-stagnation")
 # So many suspects are tried one by one.
 _SINGLY = 3
 # How much likelier a line with a known cause is to be to blame than another.
@@ -96,18 +98,20 @@ class Blame:
         return Blamed(_name_by_next(halved, rows), words)
 
     def _try_singly(self, findings: Sequence[Finding]) -> Blamed | None:
-        """The first that helps by itself."""
+        """The first that helps by itself; gradients that are lost, which no line helps, if no state after them does."""
+        untried: Finding | None = None
         for finding in findings:
             if self._is_late:
-                return None
+                break
             if finding.cause.id in _UNTRIED:
-                if not self._beside.is_apart:  # gradients that are lost change what is learnt
-                    continue
-                return Blamed(finding, "")
+                untried = untried or (finding if self._beside.is_apart else None)  # they change what is learnt
+                continue
+            if untried is not None and finding.cause.id not in _STATES:
+                continue
             helps = self._help([finding])
             if helps > _HELPS:
                 return Blamed(finding, f"with line {finding.line} in FP32, {helps:.0%} of what is apart is gone")
-        return None
+        return None if untried is None else Blamed(untried, "")
 
     def _halve(self, rows: Sequence[Finding]) -> Finding | None:
         """The first of the shortest row, up to the last, that helps in FP32; None where not even all do."""

@@ -79,6 +79,7 @@ def causes_of(work):
 
 def test_an_average_written_out_is_an_accumulator_and_what_only_reads_it_is_none():
     mean, new = torch.full((4,), 20.0).half(), torch.full((4,), 0.3).half()
+    table = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).half()
 
     def averages():
         mean = kept
@@ -88,11 +89,16 @@ def test_an_average_written_out_is_an_accumulator_and_what_only_reads_it_is_none
     def copies():
         kept.copy_(0.999 * kept + 0.001 * new)
 
+    def multiplies():
+        x = new.unsqueeze(0)
+        x = x @ table
+        del x
+
     def reads():
         other = 0.999 * kept + 0.001 * new
         del other
 
-    for work, is_sum in ((averages, True), (copies, True), (reads, False)):
+    for work, is_sum in ((averages, True), (copies, True), (reads, False), (multiplies, False)):
         kept = mean.clone()
         assert ("accumulator-stagnation" in causes_of(work)) is is_sum, work
 

@@ -32,6 +32,8 @@ _UNDERFLOW = "optimizer-state-underflow"
 _FARTHEST = 32
 # A difference of near-equals is so many times farther off than what is subtracted.
 _TIMES = 4.0
+# What an average is made of.
+_AVERAGING = ADDITIONS | {"mul", "lerp", "copy"}
 # Of what is chosen, this share is another in FP32. Near-equal numbers change places without harm.
 CHANGED = 0.05
 
@@ -235,14 +237,15 @@ def _name_loosely(op: Op, error: float, trace: Trace) -> Birth:
         return Birth(op, "update-lost-to-rounding", seen) if weight else _name_sum(op, seen, trace)
     if name in ("sub", "rsub") and error > _TIMES * read:
         return Birth(op, "cancellation", seen)
-    if any(_is_kept(own) for own in op.inputs) and _writes_what_it_reads(op.file, op.line):
+    if name in _AVERAGING and any(_is_kept(own, op) for own in op.inputs) and _writes_what_it_reads(op.file, op.line):
         return _name_sum(op, seen, trace)
     return Birth(op, ANY, seen)
 
 
-def _is_kept(operand: Operand) -> bool:
+def _is_kept(operand: Operand, op: Op) -> bool:
     """Whether it is a 16-bit state from before the step, as an average of the script's own is."""
-    outside = operand.made_by is None and operand.value.dtype in FORMATS
+    fits = op.outputs[0].numel == operand.value.numel > 0
+    outside = fits and operand.made_by is None and operand.value.dtype in FORMATS
     return outside and (not operand.role or operand.role.startswith(("buffer:", "state:")))
 
 
