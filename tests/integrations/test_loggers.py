@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.slow import slow
 
 import floatline as fl
 from floatline.errors import GuardError
@@ -204,7 +203,7 @@ def test_events_and_the_plan_are_where_the_tools_show_them(logged, monkeypatch):
     assert {"step": 57, "event": "note: half way <b>"} in lines
 
 
-@slow
+@pytest.mark.slow
 def test_a_shared_wandb_run_keeps_the_users_own_rows_and_stays_open(tmp_path):
     run_alone(log_to_a_shared_run, tmp_path)
     (recorded,) = read_metrics(find_wandb_file(tmp_path))
