@@ -11,6 +11,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 # Before any test is imported.
 if not torch.cuda.is_available():
@@ -27,3 +29,16 @@ def time_enough():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ENOUGH", 600.0)
         yield
+
+
+@pytest.fixture(autouse=True)
+def no_mode_left_on():
+    """A recorder that a test leaves on would record all that later tests compute."""
+    before = _modes()
+    yield
+    left = _modes()[len(before) :]
+    assert not left, f"the test leaves {left} on"
+
+
+def _modes():
+    return [type(mode).__name__ for mode in (*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack())]

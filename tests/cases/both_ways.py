@@ -193,7 +193,7 @@ def _as_it_was() -> Generator[None]:
         yield
     finally:
         if torch.get_default_device() != device:
-            torch.set_default_device(device)
+            torch.set_default_device(None)
         sys.argv[:], sys.path[:] = argv, path
         torch.set_num_threads(threads)
         torch.set_rng_state(state)

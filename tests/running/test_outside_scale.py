@@ -272,12 +272,11 @@ def test_checkpointed_parts_have_the_bits_of_a_scaler_by_hand(reentrant):
 
 def test_a_mode_of_torch_functions_changes_nothing():
     def train(tools):
-        before = torch.get_default_device()
         torch.set_default_device("cpu")
         try:
             return plain_loop(tools)
         finally:
-            torch.set_default_device(before)
+            torch.set_default_device(None)  # a device, be it the default, is a mode that stays on
 
     outside, by_hand, _ = run_both(train)
     assert outside == by_hand
