@@ -8,8 +8,10 @@ import pytest
 from floatline.lint.engine import lint_text
 from floatline.lint.fixing import fix_text
 from floatline.lint.paths import PROJECT, lint_paths
+from floatline.lint.reading.under_autocast import WIDENED as UNDER_AUTOCAST
 from floatline.lint.rules import RULES
 from floatline.lint.settings import Settings
+from floatline.numerics.cuda_autocast import _LISTS  # pyright: ignore[reportPrivateUsage]
 
 HAZARDS = {
     "FL206 param": (
@@ -289,11 +291,11 @@ WIDENED = {
 }
 NARROW = {
     "a sigmoid": "torch.log(torch.sigmoid(x).clamp(min=1e-8))",
-    "a mean": "x / (torch.mean(self.layer(x), dim=-1, keepdim=True) + 1e-8)",
-    "a matrix product": "x / (torch.matmul(x, self.w) + 1e-9)",
+    "a mean": "torch.sqrt(torch.mean(self.layer(x), dim=-1, keepdim=True) + 1e-8)",
+    "a matrix product": "torch.sqrt(torch.matmul(x, self.w) + 1e-9)",
     "a clamp": "torch.log(torch.clamp(self.layer(x), 0, 1) + 1e-8)",
     "a product of itself": "torch.rsqrt((self.layer(x) * self.layer(x)).mean(-1, keepdim=True) + 1e-8)",
-    "a matrix product of a softmax": "x / (torch.matmul(torch.softmax(x, -1), self.w) + 1e-9)",
+    "a matrix product of a softmax": "torch.sqrt(torch.matmul(torch.softmax(x, -1), self.w) + 1e-9)",
 }
 MODULE = """import torch
 from torch import nn
@@ -341,7 +343,7 @@ def test_what_parameters_regions_and_linear_algebra_keep_in_fp32_is_no_hazard_un
         "        super().__init__()\n        self.layer = nn.Linear(4, 4)\n"
         "        self.rows = nn.ParameterList([nn.Parameter(torch.ones(4))])\n        self.w = self.rows[:1]\n\n"
         f"    def forward(self, x):\n        {before or 'if True:'}\n            {body}{made}\n"
-        "        first = torch.clamp(first, min=0.0)\n        return x / (first + 1e-9)\n"
+        "        first = torch.clamp(first, min=0.0)\n        return torch.sqrt(first + 1e-9)\n"
     )
     assert codes_of(text, half=False) == set()
     twin = text.replace(made, after) if after else text.replace(before, "with torch.autocast('cuda'):")
@@ -404,7 +406,7 @@ def test_what_nothing_shows_to_be_16_bits_is_told_on_demand_only():
 
 
 def test_a_default_that_every_caller_changes_is_told_on_demand_only():
-    text = "import torch\nfp16 = True\ndef unit(x, eps=1e-8):\n    return x / (torch.mean(model(x), -1) + eps)\n{0}\n"
+    text = "import torch\ndef unit(x, eps=1e-8):\n    return torch.sqrt(torch.mean(net(x), -1) + eps)\n{0}\n"
     assert "FL108" in codes_of(text.format("y = unit(x)"), half=False)
     assert "FL108" not in codes_of(text.format("y = unit(x, eps=1e-4)"), half=False)
     assert "FL108" in codes_of(text.format("y = unit(x, eps=1e-4)"))
@@ -426,9 +428,94 @@ fp16 = True
 
 
 def test_what_has_no_kernel_for_16_bits_is_fp32():
-    text = "import torch\nfp16 = True\ny = x / (torch.linalg.{0}(model(x)) + 1e-8)\n"
+    text = "import torch\nfp16 = True\ny = torch.sqrt(torch.linalg.{0}(model(x)) + 1e-8)\n"
     assert "FL108" not in codes_of(text.format("det"), half=False)
     assert "FL108" in codes_of(text.replace("torch.linalg.{0}", "torch.mean"), half=False)
+
+
+def test_a_quotient_by_what_seldom_is_zero_is_told_on_demand_only_and_a_root_by_itself():
+    text = "import torch\nwith torch.autocast('cuda'):\n    y = x / (torch.mean(model(x), -1) + 1e-8)\n"
+    assert codes_of(text, half=False) == set()
+    (one,) = lint_text(text, "train.py", rules=[RULES["FL108"]], half=True)
+    assert one.holds == "seldom"
+    assert "seldom" in one.when
+    root = text.replace("x / (torch.mean(model(x), -1) + 1e-8)", "torch.sqrt(torch.mean(model(x), -1) + 1e-8)")
+    assert codes_of(root, half=False) == {"FL108"}
+    clamped = text.replace("x / (torch.mean(model(x), -1) + 1e-8)", "torch.mean(model(x), -1).clamp(min=1e-8).sqrt()")
+    assert codes_of(clamped, half=False) == {"FL108"}
+    assert codes_of(clamped.replace(".sqrt()", ".neg()"), half=False) == set()
+
+
+def test_a_sigmoid_that_is_a_width_is_seldom_zero():
+    text = (
+        "import torch\nwith torch.autocast('cuda'):\n    {0} = torch.sigmoid(model(x) + 2.0)\n    y = torch.log({0})\n"
+    )
+    assert "FL102" in codes_of(text.format("p"), half=False)
+    assert "FL102" not in codes_of(text.format("scale"), half=False)
+    (one,) = lint_text(text.format("sigmas"), "train.py", rules=[RULES["FL102"]], half=True)
+    assert one.holds == "seldom"
+
+
+def test_what_is_computed_of_a_detached_copy_has_no_gradient():
+    text = (
+        "import torch\ndef pack(x):\n    small = x{0}.clone()\n    small = torch.nan_to_num(small)\n"
+        "    small = small.clamp(-65504, 65504)\n    return small + 1\nloss = pack(x)\n"
+    )
+    assert "FL134" in codes_of(text.format(""), half=False)
+    assert "FL134" not in codes_of(text.format(".detach()"))
+
+
+def test_a_clamp_behind_a_test_of_the_dtype_is_for_pure_half():
+    text = (
+        "import torch\nfrom torch import nn\nclass Layer(nn.Module):\n    def forward(self, x):\n        if {0}:\n"
+        "            x = torch.clamp(x, -65504, 65504)\n        return x\n"
+    )
+    assert "FL134" in codes_of(text.format("self.clamped"), half=False)
+    asked = text.format("x.dtype == torch.float16")
+    assert "FL134" not in codes_of(asked, half=False)
+    assert "FL134" in codes_of(asked + "model = Layer().half()\n", half=False)
+
+
+METHODS = """import torch
+from torch import nn
+class Near(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.near = self._{0}
+        self.lin = nn.Linear(4, 4)
+    def _squared(self, a, b):
+        return -((a - b) ** 2).mean(-1)
+    def _product(self, a, b):
+        return -(a @ b).mean(-1)
+    def forward(self, a, b, gone):
+        d = {1}
+        return d.masked_fill(gone, -1e9)
+"""
+
+
+def test_what_a_method_returns_is_known_also_by_another_name():
+    assert "FL105" not in codes_of(METHODS.format("squared", "self.near(self.lin(a), b)"), half=False)
+    assert "FL105" in codes_of(METHODS.format("product", "self.near(self.lin(a), b)"), half=False)
+    assert "FL105" in codes_of(METHODS.format("product", "self._product(a, b)"), half=False)
+    assert "FL105" not in codes_of(METHODS.format("product", "self._squared(self.lin(a), b)"), half=False)
+
+
+def test_a_cast_behind_a_test_of_the_dtype_holds_for_what_a_layer_made():
+    text = (
+        "import torch\nfrom torch import nn\nclass Unit(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.lin = nn.Linear(4, 4)\n    def forward(self, x):\n"
+        "        h = self.lin(x)\n        if h.dtype in (torch.half, torch.bfloat16):\n            h = {0}\n"
+        "        return torch.sqrt(h.mean() + 1e-8)\n"
+    )
+    assert "FL108" in codes_of(text.format("h * 2"), half=False)
+    assert "FL108" not in codes_of(text.format("h.float()"))
+
+
+def test_a_mask_that_masks_something_else_may_be_boolean_and_is_not_rewritten():
+    text = "import torch\ndef f(h, m):\n    a = h.masked_fill({0}, 0.0)\n    return a, m.masked_fill(h > 0, -1e9)\n"
+    for given, left in (("m", True), ("h < 0", False)):
+        after, _ = fix_text(text.format(given), "f.py", rules=[RULES["FL105"]], unsafe=True)
+        assert ("m.masked_fill(h > 0, -1e9)" in after) is left
 
 
 def test_two_scalers_of_one_name_are_both_looked_at():
@@ -448,7 +535,7 @@ class A:
 def test_a_large_project_without_a_word_of_16_bits_is_left_alone(tmp_path):
     text = "import torch\n\n\ndef step(model, x):\n    return torch.log(torch.sigmoid(model(x))).mean()\n"
     for number in range(PROJECT):
-        (tmp_path / f"part{number}.py").write_text(text)
+        (tmp_path / f"part{number}.py").write_text(text + "\n\nstep(model, x)\n")
     result = lint_paths([tmp_path], jobs=1)
     assert (len(result.findings), len(result.only_in_half)) == (0, PROJECT)
     (tmp_path / "train.py").write_text("import torch\nscaler = torch.amp.GradScaler('cuda')\n")
@@ -507,3 +594,43 @@ def test_the_cells_of_a_notebook_are_read(tmp_path):
     assert (one.rule.code, one.line, one.file.endswith("a.ipynb:cell 4")) == ("FL102", 2, True)
     (tmp_path / "a.ipynb").write_text("{")
     assert len(lint_paths([tmp_path], jobs=1).unread) == 1
+
+
+def test_what_lint_takes_for_widened_is_what_was_recorded_of_torch():
+    def names(*lists):
+        return {one.partition(".")[0].removeprefix("linalg_") for kind in lists for one in _LISTS[kind].split()}
+
+    # Kernels that nobody calls by these names; F.interpolate is what calls the upsamplings.
+    inner = ("_", "cudnn_", "native_", "upsample_", "nll_loss2d", "convolution", "conv_tbc")
+    wide = {name for name in names("float32", "dtype", "append") if not name.startswith(inner)}
+    composed = {"cross_entropy", "gaussian_nll_loss", "normalize", "pairwise_distance", "softmin", "square"}
+    assert wide | composed | {"trace", "interpolate", "upsample"} == UNDER_AUTOCAST
+    assert not UNDER_AUTOCAST & names("low", "widest")
+
+
+USED = {
+    "nobody": ("", False),
+    "another file": ("from part import Pool\npool = Pool()\n", True),
+    "a configuration": ("model: part.Pool\n", True),
+    "another class of that name": ("class Pool:\n    def run(self):\n        super(Pool, self).run()\n", False),
+}
+
+
+@pytest.mark.parametrize("name", USED)
+def test_what_nothing_in_a_project_names_is_told_on_demand_only(tmp_path, name):
+    text, is_told = USED[name]
+    part = "import torch\nclass Pool(torch.nn.Module):\n    def forward(self, q, k, gone):\n"
+    part += "        return torch.matmul(q, k).masked_fill(gone, -1e9)\n\n\nuse_amp = True\n"
+    (tmp_path / "part.py").write_text(part)
+    (tmp_path / ("run.yaml" if name == "a configuration" else "run.py")).write_text(text)
+    (alone,) = lint_paths([tmp_path]).findings
+    assert alone.rule.code == "FL105"
+    for number in range(PROJECT):
+        (tmp_path / f"more{number}.py").write_text("x = 1\n")
+    assert bool(lint_paths([tmp_path]).findings) is is_told
+    (asked,) = lint_paths([tmp_path], settings=Settings(half=True)).findings
+    assert asked.rule.code == "FL105"
+    (tmp_path / "part.py").write_text(part.replace("\nuse_amp", "\npool = Pool()\nuse_amp"))
+    assert lint_paths([tmp_path]).findings
+    (tmp_path / "part.py").write_text(part.replace("class Pool", "@register\nclass Pool"))
+    assert lint_paths([tmp_path]).findings

@@ -13,9 +13,12 @@ BAD = "import torch\ny = torch.log(torch.softmax(x, dim=-1))\n"
 LONG = {
     "a name assigned thousands of times": "import torch\n" + "x = torch.log(x * x + x)\n" * 3000,
     "the same in a loop": "import torch\nfor i in j:\n" + "    x = torch.log(x * x + x)\n" * 3000,
-    "branches": "import torch\n" + "if a:\n    x = x.half()\nelse:\n    x = torch.log(x)\n" * 1000,
+    "branches": "import torch\n" + "if a:\n    x = x.half()\nelse:\n    x = torch.log(x)\n" * 300,
     "signs": "import torch\nx = " + "-" * 45000,
     "lambdas": "import torch\n" + "lambda: " * 5000 + "1",
+    "a function that calls itself everywhere": (
+        "import torch\ndef walk(x, eps=None):\n" + "    walk(x, eps)\n" * 200 + "    return torch.sqrt(x + eps)\n"
+    ),
     "dots": "import torch\nscaler.scale(loss).backward()\ny" + ".half()" * 900,
 }
 

@@ -31,17 +31,21 @@ class Telling:
         in_pure_half: Files that put a model into FP16. That others of a project do says too little: of 13 findings that
             were told for it and judged, 3 were right.
         is_for_16_bits: Whether somebody may run the project in 16 bits: it is small, or shows it.
+        unnamed: Functions and classes that nothing in a project names: nobody there runs them.
     """
 
     half: bool
     in_pure_half: frozenset[str] = frozenset()
     is_for_16_bits: bool = True
+    unnamed: frozenset[str] = frozenset()
 
     def tells(self, finding: LintFinding) -> bool:
         """Whether a finding is told."""
         if self.half:
             return True
         if not self.is_for_16_bits and finding.holds != "any":
+            return False
+        if finding.owner in self.unnamed:
             return False
         return finding.is_told(shows_half=file_of(finding) in self.in_pure_half)
 

@@ -15,6 +15,7 @@ from floatline.lint.configs import CONFIG_ENDINGS
 from floatline.lint.engine import lint_text
 from floatline.lint.fixing import Fixes, Telling, file_of, fix_files, read_text
 from floatline.lint.notebooks import NOTEBOOK, place_in_cells, read_notebook
+from floatline.lint.reading.mentions import find_unnamed
 from floatline.lint.reading.neighbours import LintedTree
 from floatline.lint.reading.under_autocast import shows_16_bits, shows_pure_half, trains_in_pure_half
 from floatline.lint.rule import LintFinding, Rule
@@ -99,6 +100,7 @@ def lint_paths(
         half=settings.half,
         in_pure_half=frozenset(file for part in parts for file in part.in_pure_half),
         is_for_16_bits=len(files) < PROJECT or any(part.shows_16_bits for part in parts),
+        unnamed=_unnamed(found, files) if not settings.half and len(files) >= PROJECT else frozenset(),
     )
     told = [one for one in found if telling.tells(one)]
     fixes = fix_files(told, telling, rules=rules, on=hardware, unsafe=unsafe, neighbours=neighbours) if fix else Fixes()
@@ -119,6 +121,11 @@ def lint_paths(
         trains_in_half=any(part.trains_in_half for part in parts),
         shows_16_bits=any(part.shows_16_bits for part in parts),
     )
+
+
+def _unnamed(found: Sequence[LintFinding], files: Sequence[str]) -> frozenset[str]:
+    """Functions and classes with findings that nothing in a project names."""
+    return find_unnamed((one.owner for one in found), files, read_text)
 
 
 def find_files(paths: Iterable[str | Path], *, exclude: Sequence[str] = (), root: Path | None = None) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.mentions import find_owner
 from floatline.lint.reading.reaching import is_open_default
 from floatline.lint.reading.under_autocast import (
     is_beside_autocast,
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from floatline.lint.reading.source import Source
 
 
-Holds = Literal["any", "autocast", "half", "input"]
+Holds = Literal["any", "autocast", "half", "input", "seldom"]
 _WHEN: dict[Holds, str] = {
     "any": "",
     "autocast": "under autocast, and in pure half",
     "half": "in pure half only; autocast computes this in FP32",
     "input": "where what it is given is 16 bits, which nothing here shows",
+    "seldom": "under autocast, and in pure half, where a number comes to 0 that seldom does",
 }
 
 
@@ -48,8 +50,9 @@ class LintFinding:
         advice: What to change, as one line.
         fix: The kind of rewrite that `--fix` makes; '' where a person has to.
         holds: Under autocast as well; in pure half only, where nothing is widened; where its input is 16 bits, which
-            nothing shows. 'any' is no matter of that.
+            nothing shows; where a number is 0, which it seldom is. 'any' is no matter of that.
         text: The source line, without its indentation; a baseline knows old findings by it.
+        owner: The outermost function or class around it, where its file names that nowhere else; '' else.
     """
 
     rule: type[Rule]
@@ -63,6 +66,7 @@ class LintFinding:
     fix: str = ""
     holds: Holds = "any"
     text: str = ""
+    owner: str = ""
 
     @property
     def title(self) -> str:
@@ -194,6 +198,7 @@ class Rule:
         of: ast.expr | None = None,
         by: ast.expr | None = None,
         holds: Holds | None = None,
+        is_seldom: bool = False,
     ) -> None:
         """Flag a node.
 
@@ -207,6 +212,7 @@ class Rule:
             by: The number that FP16 has trouble with. Where it is a default that callers may change, it holds if it is
                 left as it is.
             holds: None is the rule's.
+            is_seldom: Whether it does harm only at a number that is seldom met.
         """
         if self.needs_gradient and isinstance(node, ast.expr) and not has_gradient(self.source, node, surely=False):
             return
@@ -215,6 +221,8 @@ class Rule:
             holds = "any"
         if holds != "any" and by is not None and is_open_default(self.source, by):
             holds = "input"
+        if holds == "autocast" and is_seldom:
+            holds = "seldom"
         line = getattr(node, "lineno", 1)
         column = getattr(node, "col_offset", 0)
         self.report_at(
@@ -228,6 +236,7 @@ class Rule:
             advice=advice,
             fix=fix,
             holds=holds,
+            owner=find_owner(self.source, node) if holds == "autocast" else "",
         )
 
     def _where_it_holds(self, node: ast.AST, of: ast.expr | None) -> Holds:
@@ -251,6 +260,7 @@ class Rule:
         advice: str = "",
         fix: FixKind | None = None,
         holds: Holds | None = None,
+        owner: str = "",
     ) -> None:
         """Flag a place by its numbers, both counted from 1."""
         self.found.append(
@@ -266,5 +276,6 @@ class Rule:
                 fix=fix or "",
                 holds=holds or self.holds,
                 text=self.source.line(line),
+                owner=owner,
             )
         )

@@ -47,6 +47,8 @@ _PREPROCESSING = (
 )
 _TESTS = ("torch.testing", "unittest", "pytest")
 _RANDOM = frozenset(f"torch.{name}" for name in ("rand", "randn", "randint", "arange", "linspace"))
+_CUTS = ("detach", "item", "numpy")
+_DEPTH = 4  # operations between a value and its detach()
 # Functions behind these stand for an operation of torch: autograd does not look into them.
 _BELOW_AUTOGRAD = ("torch._decomp", "torch._prims", "torch._refs", "torch._inductor", "torch.library", "torch._ops")
 
@@ -84,7 +86,25 @@ def has_gradient(source: Source, node: ast.expr, *, surely: bool = True) -> bool
         if isinstance(above, ast.ClassDef) and not _can_train(source, above):
             return False
         below = above
-    return not _is_detached(source, node) and not _is_only_looked_at(source, node)
+    if _is_detached(source, node) or _is_only_looked_at(source, node):
+        return False
+    return not _is_called_without(source, source.function(node))
+
+
+@read_once
+def _is_called_without(source: Source, function: ast.AST) -> bool:
+    """Whether every call of a plain function in the file stands where no gradient flows."""
+    if not isinstance(function, ast.FunctionDef) or function not in source.tree.body:
+        return False
+    calls = source.calls.get(function.name, ())
+    return bool(calls) and all(any(_stops(source, above) for above in source.ancestors(call)) for call in calls)
+
+
+def _stops(source: Source, above: ast.AST) -> bool:
+    if isinstance(above, (ast.With, ast.AsyncWith)):
+        return any(_is_switch(source, one.context_expr) for one in above.items)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return isinstance(above, functions) and any(_is_switch(source, one) for one in above.decorator_list)
 
 
 @read_once
@@ -209,7 +229,7 @@ def _can_train(source: Source, node: ast.ClassDef) -> bool:
     return not any(path.endswith(_BASES_WITHOUT) or path in functions for path in paths)
 
 
-def _is_detached(source: Source, node: ast.expr) -> bool:
+def _is_detached(source: Source, node: ast.expr, depth: int = 0) -> bool:
     """Whether the expression, or what its names were made from, is cut off: every tensor in it is detached."""
     for part in ast.walk(node):
         if isinstance(part, ast.Attribute) and part.attr in ("detach", "data"):
@@ -218,8 +238,12 @@ def _is_detached(source: Source, node: ast.expr) -> bool:
             made = source.value(part)
             if made is part or not isinstance(made, ast.Call):
                 continue
-            if isinstance(made.func, ast.Attribute) and made.func.attr in ("detach", "item", "numpy"):
+            if any(isinstance(one, ast.Attribute) and one.attr in _CUTS for one in ast.walk(made.func)):
                 return True
             if source.path(made.func) in _RANDOM:
+                return True
+            found = source.operation(made) if depth < _DEPTH else None
+            inner = found.operand if found is not None else None
+            if isinstance(inner, ast.Name) and _is_detached(source, inner, depth + 1):
                 return True
     return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import keyword, parameters, read_once
-from floatline.lint.reading.values import reaching_values
+from floatline.lint.reading.values import mentions_dtype, reaching_values
 
 ZERO_IN_FP16 = 2.0**-25  # FP16 rounds this and everything below to 0
 # What torch's optimizers add to their denominators where nothing is said.
@@ -45,6 +45,16 @@ def reached_numbers(source: Source, node: ast.expr, *, depth: int = 0) -> list[R
     Defaults of parameters, arguments of calls in the same file, both sides of an `if`, constants of a class and
     attributes that `self` was given all count.
     """
+    return _reached(source, node, depth)
+
+
+@read_once
+def _reached(source: Source, node: ast.expr, depth: int) -> list[Reached]:
+    """As above, each once and kept: a function that calls itself in many places would be walked in every order."""
+    return list(dict.fromkeys(_look_for_numbers(source, node, depth)))
+
+
+def _look_for_numbers(source: Source, node: ast.expr, depth: int) -> list[Reached]:
     number = source.number(node)
     if number is not None:
         return [Reached(number, node)]
@@ -231,9 +241,3 @@ def is_parameter(source: Source, node: ast.expr) -> bool:
         source.is_call_to(value, "torch.nn.Parameter", "torch.nn.parameter.Parameter")
         for value in owned_values(source, node)
     )
-
-
-def mentions_dtype(test: ast.expr) -> bool:
-    """Whether a test asks for a dtype."""
-    words = ("dtype", "float16", "bfloat16", "float32")
-    return any(isinstance(one, ast.Attribute) and one.attr in words for one in ast.walk(test))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from floatline.lint.reading.autocast_regions import is_in_disabled_region
-from floatline.lint.reading.reaching import given_to, mentions_dtype
+from floatline.lint.reading.reaching import given_to
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import given_dtypes, keyword, last_name, parameters, read_once
 from floatline.lint.reading.under_autocast import shows_narrow
-from floatline.lint.reading.values import assignments, name_of_dtype
+from floatline.lint.reading.values import assignments, mentions_dtype, name_of_dtype
 
 _CASTS = frozenset(("float", "double"))
 
@@ -87,11 +88,17 @@ _COMPLEX = frozenset(("stft", "istft", "rfft", "fft", "fft2", "rfft2", "fftn", "
 _PREPARATION = (
     "FeatureExtractor", "ImageProcessor", "ImageProcessorFast", "ImageProcessingMixin", "ProcessorMixin",
     "VideoProcessor", "Dataset", "DataLoader", "Tokenizer", "TorchvisionBackend",
+    "LogitsProcessor", "LogitsWarper",  # generate() gives them FP32
 )  # fmt: skip
 
 
+_DATA_FOLDERS = frozenset(("dataset", "datasets", "dataloader", "dataloaders"))
+
+
 def prepares_data(source: Source, node: ast.AST) -> bool:
-    """Whether a node stands in a class that prepares data, by the class that it stands on."""
+    """Whether a node stands in a class that prepares data, by the class that it stands on, or in a folder of such."""
+    if not _DATA_FOLDERS.isdisjoint(part.lower() for part in PurePath(source.file).parts[-3:-1]):
+        return True
     owner = source.class_of(node)
     seen: set[str] = set()
     while owner is not None and owner.name not in seen:
@@ -108,7 +115,9 @@ def is_cast_around(source: Source, node: ast.AST) -> bool:
     function = source.function(node)
     for one in getattr(function, "decorator_list", ()):
         text = ast.unparse(one)
-        if "opmath" in text or "type_promotion" in text or ("cast_inputs" in text and "float32" in text):
+        if any(word in text for word in ("opmath", "type_promotion", "force_fp32")) or (
+            "cast_inputs" in text and "float32" in text
+        ):
             return True
     return False
 

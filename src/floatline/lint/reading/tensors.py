@@ -131,6 +131,8 @@ def read_exp(source: Source, node: ast.expr) -> ast.expr | None:
 
 def is_bounded(source: Source, node: ast.expr, *, depth: int = 0) -> bool:
     """Whether the file shows a bound above: a value shifted by its maximum, clamped, or minus a square."""
+    if isinstance(node, ast.Name) and _is_shifted_in_place(source, node):
+        return True
     node = source.value(node)
     if depth > 4:
         return False
@@ -149,8 +151,6 @@ def is_bounded(source: Source, node: ast.expr, *, depth: int = 0) -> bool:
     if isinstance(node, ast.Subscript):
         return is_bounded(source, node.value, depth=depth + 1)
     if isinstance(node, ast.Name):
-        if _is_shifted_in_place(source, node):
-            return True
         ways = reaching_values(source, node)  # one for each branch of an `if`
         return len(ways) > 1 and all(way is not None and is_bounded(source, way, depth=depth + 1) for way in ways)
     found = source.operation(node)

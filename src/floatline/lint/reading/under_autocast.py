@@ -13,12 +13,13 @@ from floatline.lint.reading.values import assignments, reaching_values, read_dty
 
 # As recorded from torch 2.11 on a GPU: what they give is FP32, whatever they are given.
 WIDENED = frozenset(
-    """acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity cross_entropy
-    cumprod cumsum dist erfinv exp expm1 gaussian_nll_loss group_norm hinge_embedding_loss huber_loss kl_div l1_loss
-    layer_norm log log10 log1p log2 log_softmax margin_ranking_loss matrix_norm mse_loss multilabel_margin_loss
-    nll_loss norm normalize pairwise_distance pdist poisson_nll_loss pow prod reciprocal renorm rsqrt sinh
-    smooth_l1_loss soft_margin_loss softmax softmin softplus square sum tan triplet_margin_loss
-    vector_norm""".split()  # noqa: SIM905
+    """acos asin binary_cross_entropy_with_logits cdist cosh cosine_embedding_loss cosine_similarity
+    cross_entropy cumprod cumsum dist erfinv exp expm1 frobenius_norm gaussian_nll_loss group_norm
+    hinge_embedding_loss huber_loss interpolate kl_div l1_loss layer_norm log log10 log1p log2 log_softmax
+    logsumexp margin_ranking_loss matrix_norm mse_loss multi_margin_loss multilabel_margin_loss nll_loss norm
+    normalize nuclear_norm pairwise_distance pdist poisson_nll_loss pow prod reciprocal renorm rms_norm rsqrt
+    sinh smooth_l1_loss soft_margin_loss softmax softmin softplus square sum tan trace triplet_margin_loss
+    upsample vector_norm""".split()  # noqa: SIM905
 )
 # Those of linear algebra have no kernel for 16 bits, and weights are FP32 until a product reads them.
 _ALWAYS_WIDE = frozenset(
@@ -28,13 +29,13 @@ _ALWAYS_WIDE = frozenset(
 # What is drawn has no gradient.
 _DRAWN = frozenset(("uniform_", "normal_", "exponential_", "bernoulli_", "rand_like", "randn_like"))
 WIDENED_MODULES = frozenset(
-    """Softmax LogSoftmax Softmin Softplus LayerNorm GroupNorm CosineSimilarity PairwiseDistance CrossEntropyLoss
-    MSELoss L1Loss SmoothL1Loss KLDivLoss NLLLoss BCEWithLogitsLoss""".split()  # noqa: SIM905
+    """Softmax LogSoftmax Softmin Softplus LayerNorm GroupNorm Upsample CosineSimilarity PairwiseDistance
+    CrossEntropyLoss MSELoss L1Loss SmoothL1Loss KLDivLoss NLLLoss BCEWithLogitsLoss""".split()  # noqa: SIM905
 )
 # Matrix products are narrowed, whatever they are given.
 _NARROWED = frozenset(
     """matmul mm bmm addmm baddbmm einsum linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d
-    conv_transpose3d scaled_dot_product_attention mv dot bilinear prelu chain_matmul""".split()  # noqa: SIM905
+    conv_transpose3d scaled_dot_product_attention mv addmv addr addbmm multi_dot vecdot prelu chain_matmul""".split()  # noqa: SIM905
 )
 # Of several tensors, the widest decides.
 _LISTS = frozenset(("cat", "stack", "concat", "hstack", "vstack"))
@@ -171,7 +172,7 @@ def _is_call_wide(source: Source, node: ast.Call, depth: int) -> bool:
         return False
     if name in WIDENED or name in _ALWAYS_WIDE:
         return True
-    if isinstance(node.func, ast.Name) and (inner := _returned(source, node.func.id)):
+    if inner := _returned_by(source, node.func):
         return all(_is_wide(source, one, depth + 1) for one in inner)
     if isinstance(node.func, ast.Attribute):
         made = [source.call_name(one) for one in owned_values(source, node.func) if isinstance(one, ast.Call)]
@@ -187,14 +188,39 @@ def _is_call_wide(source: Source, node: ast.Call, depth: int) -> bool:
     return any(_is_wide(source, side, depth + 1) for side in sides if read_number(source, side) is None)
 
 
+def _returned_by(source: Source, called: ast.expr) -> list[ast.expr]:
+    """What a plain function of the file returns, or a method, `self.distance`; also of one with another name."""
+    if isinstance(called, ast.Name):
+        return _returned(source, called.id)
+    if not isinstance(called, ast.Attribute) or not isinstance(called.value, ast.Name) or called.value.id != "self":
+        return []
+    owner = source.class_of(called)
+    methods = {} if owner is None else _methods(source, owner)
+    if called.attr not in methods:  # self.distance = self._squared_distance
+        others = [one.attr for one in owned_values(source, called) if isinstance(one, ast.Attribute)]
+        return [] if len(others) != 1 or others[0] not in methods else _ends_of(source, methods[others[0]])
+    return _ends_of(source, methods[called.attr])
+
+
+@read_once
+def _methods(source: Source, owner: ast.ClassDef) -> dict[str, ast.FunctionDef]:
+    found: dict[str, ast.FunctionDef] = {}
+    for one in _members(source, owner):
+        if isinstance(one, ast.FunctionDef):
+            found.setdefault(one.name, one)
+    return found
+
+
+def _ends_of(source: Source, function: ast.FunctionDef) -> list[ast.expr]:
+    ends = [one for one in ast.walk(function) if isinstance(one, ast.Return) and source.function(one) is function]
+    return [one.value for one in ends if one.value is not None]
+
+
 @read_once
 def _returned(source: Source, name: str) -> list[ast.expr]:
     """What a plain function of the file returns; empty where there is none, or more than one of its name."""
     made = [one for one in source.tree.body if isinstance(one, ast.FunctionDef) and one.name == name]
-    if len(made) != 1:
-        return []
-    ends = [one for one in ast.walk(made[0]) if isinstance(one, ast.Return) and source.function(one) is made[0]]
-    return [one.value for one in ends if one.value is not None]
+    return _ends_of(source, made[0]) if len(made) == 1 else []
 
 
 # What a function is given under these names comes out of a model; under those it is data, or whole numbers.
@@ -206,7 +232,7 @@ _OF_MODELS = frozenset(
 _OF_DATA = frozenset(
     """target targets label labels gt mask masks box boxes bbox bboxes length lengths id ids idx index indices t
     timestep timesteps time times pos position positions coord coords point points xyz edge src dst batch seed weight
-    eps beta alpha gamma sigma temperature scale""".split()  # noqa: SIM905
+    eps beta alpha gamma sigma temperature scale bound bounds lower upper margin""".split()  # noqa: SIM905
 )
 _MODELS = frozenset("model net network encoder decoder generator discriminator backbone head unet policy".split())  # noqa: SIM905
 
@@ -285,7 +311,11 @@ def _is_call_narrow(source: Source, node: ast.Call, depth: int, surely: bool) ->
     if isinstance(node.func, ast.Attribute) and not source.path(node.func):
         if _is_layer(source, node.func):
             return True
-        return any(_is_narrow(source, one, depth, surely) for one in (node.func.value, *node.args))
+        if inner := _returned_by(source, node.func):
+            return any(_is_narrow(source, one, depth, surely) for one in inner)
+        # What a method of another file's object makes of 16 bits is not shown.
+        given = [node.func.value] if surely else [node.func.value, *node.args]
+        return any(_is_narrow(source, one, depth, surely) for one in given)
     return any(_is_narrow(source, one, depth, surely) for one in node.args)
 
 

@@ -165,11 +165,21 @@ def _shares_loop(source: SourceTree, statement: ast.stmt, around: set[int]) -> b
     return any(_is_loop(above) and id(above) in around for above in source.ancestors(statement))
 
 
+def _casts_by_dtype(source: SourceTree, statement: ast.stmt, above: ast.AST | None) -> bool:
+    """`if x.dtype in (half, bfloat16): x = x.float()`, which casts all that is 16 bits."""
+    if not isinstance(above, ast.If) or above.orelse or not mentions_dtype(above.test):
+        return False
+    made = statement.value if isinstance(statement, ast.Assign) else None
+    return isinstance(made, ast.Call) and _told_dtype(source, made, 0) == "wide"
+
+
 def _dominates(source: SourceTree, statement: ast.stmt, around: set[int]) -> bool:
     """Whether control cannot reach the use without passing the statement: they share a block."""
     if _has_block(statement) and id(statement) in around:
         return True
     above = source.parents.get(statement)
+    if id(above) not in around and _casts_by_dtype(source, statement, above):
+        return True
     if id(above) not in around:
         return isinstance(above, (ast.With, ast.AsyncWith)) and _dominates(source, above, around)
     if not isinstance(above, (ast.If, ast.For, ast.While, ast.Try, ast.AsyncFor)):
@@ -179,6 +189,12 @@ def _dominates(source: SourceTree, statement: ast.stmt, around: set[int]) -> boo
         if any(one is statement for one in inside):
             return any(id(one) in around for one in inside)
     return False
+
+
+def mentions_dtype(test: ast.expr) -> bool:
+    """Whether a test asks for a dtype."""
+    words = ("dtype", "float16", "bfloat16", "float32")
+    return any(isinstance(one, ast.Attribute) and one.attr in words for one in ast.walk(test))
 
 
 def _parameters(function: ast.AST) -> set[str]:

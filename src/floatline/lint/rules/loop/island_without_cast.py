@@ -39,7 +39,7 @@ _LAYERS = frozenset(
 # They keep the dtype of what they are given.
 _KEEPS = frozenset(
     """mean sum max amax flatten view reshape transpose permute squeeze unsqueeze contiguous relu tanh dropout chunk
-    split clone expand repeat narrow select""".split()  # noqa: SIM905
+    split clone expand repeat narrow select t""".split()  # noqa: SIM905
 )
 # Of two tensors, the wider one decides what they compute in.
 _OF_TWO = frozenset(
@@ -47,6 +47,7 @@ _OF_TWO = frozenset(
     pairwise_distance MSELoss L1Loss SmoothL1Loss KLDivLoss BCEWithLogitsLoss CosineSimilarity
     PairwiseDistance""".split()  # noqa: SIM905
 )
+_PRODUCTS = frozenset(("matmul", "mm", "bmm", "einsum"))  # their sides have one dtype, or the call raises
 _DEPTH = 8
 
 
@@ -123,6 +124,15 @@ with torch.autocast("cuda"):
         """
 import torch
 import torch.nn.functional as F
+def contrast(image, text, target):
+    with torch.autocast("cuda", enabled=False):
+        return F.cross_entropy(image.float() @ text.float().t(), target)
+with torch.autocast("cuda"):
+    loss = contrast(model(x), model(y), target)
+""",
+        """
+import torch
+import torch.nn.functional as F
 head = torch.nn.Linear(4, 2)
 def train(model, x, y):
     with torch.autocast("cuda"):
@@ -195,6 +205,15 @@ def energy_of(scores):
 def train(q, k):
     with torch.autocast("cuda"):
         return energy_of(q @ k.transpose(-1, -2))
+""",
+        """
+import torch
+import torch.nn.functional as F
+def contrast(image, text, target):
+    with torch.autocast("cuda", enabled=False):
+        return F.cross_entropy(image @ text.t(), target)
+with torch.autocast("cuda"):
+    loss = contrast(model(x), model(y), target)
 """,
         """
 import torch
@@ -327,11 +346,13 @@ def train(model, loader):
             return [node.value] if isinstance(node, ast.Subscript) or node.attr in ("T", "mT") else []
         if isinstance(node, ast.UnaryOp):
             return [node.operand]
-        if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Pow, ast.MatMult)):
+        if isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Pow):
             return [one for one in (node.left, node.right) if self.source.number(one) is None]
-        if not isinstance(node, ast.Call) or self.source.call_name(node) not in _KEEPS:
+        name = self.source.call_name(node) if isinstance(node, ast.Call) else ""
+        if not isinstance(node, ast.Call) or name not in _KEEPS | _PRODUCTS:
             return []
         path = self.source.path(node.func)
-        if path.startswith("torch."):
-            return node.args[:1]
-        return [node.func.value] if isinstance(node.func, ast.Attribute) and not path else []
+        given = [one for one in node.args if not isinstance(one, ast.Constant)]
+        if not path.startswith("torch."):
+            given = [node.func.value, *given] if isinstance(node.func, ast.Attribute) and not path else []
+        return given if name in _PRODUCTS else given[:1]

@@ -7,6 +7,8 @@ import ast
 from floatline.causes.scaler import SCALER_STATE_LOST
 from floatline.lint.reading.loop import find_units
 from floatline.lint.reading.loop_events import dotted
+from floatline.lint.reading.source import Source
+from floatline.lint.reading.source_tree import parameters, read_once
 from floatline.lint.rule import Rule
 
 
@@ -98,6 +100,22 @@ def train(model, opt, scaler):
     checkpoint = {"epoch": 1, "weights": model.state_dict(), "opt": opt.state_dict()}
     torch.save(checkpoint, "last.pt")
 """,
+        """
+import torch
+from dataclasses import asdict, dataclass
+@dataclass
+class State:
+    weights: dict
+    opt: dict
+def store(state, file):
+    torch.save(state, file)
+def train(model, opt, scaler):
+    for x, y in batches:
+        scaler.scale(loss_fn(model(x), y)).backward()
+        scaler.step(opt)
+        scaler.update()
+    store(asdict(State(weights=model.state_dict(), opt=opt.state_dict())), "last.pt")
+""",
     )
 
     def visit_Module(self, node: ast.Module) -> None:  # noqa: N802
@@ -120,10 +138,10 @@ def train(model, opt, scaler):
                 self.report(holder)
 
     def _checkpoint(self, node: ast.AST) -> ast.expr | None:
-        """The outermost dict around a state, where torch.save writes it; None where it is something else."""
+        """The outermost dict or dataclass around a state, where torch.save writes it; None where it does not."""
         holder: ast.expr | None = None
         for above in self.source.ancestors(node):
-            if isinstance(above, ast.Dict) or (isinstance(above, ast.Call) and dotted(above.func) == "dict"):
+            if isinstance(above, ast.Dict) or (isinstance(above, ast.Call) and self._holds_states(above)):
                 holder = above
             elif isinstance(above, ast.stmt):
                 break
@@ -141,11 +159,33 @@ def train(model, opt, scaler):
         )
 
     def _saves(self, node: ast.AST | None) -> bool:
-        """`torch.save(…)`, and a helper whose name says that it saves a checkpoint."""
+        """`torch.save(…)`, a function of the file that calls it, and a helper whose name says that it saves."""
         if not isinstance(node, ast.Call):
             return False
-        name = self.source.call_name(node).lower()
-        return self.source.is_call_to(node, "torch.save") or ("save" in name and ("ckpt" in name or "check" in name))
+        name = self.source.call_name(node)
+        says_so = "save" in name.lower() and ("ckpt" in name.lower() or "check" in name.lower())
+        return says_so or self.source.is_call_to(node, "torch.save") or name in _saving(self.source)
+
+    def _holds_states(self, node: ast.Call) -> bool:
+        """`dict(…)`, a class of the file (`State(…)`), and `asdict(State(…))`."""
+        name = dotted(node.func)
+        return name in ("dict", "asdict", "dataclasses.asdict") or name in self.source.classes
+
+
+@read_once
+def _saving(source: Source) -> frozenset[str]:
+    """Functions of the file that give torch.save what they are given: `def store(state, file): …`."""
+    return frozenset(
+        one.name
+        for one in ast.walk(source.tree)
+        if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for call in ast.walk(one)
+        if isinstance(call, ast.Call)
+        and source.is_call_to(call, "torch.save")
+        and call.args
+        and isinstance(call.args[0], ast.Name)
+        and call.args[0].id in parameters(one)
+    )
 
 
 def _owner_of_state(node: ast.AST) -> str:

@@ -26,6 +26,7 @@ class BareTrainableTensor(Rule):
     code = "FL129"
     name = "bare-trainable-tensor"
     holds = "autocast"
+    only_if_selected = True
     cause = PARAMS_NOT_TRAINED
     message = (
         "a tensor with requires_grad=True that is not an nn.Parameter: parameters() leaves it out, nothing trains it"

@@ -8,7 +8,7 @@ import math
 from floatline.causes.overflow import SCALAR_OUT_OF_RANGE
 from floatline.lint.reading.reaching import Reached, may_be_tensor, reached_numbers
 from floatline.lint.reading.silence import follows_dtype, stays_silent
-from floatline.lint.reading.source import Operation
+from floatline.lint.reading.source import Operation, Source
 from floatline.lint.reading.source_tree import last_name
 from floatline.lint.rule import Bad, Holds, Rule
 
@@ -44,6 +44,7 @@ class ConstantOutOfRange(Rule):
     code = "FL105"
     name = "constant-out-of-range"
     holds = "autocast"
+    needs_proof = True
     cause = SCALAR_OUT_OF_RANGE
     message = "this constant is beyond 65504, the largest number of FP16"
     advice = "torch.finfo(x.dtype).min, which every dtype holds"
@@ -79,6 +80,7 @@ class ConstantOutOfRange(Rule):
         "import torch\nbest = torch.full_like(x, -1e6)",
         "import torch\ns = q @ k.transpose(-1, -2)\nkeep = keep.to(s.dtype)\ns = s + (1.0 - keep) * -1e9",
         "import torch\ndrop = torch.zeros_like(x)\nscores = x - 1e30 * drop",
+        "import torch\ns = q @ k.transpose(-1, -2)\ns = s + (keep == 0).to(s.dtype) * -1e9",
         "import torch.nn.functional as F\nrows = F.pad(x, (0, 1), value=-1e8)",
     )
 
@@ -92,10 +94,12 @@ class ConstantOutOfRange(Rule):
             reached = None if given is None else self._beyond(given)
             if given is None or reached is None or not self._may_be_half(found, given):
                 continue
-            can_fix = found.name in ("masked_fill", "where") and reached.number < 0 and not _may_be_mask(found)
+            can_fix = (
+                found.name in ("masked_fill", "where") and reached.number < 0 and not _may_be_mask(self.source, found)
+            )
             # A mask may be of whole numbers, which hold it.
             holds: Holds | None = (
-                "input" if _may_be_mask(found) and self.source.dtype(found.operand) != "half" else None
+                "input" if _may_be_mask(self.source, found) and self.source.dtype(found.operand) != "half" else None
             )
             fix = "mask-constant" if can_fix else None
             self.report(node, seen=self._say(found, reached), fix=fix, of=_filled(found), holds=holds)
@@ -122,7 +126,7 @@ class ConstantOutOfRange(Rule):
             if given and not isinstance(mask, ast.Name):
                 continue
             seen = f"a mask times {reached.number:g}: in FP16 the product is infinite"
-            self.report(node, seen=seen, of=mask, holds=given)
+            self.report(node, seen=seen, of=_gives_dtype(self.source, mask) or mask, holds=given)
             return
 
     def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
@@ -172,7 +176,8 @@ class ConstantOutOfRange(Rule):
     def _is_added_mask(self, node: ast.BinOp, mask: ast.expr, number: float) -> bool:
         if self._is_flipped(mask):
             return True
-        if not may_be_tensor(self.source, mask) and "mask" not in last_name(mask).lower():
+        is_tensor = may_be_tensor(self.source, mask) or _gives_dtype(self.source, mask) is not None
+        if not is_tensor and "mask" not in last_name(mask).lower():
             return False
         above = self.source.parents.get(node)
         if not isinstance(above, ast.BinOp) or not isinstance(above.op, (ast.Add, ast.Sub)):
@@ -203,6 +208,22 @@ class ConstantOutOfRange(Rule):
         return "-inf" if number < 0 else "inf"
 
 
+def _gives_dtype(source: Source, mask: ast.expr) -> ast.expr | None:
+    """s of `mask.to(s.dtype)`, `1 - mask.to(s.dtype)` and `mask.type_as(s)`."""
+    made = source.value(mask)
+    if isinstance(made, ast.BinOp):
+        sides = (_gives_dtype(source, side) for side in (made.left, made.right))
+        return next((one for one in sides if one is not None), None)
+    if not isinstance(made, ast.Call) or not isinstance(made.func, ast.Attribute) or len(made.args) != 1:
+        return None
+    (given,) = made.args
+    if made.func.attr == "type_as":
+        return given
+    if made.func.attr == "to" and isinstance(given, ast.Attribute) and given.attr == "dtype" and not source.path(given):
+        return given.value
+    return None
+
+
 def _filled(found: Operation) -> ast.expr | None:
     """The tensor whose dtype decides; torch.full has none, and may be told the dtype of another: `dtype=x.dtype`."""
     told = found.keywords.get("dtype")
@@ -211,7 +232,23 @@ def _filled(found: Operation) -> ast.expr | None:
     return found.operand
 
 
-def _may_be_mask(found: Operation) -> bool:
-    """Whether what is filled may itself be a mask, which may be boolean: no number of its dtype is the smallest."""
+def _may_be_mask(source: Source, found: Operation) -> bool:
+    """Whether what is filled may itself be a mask, which may be boolean: no number of its dtype is the smallest.
+
+    It is called one, or it masks something else in its function.
+    """
     filled = found.argument(1, "input") if found.name == "where" else found.operand
-    return filled is not None and "mask" in ast.unparse(filled).lower()
+    if filled is None:
+        return False
+    return "mask" in ast.unparse(filled).lower() or (isinstance(filled, ast.Name) and _masks(source, filled))
+
+
+def _masks(source: Source, name: ast.Name) -> bool:
+    for one in ast.walk(source.function(name)):
+        made = source.operation(one) if isinstance(one, ast.Call) else None
+        if made is None or made.name not in ("masked_fill", "where"):
+            continue
+        masking = made.operand if made.name == "where" and not made.is_method else made.argument(0, "mask")
+        if isinstance(masking, ast.Name) and masking.id == name.id:
+            return True
+    return False

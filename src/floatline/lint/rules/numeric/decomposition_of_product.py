@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.dtypes import UNSUPPORTED_HALF_OP
+from floatline.lint.reading.silence import made_of
+from floatline.lint.reading.source import Source
 from floatline.lint.reading.tensors import pass_shapes
 from floatline.lint.rule import Rule
 
@@ -26,6 +28,7 @@ class DecompositionOfProduct(Rule):
     code = "FL114"
     name = "decomposition-of-product"
     holds = "autocast"
+    only_if_selected = True
     cause = UNSUPPORTED_HALF_OP
     message = "under autocast the product is 16 bits, and this operation has no 16-bit kernel: it raises"
     advice = "with torch.autocast(device, enabled=False): compute product and decomposition of x.float()"
@@ -36,6 +39,8 @@ class DecompositionOfProduct(Rule):
         "import torch\nfrom torch import nn\nclass M(nn.Module):\n    def forward(self, a):\n"
         "        with torch.autocast('cuda', enabled=False):\n            return torch.linalg.inv(a @ a.T)",
         "import torch\nw = torch.linalg.svd(a @ b)",
+        "import torch\nfrom torch import nn\nclass M(nn.Module):\n    def forward(self, a):\n"
+        "        a = a.view(4, -1).type(torch.double)\n        a = a - a.mean()\n        return torch.inverse(a @ a.T)",
         "import torch\nfrom torch import nn\nclass M(nn.Module):\n    def forward(self, a):\n"
         "        return torch.linalg.slogdet(a)",
     )
@@ -71,8 +76,8 @@ class DecompositionOfProduct(Rule):
         found = self.source.operation(self.source.value(node))
         if found is None:
             return False
-        if found.name in _PRODUCTS:
-            return True
+        if found.name in _PRODUCTS:  # autocast leaves FP64 as it is
+            return not any(_is_double(self.source, one) for one in made_of(self.source, found.node))
         sides = [found.operand, *found.args[:1]]
         if any(self.source.is_call_to(pass_shapes(self.source, side), "torch.eye") for side in sides):
             return False  # of FP32, which makes the sum FP32
@@ -87,3 +92,10 @@ class DecompositionOfProduct(Rule):
             if isinstance(above, ast.FunctionDef) and any("custom_fwd" in ast.unparse(d) for d in above.decorator_list):
                 return True
         return False
+
+
+def _is_double(source: Source, node: ast.expr) -> bool:
+    """`x.double()`, and what names torch.float64."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "double" or source.path(node) == "torch.float64"
+    return source.path(node) in ("torch.float64", "torch.double")

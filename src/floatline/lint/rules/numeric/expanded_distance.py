@@ -6,6 +6,7 @@ import ast
 
 from floatline.causes.rounding import CANCELLATION
 from floatline.lint.reading.gradients import is_beside_training
+from floatline.lint.reading.silence import stays_silent
 from floatline.lint.reading.tensors import is_wide, pass_shapes, read_square, read_tensor_operation
 from floatline.lint.rule import Rule
 
@@ -24,6 +25,7 @@ class ExpandedDistance(Rule):
     code = "FL124"
     name = "expanded-distance"
     holds = "autocast"
+    only_if_selected = True
     needs_16_bits = True
     needs_gradient = True
     cause = CANCELLATION
@@ -61,6 +63,8 @@ class ExpandedDistance(Rule):
         terms = _terms(whole)
         squares = [one for one in terms if self._is_sum_of_squares(one)]
         if not squares or any(is_wide(self.source, one) for one in squares):
+            return
+        if stays_silent(self.source, whole, *squares):
             return
         if is_beside_training(self.source, node):
             return

@@ -31,6 +31,7 @@ class HalfPositions(Rule):
     code = "FL125"
     name = "half-positions"
     holds = "autocast"
+    only_if_selected = True
     cause = INTEGER_NOT_EXACT
     message = f"integers in 16 bits: {_WHY}"
     advice = "torch.arange(n, dtype=torch.float32), angles in FP32, and cast only their sin and cos"

@@ -37,6 +37,7 @@ class LogOfOneMinus(Rule):
         "import torch\np = p.float()\ny = torch.log(1 - p)",
         "import torch\np = p.clamp(max=0.99)\ny = torch.log(1 - p)",
         "import torch\np = p.clamp(torch.finfo(p.dtype).eps, 1 - torch.finfo(p.dtype).eps)\ny = torch.log1p(-p)",
+        "import torch\np = torch.minimum(p, torch.ones_like(p) * 0.99)\ny = torch.log(1 - p)",
         "import torch\nu = torch.rand_like(x)\ny = torch.log1p(-u)",
         "import math\nimport torch\ny = x * math.log(1 - 0.1)",
         "import torch\n\n\ndef icdf(p, rate):\n    return -torch.log1p(-p) / rate",
@@ -101,6 +102,6 @@ class LogOfOneMinus(Rule):
             owner = value
         for one in ast.walk(owner):
             name = self.source.call_name(one) if isinstance(one, ast.Call) else ""
-            if "clamp" in name or name.rstrip("_") in _DRAWN:
+            if "clamp" in name or name == "minimum" or name.rstrip("_") in _DRAWN:
                 return True
         return False

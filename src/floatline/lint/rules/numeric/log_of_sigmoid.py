@@ -10,6 +10,8 @@ from floatline.lint.reading.silence import stays_silent
 from floatline.lint.reading.source import Operation
 from floatline.lint.rule import Bad, Rule
 
+_WIDTHS = frozenset(("scale", "sigma", "std", "width", "variance", "var"))
+
 
 class LogOfSigmoid(Rule):
     """Flags `torch.log(torch.sigmoid(x))`, `torch.log(1 - torch.sigmoid(x))` and `torch.log1p(-torch.sigmoid(x))`.
@@ -85,11 +87,12 @@ class LogOfSigmoid(Rule):
         if found is None or found.name != "sigmoid" or stays_silent(self.source, node, outer.operand, found.operand):
             return
         fix = None if is_guarded else "log-sigmoid"
+        is_width = any(isinstance(one, ast.Name) and _is_width(one.id) for one in ast.walk(outer.operand))
+        seen = advice = ""
         if is_from_one:
             seen = "log(1 - sigmoid(x)) is -inf in FP16 above x = 8.31, where the sigmoid rounds to 1"
-            self.report(node, seen=seen, advice="torch.nn.functional.logsigmoid(-x)", fix=fix, of=found.operand)
-        else:
-            self.report(node, fix=fix, of=found.operand)
+            advice = "torch.nn.functional.logsigmoid(-x)"
+        self.report(node, seen=seen, advice=advice, fix=fix, of=found.operand, is_seldom=is_width)
 
     def _without_guard(self, found: Operation) -> ast.expr | None:
         """`p` of `p + eps` and of `p.clamp(min=eps)`, where FP16 rounds the eps to 0."""
@@ -104,3 +107,8 @@ class LogOfSigmoid(Rule):
             if number is not None and 0 < number <= ZERO_IN_FP16:
                 return side
         return None
+
+
+def _is_width(name: str) -> bool:
+    """Whether a sigmoid is no probability: a flow's scale or a distribution's width that came to 0 would be useless."""
+    return not _WIDTHS.isdisjoint(name.lower().rstrip("s").split("_"))

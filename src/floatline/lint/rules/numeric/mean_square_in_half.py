@@ -23,6 +23,7 @@ class MeanSquareInHalf(Rule):
     code = "FL135"
     name = "mean-square-in-half"
     holds = "autocast"
+    needs_proof = True
     needs_16_bits = True
     needs_gradient = True
     cause = PRODUCT_OVERFLOW

@@ -6,6 +6,7 @@ import ast
 
 from floatline.causes.overflow import ACTIVATION_OVERFLOW
 from floatline.lint.reading.gradients import has_gradient
+from floatline.lint.reading.silence import asks_for_dtype
 from floatline.lint.rule import Rule
 
 
@@ -33,6 +34,7 @@ class SaturatingClamp(Rule):
         "import torch\ny = x.float().clamp(-65504, 65504).half()",
         "import torch\nlimit = torch.finfo(torch.float8_e4m3fn).max\ny = x.clamp(-limit, limit)",
         "import torch\ny = x.clamp(-65504, 65504).to(torch.float16)",
+        "import torch\nsmall = x.detach().clone()\nsmall = small.clamp(-65504, 65504)",
     )
     bad = (
         "import torch\ny = x.clamp(-65504, 65504)",
@@ -49,7 +51,8 @@ class SaturatingClamp(Rule):
         if high is None or not self._is_end(high) or self.source.dtype(found.operand) in ("wide", "integer"):
             return
         if has_gradient(self.source, node) and not self._is_cast(node):
-            self.report(node)
+            # Under autocast the sums of residual blocks are FP32, and such a test is False.
+            self.report(node, holds="half" if asks_for_dtype(self.source, node) else None)
 
     def _is_cast(self, node: ast.AST) -> bool:
         """x.clamp(-65504, 65504).half(): a cast that does not overflow."""
