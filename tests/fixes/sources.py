@@ -27,7 +27,10 @@ def finding(path, line, cause, op=""):
 
 
 def candidates(tmp_path, cause, op, old, head=HEAD, arguments="self, x, y, w, out, i, mask, scaler, opt"):
-    """What replaces a line, by the kind of each change that is known for it; each compiles."""
+    """What replaces a line, by the kind of each change that is known for it; each compiles.
+
+    That the whole function is computed in FP32 is left out: it may stand behind any of them.
+    """
     lines = textwrap.dedent(old).strip().splitlines()
     body = "".join(f"    {line}\n" for line in lines)
     path = write(tmp_path, f"\n\ndef f({arguments}):\n{body}", head=head)
@@ -35,7 +38,8 @@ def candidates(tmp_path, cause, op, old, head=HEAD, arguments="self, x, y, w, ou
     found = {}
     for fix in find_fixes(finding(path, line, cause, op)):
         compile(fix.after, "after", "exec")
-        found.setdefault(fix.kind, changed(fix))
+        if fix.kind != "fp32-function":
+            found.setdefault(fix.kind, changed(fix))
     return found
 
 

@@ -27,6 +27,9 @@ def test_a_change_that_does_not_hold_stands_first_and_is_counted(tool: ModuleTyp
     none = replace(good, name="none", code="", said="no change of the source is known")
     unread = replace(good, name="unread", unknown="losses were not read")
     lines = tool.page([good, none, bad, unread]).splitlines()
+    assert lines[1].startswith("All 4 have their cure in the source.")
+    assert lines[1].endswith("**2 of 4, 50 %, and 1**.")
+    lines = lines[2:]
     assert lines[3:8] == [
         "| are offered a change that does not hold | 1 |",
         "| get a change | 3 |",

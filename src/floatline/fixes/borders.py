@@ -8,8 +8,10 @@ from dataclasses import replace
 import libcst as cst
 import libcst.matchers as m
 
-from floatline.fixes.expressions import WIDENED, FixContext, NewExpression, widen_tree
+from floatline.fixes.expressions import FixContext, NewExpression, widen_tree
+from floatline.fixes.names import read_cast
 from floatline.fixes.operations import (
+    WIDENED,
     SourceOperation,
     call,
     float_of,
@@ -116,9 +118,28 @@ def fp32_cast(node: cst.BaseExpression, scene: FixContext) -> NewExpression | No
     return NewExpression(node.with_changes(args=args), says)
 
 
+def fp32_state(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
+    """`zeros_like(p, dtype=dtype)` and `zeros_like(p)` with FP32 as the dtype of what an optimizer keeps."""
+    path = scene.names.resolve(node.func) if isinstance(node, cst.Call) else ""
+    wide = scene.names.spell("torch.float32")
+    if not isinstance(node, cst.Call) or wide is None or path.rpartition(".")[2] not in _MAKERS or not node.args:
+        return None
+    says = "what the optimizer keeps is FP32"
+    if any(arg.keyword is not None and arg.keyword.value == "dtype" for arg in node.args):
+        new = fp32_cast(node, scene)
+        return None if new is None else replace(new, says=says)
+    if not path.startswith("torch.") or not path.endswith("_like"):
+        return None
+    dtype = cst.Arg(wide, cst.Name("dtype"), equal=cst.AssignEqual(cst.SimpleWhitespace(""), cst.SimpleWhitespace("")))
+    args = [arg.with_changes(comma=cst.MaybeSentinel.DEFAULT) for arg in node.args]
+    return NewExpression(node.with_changes(args=[*args, dtype]), says)
+
+
 def fp32_weights(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """`model.half()` as `model.float()`, where autocast computes in 16 bits anyway."""
-    new = fp32_cast(node, scene) if scene.names.has_autocast else None
+    word = read_cast(node, scene.names) if isinstance(node, cst.Call) else ""
+    is_mixed = scene.names.has_autocast or word in scene.names.formats
+    new = fp32_cast(node, scene) if is_mixed else None
     return None if new is None else replace(new, says="weights stay in FP32: autocast computes in 16 bits by itself")
 
 
@@ -132,15 +153,17 @@ def _widen_dtype(arg: cst.Arg, wide: cst.BaseExpression, scene: FixContext) -> c
 
 def _is_dtype(node: cst.BaseExpression, scene: FixContext) -> bool:
     """Whether an expression is a dtype, and neither a device nor a tensor."""
+    last = node.attr.value if isinstance(node, cst.Attribute) else node.value if isinstance(node, cst.Name) else ""
+    if "dtype" in last.lower() or scene.names.resolve(node) in (*_HALVES, "torch.float32", "torch.float"):
+        return True
     made = scene.follow(node)
     if made is not node:
         return _is_dtype(made, scene)
     if isinstance(node, cst.IfExp):
         return _is_dtype(node.body, scene) or _is_dtype(node.orelse, scene)
-    if scene.names.resolve(node) in (*_HALVES, "torch.float32", "torch.float"):
-        return True
-    last = node.attr.value if isinstance(node, cst.Attribute) else node.value if isinstance(node, cst.Name) else ""
-    return "dtype" in last.lower()
+    if isinstance(node, cst.Subscript) and isinstance(node.value, cst.Dict):  # {"bf16": torch.bfloat16}[precision]
+        return any(_is_dtype(one.value, scene) for one in node.value.elements)
+    return False
 
 
 def write_dtype(line: cst.SimpleStatementLine, around: cst.CSTNode, scene: FixContext) -> NewStatements | None:
@@ -247,7 +270,7 @@ class WidenInputs(cst.CSTTransformer):
                 return updated_node
             return updated_node.with_changes(args=self._widen([updated_node.args[0]]))
         found = read_operation(original_node, self._scene.names)
-        if found is None or found.is_method or found.name not in _PRODUCTS:
+        if found is None or found.is_method or found.name not in (*_PRODUCTS, "binary_cross_entropy"):
             return updated_node
         return updated_node.with_changes(args=self._widen(updated_node.args))
 
@@ -262,10 +285,19 @@ class WidenInputs(cst.CSTTransformer):
 
     def _widen(self, args: Sequence[cst.Arg]) -> list[cst.Arg]:
         tensors = [arg.value for arg in args if _is_tensor(arg.value)]
-        owners = [owner for one in tensors if (owner := find_owner(one)) is not None]
+        owners = [owner for one in tensors if (owner := _find_tensor(one, self._scene)) is not None]
         self.owners += sorted(owners, key=lambda one: isinstance(one, cst.Attribute))  # x rather than self.weight
         names = self._scene.names
         return [arg.with_changes(value=float_of(arg.value, names)) if arg.value in tensors else arg for arg in args]
+
+
+def _find_tensor(node: cst.BaseExpression, scene: FixContext) -> cst.BaseExpression | None:
+    """A name that has the device of an expression: `x` for `x[:, 0].float()`."""
+    if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute) and not scene.names.resolve(node.func):
+        return _find_tensor(node.func.value, scene)
+    if isinstance(node, cst.Subscript):
+        return _find_tensor(node.value, scene)
+    return find_owner(node)
 
 
 def _with_argument(node: cst.BaseExpression, new: cst.BaseExpression) -> cst.BaseExpression:

@@ -34,9 +34,9 @@ class CodeFix:
 
     @property
     def new_code(self) -> str:
-        """What stands there afterwards, in one line; where nothing but lines are added, these."""
+        """What stands there afterwards, in one line; of lines that are only taken out, what is done."""
         lines = [line[1:].strip() for line in self.patch.splitlines()[2:] if line.startswith("+")]
-        return "; ".join(line for line in lines if line).replace(":; ", ": ")
+        return "; ".join(line for line in lines if line).replace(":; ", ": ") or self.says
 
     @property
     def patch(self) -> str:

@@ -9,6 +9,8 @@ import libcst as cst
 
 from floatline.fixes.names import Names
 from floatline.fixes.operations import (
+    NO_HALF,
+    WIDENED,
     SourceOperation,
     bare,
     call,
@@ -20,14 +22,6 @@ from floatline.fixes.operations import (
     read_operation,
     same,
 )
-
-# Operations that can be computed in FP32 by widening their first operand.
-WIDENED = frozenset(
-    """sum mean pow mul div sub add exp expm1 log log1p log2 sqrt rsqrt reciprocal norm var std prod cumsum logsumexp
-    softmax log_softmax acos asin atanh acosh slogdet det inverse cdist sigmoid tanh abs neg clamp clamp_min clamp_max
-    cosh sinh matmul var_mean std_mean""".split()  # noqa: SIM905
-)
-
 
 Leaf = Callable[[cst.BaseExpression], "cst.BaseExpression | None"]
 
@@ -100,6 +94,7 @@ class FixContext:
         op: The operation that failed, such as 'sum'; '' where it is not known.
         is_sure: Whether a finding has named this line.
         part: The module that failed there, such as 'body.0'; '' where it is not known.
+        numbers: Names and attributes of self to the numbers that they stand for.
         is_measured: Whether a run showed that what fails is 16 bits; else it may be FP64, which nothing may narrow, and
             what FP32 computes must stay.
     """
@@ -110,10 +105,16 @@ class FixContext:
     is_sure: bool = False
     part: str = ""
     is_measured: bool = True
+    numbers: Mapping[str, float] = field(default_factory=dict[str, float])
 
     def read(self, node: cst.BaseExpression) -> SourceOperation | None:
         """The operation that an expression is, or that its name was made by."""
         return read_operation(self.follow(node), self.names)
+
+    def number(self, node: cst.BaseExpression) -> float | None:
+        """A number, also one that a name of the file, a default or an attribute of self stands for."""
+        found = read_number(self.follow(node))
+        return self.numbers.get(cst.Module([]).code_for_node(node)) if found is None and is_simple(node) else found
 
     def follow(self, node: cst.BaseExpression) -> cst.BaseExpression:
         """What a local name was made from; anything else itself."""
@@ -323,7 +324,7 @@ def small_eps(node: cst.BaseExpression, scene: FixContext) -> NewExpression | No
 def float_operands(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
     """The operation that failed, and what it is made of in this statement, in FP32."""
     found = read_operation(node, scene.names)
-    if found is None or found.name != scene.op or scene.op not in WIDENED:
+    if found is None or found.name not in ((scene.op,) if scene.op else NO_HALF) or found.name not in WIDENED:
         return None
     wide = widen_tree(node, scene.names)
     return None if wide is None else NewExpression(wide, f"{found.name} is computed in FP32")
@@ -379,7 +380,7 @@ def _larger_eps(node: cst.BaseExpression, scene: FixContext) -> cst.BaseExpressi
 
 
 def _is_eps(node: cst.BaseExpression, scene: FixContext) -> bool:
-    number = read_number(node)
+    number = scene.number(node)
     if number is not None:
         return 0 < number < _SMALLEST_NORMAL
     last = node.attr.value if isinstance(node, cst.Attribute) else node.value if isinstance(node, cst.Name) else ""

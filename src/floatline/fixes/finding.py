@@ -15,38 +15,50 @@ from floatline.fixes.code_fix import CodeFix
 from floatline.fixes.expressions import FixContext
 from floatline.fixes.kinds import EXPRESSIONS, ONLY_FOR_FINDINGS, SPANS, STATEMENTS, FixKind
 from floatline.fixes.names import ReadImports
+from floatline.fixes.origins import find_numbers, find_origins
 from floatline.fixes.positions import find_positions
 from floatline.fixes.rewriting import Exchange, Replace
-from floatline.fixes.scope import find_made, find_sources, find_statement
+from floatline.fixes.scope import LinePlace, find_made, find_sources, find_statement, find_steps
 from floatline.fixes.spanning.edits import FileScene
 
 _LOGS: tuple[FixKind, ...] = ("log-sigmoid", "log-softmax", "softplus", "bce-with-logits")
-_WEIGHTS: tuple[FixKind, ...] = ("mixed-precision", "fp32-weights", "autocast-forward")
+_WEIGHTS: tuple[FixKind, ...] = ("mixed-precision", "trainer-precision", "fp32-weights", "autocast-forward")
 _FLOATS: tuple[FixKind, ...] = ("float-operands", "float-and-back")
+_REGIONS: tuple[FixKind, ...] = ("fp32-island", "fp32-function")
 # What is tried for each cause, in this order.
 KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
-    "scalar-out-of-range": ("mask-constant", "mask-sum"),
-    "rounded-onto-singularity": (*_LOGS, *_FLOATS, "buffer-keeps-dtype"),
-    "exp-overflow": ("exp-ratio", "softplus", "log-softmax", *_FLOATS),
-    "eps-underflow": ("log-sigmoid", "small-eps", *_FLOATS),
-    "activation-overflow": (*_FLOATS, "fp32-island", "fp32-loop"),
+    "scalar-out-of-range": ("mask-constant", "small-mask", "mask-sum"),
+    "rounded-onto-singularity": (*_LOGS, *_FLOATS, "buffer-keeps-dtype", *_REGIONS),
+    "exp-overflow": ("exp-ratio", "softplus", "log-softmax", *_FLOATS, "fp32-function"),
+    "eps-underflow": ("log-sigmoid", "small-eps", *_FLOATS, "fp32-function"),
+    "activation-overflow": (*_FLOATS, "fp32-island", "fp32-loop", "fp32-function"),
     "input-out-of-range": ("fp32-first", "fp32-island"),
-    "reduction-overflow": _FLOATS,
-    "product-overflow": (*_FLOATS, "fp32-island", "fp32-loop"),
+    "reduction-overflow": (*_FLOATS, "fp32-function"),
+    "product-overflow": (*_FLOATS, "fp32-island", "fp32-loop", "fp32-function"),
     "gradient-overflow": ("scale-back-off", *_LOGS, "exp-ratio", *_FLOATS),
     "gradient-underflow": ("scaler-with-autocast", "add-scaler", "mixed-precision", "autocast-forward"),
-    "optimizer-state-underflow": _WEIGHTS,
+    "optimizer-state-underflow": ("fp32-state", *_WEIGHTS),
     "update-lost-to-rounding": _WEIGHTS,
-    "cancellation": ("two-pass-variance", *_FLOATS),
+    "cancellation": ("two-pass-variance", *_FLOATS, *_REGIONS),
     "accumulator-stagnation": ("float-operands",),
-    "integer-not-exact": ("fp32-cast",),
+    "integer-not-exact": ("fp32-cast", *_REGIONS),
+    "changed-in-16-bits": (*_FLOATS, "fp32-cast", *_REGIONS),
     "unsupported-half-op": ("bce-with-logits", *_FLOATS),
     "autocast-region-misuse": ("bce-with-logits", "float-input", "source-dtype", "write-dtype", "product-dtype"),
     "dtype-mismatch": ("source-dtype", "write-dtype", "product-dtype", "input-dtype"),
-    "clip-before-unscale": ("unscale-before-clip",),
-    "scaler-misuse": ("unscale-once", "step-through-scaler", "update-after-step"),
-    "scaler-state-lost": ("scaler-state",),
-    "fp16-params-with-scaler": ("fp32-weights", "autocast-forward"),
+    "clip-before-unscale": ("clip-in-framework", "unscale-all", "unscale-before-clip"),
+    "scaler-misuse": (
+        "unscale-once",
+        "step-through-scaler",
+        "update-after-step",
+        "backward-in-framework",
+        "scale-backward",
+        "unscale-by-scaler",
+        "clear-always",
+        "divide-by-scale",
+    ),
+    "scaler-state-lost": ("scaler-state", "one-scaler"),
+    "fp16-params-with-scaler": _WEIGHTS,
     "scheduler-vs-skipped-step": ("schedule-after-step",),
     "scaled-grad-in-penalty": ("unscaled-penalty",),
     "params-not-trained": ("bare-parameter",),
@@ -61,6 +73,20 @@ KINDS_OF_SOURCES: dict[str, tuple[FixKind, ...]] = {
     "accumulator-stagnation": ("fp32-cast",),
     "fully-masked-softmax": ("mask-constant",),
 }
+# What is tried after that at the statements that the names of the line come from, in the whole file.
+KINDS_OF_ORIGINS: dict[str, tuple[FixKind, ...]] = {
+    **dict.fromkeys(("update-lost-to-rounding", "fp16-params-with-scaler"), _WEIGHTS),
+    "optimizer-state-underflow": ("fp32-state", *_WEIGHTS),
+    **dict.fromkeys(
+        (
+            "rounded-onto-singularity", "cancellation", "accumulator-stagnation", "integer-not-exact", "eps-underflow",
+            "changed-in-16-bits",
+        ),
+        ("fp32-cast",),
+    ),
+}  # fmt: skip
+# What is tried last at the steps of the same function.
+KINDS_OF_STEPS: dict[str, tuple[FixKind, ...]] = {"scaler-misuse": ("update-after-step", "step-through-scaler")}
 KINDS_OF_FINDINGS: tuple[FixKind, ...] = tuple(
     {kind: None for kinds in KINDS_OF_CAUSES.values() for kind in kinds if kind not in ONLY_FOR_FINDINGS}
 )
@@ -91,6 +117,7 @@ def find_fixes(finding: Finding, *, root: str | Path | None = None, text: str | 
         sources = KINDS_OF_SOURCES.get(finding.cause.id, ())
         yield from _fix_by(
             finding.file, finding.line, kinds, op=finding.op, root=root, is_sure=True, text=text, sources=sources,
+            origins=KINDS_OF_ORIGINS.get(finding.cause.id, ()), steps=KINDS_OF_STEPS.get(finding.cause.id, ()),
             part=finding.module,
         )  # fmt: skip
 
@@ -127,9 +154,11 @@ def _fix_by(
     is_sure: bool,
     text: str | None = None,
     sources: Sequence[FixKind] = (),
+    origins: Sequence[FixKind] = (),
+    steps: Sequence[FixKind] = (),
     part: str = "",
 ) -> Iterator[CodeFix]:
-    """The change that each kind makes of a line, or of the statements that made its names, where it fits."""
+    """The change that each kind makes of a line, or of the statements that its names come from, where it fits."""
     path = Path(file)
     try:
         before = path.read_bytes().decode("utf-8") if text is None else text
@@ -144,12 +173,15 @@ def _fix_by(
     wrapper.module.visit(reader)
     name = _name_in_patch(path, root)
     made_by = find_sources(found.around, found.line) if sources else ()
-    places = [*((one, sources) for one in made_by), (found.line, kinds)]
-    for statement, wanted in places:
-        at = line if statement is found.line else positions[statement].start.line
-        scene = FixContext(reader.names, find_made(found.around, positions, at), _op_name(op), is_sure, part)
+    places = [*((LinePlace(one, found.around), sources) for one in made_by), (found, kinds)]
+    places += [(one, origins) for one in find_origins(wrapper.module, found)] if origins else []
+    places += [(one, steps) for one in find_steps(found)] if steps else []
+    for place, wanted in places:
+        at = line if place is found else positions[place.line].start.line
+        made, numbers = find_made(place.around, positions, at), find_numbers(wrapper.module, place)
+        scene = FixContext(reader.names, made, _op_name(op), is_sure, part, numbers=numbers)
         for kind in wanted:
-            change = _rewrite(wrapper.module, statement, found.around, kind, scene)
+            change = _rewrite(wrapper.module, place.line, place.around, kind, scene)
             if change is not None:
                 yield CodeFix(path, name, at, kind, change.says, change.safe, before, change.after)
 

@@ -8,7 +8,20 @@ from typing import Literal
 import libcst as cst
 
 from floatline.fixes import borders, expressions, guards, loops, statements, statistics
-from floatline.fixes.spanning import buffers, checkpoints, masks, new_scaler, precisions, regions, scalers, weights
+from floatline.fixes.spanning import (
+    buffers,
+    checkpoints,
+    frameworks,
+    functions,
+    masks,
+    new_scaler,
+    own_scales,
+    passes,
+    precisions,
+    regions,
+    scalers,
+    weights,
+)
 from floatline.fixes.spanning.edits import SpanRewrite
 from floatline.fixes.statements import NewStatements
 
@@ -21,7 +34,9 @@ FixKind = Literal[
     "float-input", "input-dtype", "source-dtype", "write-dtype", "product-dtype", "double-where", "mean-of-some",
     "no-clamp", "schedule-after-step", "unscaled-penalty", "mixed-precision", "scaler-with-autocast", "scale-back-off",
     "unscale-once", "scaler-state", "buffer-keeps-dtype", "fp32-loop", "fp32-first", "mask-sum", "add-scaler",
-    "autocast-forward",
+    "autocast-forward", "divide-by-scale", "clip-in-framework", "backward-in-framework", "trainer-precision",
+    "one-scaler", "small-mask", "fp32-state", "scale-backward",
+    "unscale-by-scaler", "clear-always", "unscale-all", "fp32-function",
 ]  # fmt: skip
 EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "log-sigmoid": expressions.log_sigmoid,
@@ -39,6 +54,7 @@ EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "sum-dtype": statistics.sum_dtype,
     "float-and-back": borders.float_and_back,
     "fp32-cast": borders.fp32_cast,
+    "fp32-state": borders.fp32_state,
     "fp32-weights": borders.fp32_weights,
     "float-input": borders.float_input,
     "input-dtype": borders.input_dtype,
@@ -63,19 +79,30 @@ STATEMENTS: dict[FixKind, StatementRewrite] = {
 SPANS: dict[FixKind, SpanRewrite] = {
     "mixed-precision": precisions.mixed_precision,
     "scaler-with-autocast": scalers.scaler_with_autocast,
-    "scale-back-off": scalers.scale_back_off,
+    "scale-back-off": own_scales.scale_back_off,
+    "divide-by-scale": own_scales.divide_by_scale,
+    "clip-in-framework": frameworks.clip_in_framework,
+    "backward-in-framework": frameworks.backward_in_framework,
+    "trainer-precision": frameworks.trainer_precision,
+    "one-scaler": scalers.one_scaler,
+    "scale-backward": passes.scale_backward,
+    "unscale-by-scaler": passes.unscale_by_scaler,
+    "clear-always": passes.clear_always,
+    "unscale-all": passes.unscale_all,
+    "fp32-function": functions.fp32_function,
     "unscale-once": scalers.unscale_once,
     "scaler-state": checkpoints.scaler_state,
     "buffer-keeps-dtype": buffers.buffer_keeps_dtype,
     "fp32-loop": regions.fp32_loop,
     "fp32-first": regions.fp32_first,
     "mask-sum": masks.mask_sum,
+    "small-mask": masks.small_mask,
     "add-scaler": new_scaler.add_scaler,
     "autocast-forward": weights.autocast_forward,
 }
 # Kinds that fit many healthy lines: they are for a line that a finding has named.
 ONLY_FOR_FINDINGS: frozenset[FixKind] = frozenset({
-    "float-and-back", "fp32-cast", "fp32-weights", "fp32-island", "float-input", "input-dtype", "source-dtype",
-    "write-dtype", "product-dtype", "double-where", "mean-of-some", "no-clamp", "schedule-after-step",
+    "float-and-back", "fp32-cast", "fp32-state", "fp32-weights", "fp32-island", "float-input", "input-dtype",
+    "source-dtype", "write-dtype", "product-dtype", "double-where", "mean-of-some", "no-clamp", "schedule-after-step",
     "two-pass-variance", "vector-norm", "update-after-step", *SPANS,
 })  # fmt: skip

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 _FUNCTIONAL = "torch.nn.functional"
+# What is given to a framework that then computes in 16 bits by itself.
+_SETTINGS = {"Accelerator": "mixed_precision", "Trainer": "precision", "Fabric": "precision"}
 
 
 @dataclass
@@ -16,12 +18,14 @@ class Names:
     Args:
         aliases: Local name to the dotted path that it stands for.
         functions: Names of the functions and methods that the file defines.
-        has_autocast: Whether the file enters an autocast region.
+        has_autocast: Whether the file enters an autocast region, or a framework does it for the file.
+        formats: 'fp16' and 'bf16', as far as transformers' TrainingArguments are given them.
     """
 
     aliases: dict[str, str] = field(default_factory=dict)
     functions: set[str] = field(default_factory=set)
     has_autocast: bool = False
+    formats: set[str] = field(default_factory=set[str])
 
     def resolve(self, node: cst.BaseExpression) -> str:
         """The dotted path that a name or attribute stands for: `F.softmax` is torch.nn.functional.softmax; or ''."""
@@ -76,9 +80,28 @@ class ReadImports(cst.CSTVisitor):
         self.names.functions.add(node.name.value)
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
-        """`torch.autocast(…)`."""
+        """`torch.autocast(…)`, and the settings of frameworks that enter it."""
         last = node.func.attr if isinstance(node.func, cst.Attribute) else node.func
-        self.names.has_autocast |= isinstance(last, cst.Name) and last.value == "autocast"
+        name = last.value if isinstance(last, cst.Name) else ""
+        given = {arg.keyword.value for arg in node.args if arg.keyword is not None and not _is_off(arg.value)}
+        self.names.has_autocast |= name in ("autocast", "MixedPrecision") or _SETTINGS.get(name, "") in given
+        self.names.formats |= given & {"fp16", "bf16"} if name.endswith("TrainingArguments") else set()
+
+
+def _is_off(node: cst.BaseExpression) -> bool:
+    """False, None, and the words for FP32."""
+    if isinstance(node, cst.SimpleString):
+        return node.evaluated_value in ("no", "32", "32-true")
+    return isinstance(node, cst.Integer) or (isinstance(node, cst.Name) and node.value in ("False", "None"))
+
+
+def read_cast(call: cst.Call, names: Names) -> str:
+    """'fp16' or 'bf16', the format that a call casts to; '' where nobody can tell."""
+    name = call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+    paths = {names.resolve(arg.value) for arg in call.args}
+    if name == "half" or paths & {"torch.float16", "torch.half"}:
+        return "fp16"
+    return "bf16" if name == "bfloat16" or "torch.bfloat16" in paths else ""
 
 
 def _dotted(node: cst.BaseExpression) -> str:

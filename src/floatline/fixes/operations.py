@@ -20,6 +20,19 @@ _SIGNS: dict[type[cst.BaseBinaryOp], str] = {
     cst.MatrixMultiply: "matmul",
 }
 
+# Operations that can be computed in FP32 by widening their first operand.
+WIDENED = frozenset(
+    """sum mean pow mul div sub add exp exp2 expm1 log log1p log2 log10 sqrt rsqrt reciprocal norm var std prod cumsum
+    cumprod logsumexp logcumsumexp softmax log_softmax softplus logsigmoid acos asin atanh acosh slogdet logdet det
+    inverse inv pinv cholesky eigh eigvalsh svd svdvals qr matrix_exp cdist sigmoid tanh abs neg clamp clamp_min
+    clamp_max cosh sinh logit erfinv lgamma digamma xlogy nansum nanmean matmul var_mean std_mean
+    """.split()  # noqa: SIM905
+)
+# What torch has no 16-bit form of: it raises, and names no operation.
+NO_HALF = frozenset(
+    "slogdet logdet det inverse inv pinv cholesky eigh eigvalsh svd svdvals qr matrix_exp cdist erfinv lgamma".split()  # noqa: SIM905
+)
+
 
 @dataclass(frozen=True)
 class SourceOperation:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import libcst as cst
+import libcst.matchers as m
 
 Positions = Mapping[cst.CSTNode, Any]
 
@@ -69,6 +70,13 @@ def find_path(root: cst.CSTNode, node: cst.CSTNode) -> list[cst.CSTNode]:
         if below := find_path(child, node):
             return [root, *below]
     return []
+
+
+def find_steps(place: LinePlace) -> list[LinePlace]:
+    """The other statements of the same function that call `step`."""
+    called = m.Call(m.Attribute(attr=m.Name("step")))
+    lines = [cst.ensure_type(one, cst.SimpleStatementLine) for one in m.findall(place.around, m.SimpleStatementLine())]
+    return [LinePlace(one, place.around) for one in lines if one is not place.line and m.findall(one, called)]
 
 
 def find_sources(around: cst.CSTNode, line: cst.SimpleStatementLine) -> list[cst.SimpleStatementLine]:

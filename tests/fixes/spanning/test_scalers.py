@@ -37,7 +37,7 @@ def test_a_scaler_is_on_wherever_autocast_is(tmp_path):
         ("enabled=scale_loss", "enabled=amp"),  # it is on
         ("        enabled=scale_loss,  # off by default\n", ""),
         ("torch.float16", "torch.bfloat16"),
-        ("torch.float16", "kind"),  # which may be bfloat16
+        ("torch.float16", "kinds[len(x)]"),  # not asked for twice
         ("enabled=amp)", "enabled=y is not None)"),  # not known where the scaler is made
         ("        with torch.autocast", "        amp = True\n        with torch.autocast"),
         ('"cuda", dtype=torch.float16, enabled=amp', '"cuda", enabled=False'),

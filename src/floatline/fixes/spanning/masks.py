@@ -1,4 +1,4 @@
-"""Masks that are added: their sum ends at the smallest number of the dtype, instead of at -inf."""
+"""Masks that are added: their constant fits the dtype, and their sum ends at its smallest number instead of at -inf."""
 
 from __future__ import annotations
 
@@ -6,12 +6,39 @@ import libcst as cst
 import libcst.matchers as m
 
 from floatline.fixes.borders import find_owner
-from floatline.fixes.operations import float_of, read_number
+from floatline.fixes.operations import float_of, read_number, read_operation
 from floatline.fixes.spanning.edits import FileEdit, FileScene, assigned_in, parameters_of, statement
 from floatline.fixes.statements import source_of
 
 _WORDS = ("mask", "pad", "causal", "bias")
+_LARGEST = 65504.0
 _SAYS = "masks are added in FP32, and the sum ends at the smallest number of the dtype"
+
+
+def small_mask(scene: FileScene) -> FileEdit | None:
+    """`pad * -1e9` as `pad * (torch.finfo(pad.dtype).min / 2)`: a score is added to it, and two masks may be."""
+    finfo, found = scene.context.names.spell("torch.finfo"), dict[cst.CSTNode, cst.CSTNode]()
+    for one in m.findall(scene.line, m.BinaryOperation(operator=m.Multiply())):
+        node = cst.ensure_type(one, cst.BinaryOperation)
+        for mask, constant, side in ((node.left, node.right, "right"), (node.right, node.left, "left")):
+            number, dtype = read_number(constant), _dtype_of(mask, scene)
+            if finfo is None or number is None or abs(number) <= _LARGEST or not dtype:
+                continue
+            least = f"({source_of(finfo)}({dtype}).{'min' if number < 0 else 'max'} / 2)"
+            found[node] = node.with_changes(**{side: cst.parse_expression(least)})
+    says = "the mask's constant is half of the smallest number of its dtype"
+    return FileEdit(says, found) if len(found) == 1 else None
+
+
+def _dtype_of(node: cst.BaseExpression, scene: FileScene) -> str:
+    """The dtype of a mask, as source: `x.dtype` of `pad.to(x.dtype)` and of `1 - x`; '' where nobody can tell."""
+    found = read_operation(node, scene.context.names)
+    if found is not None and found.is_method and found.name == "to" and len(found.rest) == 1:
+        return source_of(found.rest[0].value)
+    if found is not None and found.is_method and found.name == "type_as":
+        return f"{source_of(found.rest[0].value)}.dtype"
+    owner = find_owner(node)
+    return f"{source_of(owner)}.dtype" if owner is not None else ""
 
 
 def mask_sum(scene: FileScene) -> FileEdit | None:

@@ -22,6 +22,7 @@ from floatline.fixes.spanning.edits import (
     parameters_of,
     statement,
 )
+from floatline.fixes.spanning.scalers import is_other_format, only_in_fp16
 from floatline.fixes.statements import source_of
 
 
@@ -90,10 +91,9 @@ def _write_scaler(scene: FileScene) -> str:
     old = scene.context.names.resolve(region.func)
     device = '"cuda"' if old.startswith("torch.cuda.") else keyword_of(region, "device_type") or _first(region)
     dtype = keyword_of(region, "dtype")
-    is_half = dtype.endswith(("float16", "half")) and "bfloat16" not in dtype
-    if not device or not (is_half or (not dtype and "cuda" in device)):  # a GPU's own choice is FP16
+    if not device or is_other_format(region) or not (dtype or "cuda" in device):  # a GPU's own choice is FP16
         return ""
-    enabled = keyword_of(region, "enabled")
+    enabled = only_in_fp16(scene, keyword_of(region, "enabled"), dtype)
     return f"{source_of(new)}({device}{', enabled=' + enabled if enabled else ''})"
 
 

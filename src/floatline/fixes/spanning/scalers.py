@@ -27,7 +27,7 @@ from floatline.fixes.spanning.edits import (
 )
 from floatline.fixes.statements import source_of
 
-_FINITE = m.OneOf(*(m.Name(name) for name in ("isfinite", "isinf", "isnan")))
+_READS_GRADIENTS = re.compile(r"\.grad\b|clip_grad")
 
 
 def scaler_with_autocast(scene: FileScene) -> FileEdit | None:
@@ -36,10 +36,14 @@ def scaler_with_autocast(scene: FileScene) -> FileEdit | None:
     made = _find_scaler_call(scene, scaler)
     regions = [call for call in calls_of(scene.around, "autocast") if keyword_of(call, "enabled") != "False"]
     wanted = {keyword_of(call, "enabled") for call in regions}
-    if made is None or not regions or len(wanted) != 1 or not all(_may_be_fp16(call) for call in regions):
+    if made is None or not regions or len(wanted) != 1 or any(is_other_format(call) for call in regions):
         return None
     own, theirs = keyword_of(made, "enabled"), wanted.pop()
+    dtypes = {keyword_of(call, "dtype") for call in regions}
     line = own_statement(scene.around, made)
+    if len(dtypes) > 1:
+        return None
+    theirs = only_in_fp16(scene, theirs, dtypes.pop())
     if own in ("", theirs) or line is None or not is_known_at(scene, theirs, line):
         return None
     args = [arg for arg in made.args if not _is_word(arg, "enabled")]
@@ -62,75 +66,24 @@ def _find_scaler_call(scene: FileScene, scaler: str) -> cst.Call | None:
 _NAMED_SCALER = m.Attribute(attr=m.Name("GradScaler")) | m.Name("GradScaler")
 
 
-def _may_be_fp16(region: cst.Call) -> bool:
-    """Whether autocast's dtype is written out as FP16, or is the device's own."""
+def is_other_format(region: cst.Call) -> bool:
+    """Whether autocast's dtype is written out as another one than FP16, or cannot be asked for a second time."""
     dtype = keyword_of(region, "dtype")
-    return not dtype or (dtype.endswith(("float16", "half")) and "bfloat16" not in dtype)
+    return bool(dtype) and ("bfloat16" in dtype or not is_simple(cst.parse_expression(dtype)))
+
+
+def only_in_fp16(scene: FileScene, enabled: str, dtype: str) -> str:
+    """What turns a scaler on: what turns autocast on, and FP16 where its dtype is decided when the script runs."""
+    half = scene.context.names.spell("torch.float16")
+    if not dtype or dtype.endswith(("float16", "half")) or half is None:
+        return enabled
+    asked = f"{dtype} == {source_of(half)}"
+    loose = isinstance(cst.parse_expression(enabled), (cst.BooleanOperation, cst.IfExp)) if enabled else False
+    return f"({enabled}) and {asked}" if loose else f"{enabled} and {asked}" if enabled else asked
 
 
 def _is_word(arg: cst.Arg, word: str) -> bool:
     return arg.keyword is not None and arg.keyword.value == word
-
-
-def scale_back_off(scene: FileScene) -> FileEdit | None:
-    """A scale of one's own is halved where gradients that are not finite leave a step out."""
-    scale = _find_own_scale(scene)
-    if not scale or not _divides_gradients(scene, scale) or not _may_assign(scene, scale):
-        return None
-    loops = [node for node in scene.path_to(scene.line) if isinstance(node, LOOPS)]
-    if not loops and "." not in scale:  # a local would begin again with every call
-        return None
-    inside = loops[0] if loops else scene.around
-    if scale in assigned_in(inside):
-        return None
-    half = statement(f"{scale} = {scale} / 2")
-    says = "a scale that is too large is halved, as a GradScaler does it; gradients are divided by it anyway"
-    checks = [one for one in m.findall(inside, m.If()) if m.findall(cst.ensure_type(one, cst.If).test, _FINITE)]
-    if len(checks) != 1:
-        return None
-    return _halve_where_skipped(cst.ensure_type(checks[0], cst.If), half, says)
-
-
-def _halve_where_skipped(check: cst.If, half: Statement, says: str) -> FileEdit | None:
-    """Put a statement into the branch that makes no step."""
-    last = check.body.body[-1] if isinstance(check.body, cst.IndentedBlock) and check.body.body else None
-    if last is not None and m.matches(last, m.SimpleStatementLine([m.Continue()])) and not calls_of(check.body, "step"):
-        return FileEdit(says, before={last: [half]})
-    if not calls_of(check.body, "step"):
-        return None
-    if check.orelse is None:
-        block = cst.Else(cst.IndentedBlock([cst.ensure_type(half, cst.SimpleStatementLine)]))
-        return FileEdit(says, {check: check.with_changes(orelse=block)})
-    if not isinstance(check.orelse, cst.Else) or calls_of(check.orelse, "step"):
-        return None
-    first = check.orelse.body.body[0]
-    return FileEdit(says, before={first: [half]}) if isinstance(check.orelse.body, cst.IndentedBlock) else None
-
-
-def _find_own_scale(scene: FileScene) -> str:
-    """`scale` of `(loss * scale).backward()`, also where the product has a name; '' where there is none."""
-    for call in calls_of(scene.line, "backward"):
-        if call.args or not isinstance(call.func, cst.Attribute):
-            continue
-        product = scene.context.follow(call.func.value)
-        if isinstance(product, cst.BinaryOperation) and isinstance(product.operator, cst.Multiply):
-            sides = [source_of(one) for one in (product.left, product.right) if is_simple(one)]
-            return next((one for one in sides if "scale" in one.rpartition(".")[2].lower()), "")
-    return ""
-
-
-def _divides_gradients(scene: FileScene, scale: str) -> bool:
-    """Whether the function divides gradients by the scale: `p.grad.div_(scale)`, `p.grad /= scale`."""
-    divided = re.compile(rf"(/=? ?|div_?\(){re.escape(scale)}(?![\w.])")
-    texts = [source_of(one) for one in m.findall(scene.around, m.SimpleStatementLine())]
-    return any(".grad" in text and divided.search(text) for text in texts)
-
-
-def _may_assign(scene: FileScene, name: str) -> bool:
-    """Whether an assignment here changes what the function reads, and no global of that name."""
-    if "." in name or isinstance(scene.around, cst.Module):
-        return True
-    return name in parameters_of(scene.around) or name in assigned_in(scene.around)
 
 
 def unscale_once(scene: FileScene) -> FileEdit | None:
@@ -146,10 +99,11 @@ def unscale_once(scene: FileScene) -> FileEdit | None:
         for one in _find_steps(scene, scaler, optimizer)
         if scaler not in _owners_beside(scene, one, "unscale_", moved)
     ]
-    if not steps or any(one in block for one in steps) or not _can_move(scene, moved):
+    if not steps or any(one in block or _runs_with(scene, one) for one in steps) or not _can_move(scene, moved):
         return None
     kept = [cst.ensure_type(one, cst.SimpleStatementLine) for one in moved if not calls_of(one, "update")]
     nodes: dict[cst.CSTNode, cst.CSTNode | list[Statement]] = {one: [] for one in moved}
+    before: dict[cst.CSTNode, list[Statement]] = {}
     holder = _only_holder(scene, moved)
     if holder is not None:
         nodes = {holder: []}
@@ -157,10 +111,32 @@ def unscale_once(scene: FileScene) -> FileEdit | None:
         has_update = scaler in _owners_beside(scene, step, "update", moved)
         through = cst.ensure_type(statement(f"{scaler}.step({optimizer})"), cst.SimpleStatementLine)
         lines: list[Statement] = [one.deep_clone() for one in kept]
-        lines[0] = lines[0].with_changes(leading_lines=step.leading_lines)
+        reader = _find_reader(scene, step)
+        if reader is not None:  # what clips already stands before the step
+            before[reader] = [one.with_changes(leading_lines=()) for one in lines]
+            lines = []
         lines.append(step.with_changes(body=through.body, leading_lines=()))
+        lines[0] = lines[0].with_changes(leading_lines=step.leading_lines)
         nodes[step] = [*lines, *(() if has_update else (statement(f"{scaler}.update()"),))]
-    return FileEdit("gradients are unscaled once, when all micro-batches have added theirs", nodes, safe=False)
+    says = "gradients are unscaled once, when all micro-batches have added theirs"
+    return FileEdit(says, nodes, before, safe=False)
+
+
+def _runs_with(scene: FileScene, step: cst.CSTNode) -> bool:
+    """Whether a step is made in every turn of the loop that the statement stands in: it is unscaled once already."""
+    loops = [node for node in scene.path_to(scene.line) if isinstance(node, LOOPS)]
+    path = scene.path_to(step)
+    if not loops or loops[-1] not in path:
+        return False
+    return not any(isinstance(one, (cst.If, *LOOPS)) for one in path[path.index(loops[-1]) + 1 :])
+
+
+def _find_reader(scene: FileScene, step: cst.CSTNode) -> cst.CSTNode | None:
+    """The first statement behind the micro-batches, in the block of a step, that reads or clips gradients."""
+    block = block_of(scene.around, step)
+    behind = [one for one in block if scene.is_before(scene.line, one) and scene.is_before(one, step)]
+    behind = [one for one in behind if scene.line not in find_path(one, scene.line)]
+    return next((one for one in behind if _READS_GRADIENTS.search(cst.Module([]).code_for_node(one))), None)
 
 
 def _belongs_to_step(line: cst.CSTNode, scaler: str) -> bool:
@@ -195,7 +171,7 @@ def _can_move(scene: FileScene, moved: list[cst.CSTNode]) -> bool:
     made |= names_in(inner.target) if isinstance(inner, cst.For) else set[str]()
     if any(names_in(one) & made for one in moved):
         return False
-    return not any(".grad" in source_of(one) for one in lines)
+    return not any(re.search(r"\.grad\b", source_of(one)) for one in lines)
 
 
 def _only_holder(scene: FileScene, moved: list[cst.CSTNode]) -> cst.If | None:
@@ -207,3 +183,40 @@ def _only_holder(scene: FileScene, moved: list[cst.CSTNode]) -> cst.If | None:
     parent = path[-4] if len(path) > 3 else None
     is_elif = isinstance(parent, cst.If)
     return None if is_elif or m.findall(holder.test, m.Call()) else holder
+
+
+def one_scaler(scene: FileScene) -> FileEdit | None:
+    """A scaler that is made again and again is made once: before the loops around it, or before its function."""
+    part = scene.line.body[0]
+    if len(scene.line.body) != 1 or not isinstance(part, cst.Assign) or len(part.targets) != 1:
+        return None
+    target, made = part.targets[0].target, part.value
+    if not isinstance(target, cst.Name) or not isinstance(made, cst.Call) or not m.matches(made.func, _NAMED_SCALER):
+        return None
+    loops = [node for node in scene.path_to(scene.line) if isinstance(node, LOOPS)]
+    first = loops[0] if loops else scene.around
+    used = names_in(made)
+    others = [one for one in m.findall(scene.around, m.SimpleStatementLine()) if target.value in assigned_in(one)]
+    if isinstance(first, cst.Module) or len(block_of(scene.around, scene.line)) < 2 or others != [scene.line]:
+        return None
+    if not loops and (first not in scene.module.body or not _is_known_above(scene, used, first)):
+        return None
+    if loops and used & assigned_in(loops[0]):
+        return None
+    says = "one scaler for the whole training: a new one searches its scale again"
+    same = [one for one in scene.module.body if isinstance(one, cst.SimpleStatementLine)]
+    if not loops and any(target.value in assigned_in(one) for one in same):
+        is_alike = any(source_of(one) == source_of(scene.line) for one in same)
+        return FileEdit(says, {scene.line: []}, safe=False) if is_alike else None
+    moved = scene.line.with_changes(leading_lines=())
+    return FileEdit(says, {scene.line: []}, {first: [moved]}, safe=False)
+
+
+def _is_known_above(scene: FileScene, names: set[str], function: cst.CSTNode) -> bool:
+    """Whether names of a function are those of the file, and made before it."""
+    if names & (assigned_in(scene.around) | parameters_of(scene.around)):
+        return False
+    lines = [one for one in scene.module.body if isinstance(one, cst.SimpleStatementLine)]
+    made = {name for one in lines if scene.is_before(one, function) for name in assigned_in(one)}
+    later = {name for one in lines if not scene.is_before(one, function) for name in assigned_in(one)}
+    return not names & later and names <= made | scene.context.names.aliases.keys()

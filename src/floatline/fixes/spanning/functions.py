@@ -1,0 +1,40 @@
+"""A whole function in FP32: what its parameters bring is widened, and autocast is off in it."""
+
+from __future__ import annotations
+
+import libcst as cst
+import libcst.matchers as m
+
+from floatline.fixes.origins import find_origins, names_used
+from floatline.fixes.scope import LinePlace
+from floatline.fixes.spanning.edits import FileEdit, FileScene, calls_of, parameters_of, statement
+from floatline.fixes.statements import source_of
+
+_OPEN = m.Yield() | m.Await() | m.Global() | m.Nonlocal()
+
+
+def fp32_function(scene: FileScene) -> FileEdit | None:
+    """The body of the function without autocast, with `.float()` on the parameters that reach the line."""
+    autocast, function = scene.context.names.spell("torch.autocast"), scene.around
+    if (
+        autocast is None
+        or not isinstance(function, cst.FunctionDef)
+        or not isinstance(function.body, cst.IndentedBlock)
+    ):
+        return None
+    if calls_of(function, "backward") or m.findall(function, _OPEN | m.FunctionDef()) != [function]:
+        return None
+    given = parameters_of(function, with_defaults=False) - {"self", "cls"}
+    reaching = names_used(scene.line)
+    for place in find_origins(scene.module, LinePlace(scene.line, function)):
+        reaching |= names_used(place.line) if place.around is function else set()
+    order = [one.name.value for one in function.params.params if one.name.value in given & reaching]
+    if not order:
+        return None
+    lines = list(function.body.body)
+    doc = lines[:1] if function.get_docstring() is not None else []
+    widened = [statement(f"{name} = {name}.float() if {name}.is_floating_point() else {name}") for name in order]
+    region = cst.parse_expression(f"{source_of(autocast)}({order[0]}.device.type, enabled=False)")
+    whole = cst.With([cst.WithItem(region)], cst.IndentedBlock([*widened, *lines[len(doc) :]]))
+    new = function.with_changes(body=function.body.with_changes(body=[*doc, whole]))
+    return FileEdit(f"{function.name.value} is computed in FP32, without autocast", {function: new})

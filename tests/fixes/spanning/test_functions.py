@@ -1,0 +1,46 @@
+"""A function in FP32: the parameters that reach the line are widened, and autocast is off."""
+
+import pytest
+import torch
+from tests.fixes.sources import spans
+
+VARIANCES = '''
+
+def structure(left, right, window, index, c=1e-4):
+    """How alike they are."""
+    shown = right[index]
+    m1 = F.conv1d(left, window)
+    s1 = F.conv1d(left * left, window) - m1 * m1  # here
+    return (s1 + c).sqrt().mean() + 0 * shown.sum()
+'''
+
+
+def test_a_function_is_computed_in_fp32_and_gives_what_fp32_gives(tmp_path):
+    after = spans(tmp_path, "cancellation", VARIANCES)["fp32-function"]
+    assert '"""How alike they are."""\n    with torch.autocast(left.device.type, enabled=False):\n' in after
+    assert "right = " not in after and "index = " not in after  # they do not reach the line
+    torch.manual_seed(0)
+    left, window, index = 200 + torch.rand(1, 1, 50), torch.full((1, 1, 5), 0.2), torch.zeros(3, dtype=torch.long)
+    results = []
+    for text in (VARIANCES, after):
+        values = {"torch": torch, "F": torch.nn.functional}
+        exec(text, values)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=text is after):
+            results.append(values["structure"](left, left, window, index))
+    assert results[1].dtype is torch.float32
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("    shown = ", "    yield left\n    shown = "),
+        ("    shown = ", "    def inner():\n        return left\n    shown = "),
+        ("    shown = ", "    left.sum().backward()\n    shown = "),
+        ("left, right, window", "*left"),
+    ],
+)
+def test_a_function_that_trains_or_hands_values_out_stays(tmp_path, old, new):
+    assert old in VARIANCES
+    text = VARIANCES.replace(old, new)
+    assert "fp32-function" not in spans(tmp_path, "cancellation", text)
