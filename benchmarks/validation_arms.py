@@ -73,10 +73,10 @@ def make_optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     done = 0
 
-    def fall(*_: object) -> None:
+    def fall(stepped: torch.optim.Optimizer, *_: object) -> None:
         nonlocal done
         done += 1
-        for group in optimizer.param_groups:
+        for group in stepped.param_groups:  # not this one's, where a plan exchanges it
             group["lr"] = lr * max(0.0, 1 - done / STEPS)
 
     optimizer.register_step_post_hook(fall)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import math
 import platform
 import time
@@ -32,6 +33,7 @@ from floatline.validation.verdict.statistics import (
     skewness_of,
 )
 from floatline.validation.verdict.terms import LOOKS, Terms
+from floatline.validation.verdict.unpaired import unpaired_interval
 
 SD = 0.01
 TRUTHS = (0.0, 0.01, 0.02, 0.03)
@@ -174,6 +176,16 @@ def following(share: float) -> Draw:
     return draw
 
 
+def in_two_groups(width: float = 0.1) -> Draw:
+    """A coin decides for each seed whether it ends above or below, which is all that differs."""
+
+    def draw(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+        sides = np.where(rng.random(size) < 0.5, 1.0, -1.0)
+        return (sides + width * rng.standard_normal(size)) / math.sqrt(1.0 + width**2)
+
+    return draw
+
+
 SYMMETRIC: dict[str, Draw] = {
     "normal": lambda rng, size: rng.standard_normal(size),
     "uniform": lambda rng, size: (rng.random(size) - 0.5) * math.sqrt(12.0),
@@ -188,13 +200,21 @@ SKEWED: dict[str, Draw] = {
     "gamma, shape 2": lambda rng, size: (rng.gamma(2.0, size=size) - 2.0) / math.sqrt(2.0),
     "exponential": lambda rng, size: rng.exponential(size=size) - 1.0,
 }
-BEYOND: dict[str, Draw] = {
-    "lognormal, sigma 1": lognormal(1.0),
+MORE_SKEWED: dict[str, Draw] = {"lognormal, sigma 1": lognormal(1.0)}
+OF_SEVERAL_KINDS: dict[str, Draw] = {
     "5 % of seeds bad": with_bad_seeds(0.05),
     "10 % of seeds bad": with_bad_seeds(0.1),
     "20 % of seeds bad": with_bad_seeds(0.2),
+    "half the seeds +1, half -1": in_two_groups(),
+}
+NOT_INDEPENDENT: dict[str, Draw] = {
     "each follows the last by 0.3": following(0.3),
     "each follows the last by 0.5": following(0.5),
+}
+BEYOND: dict[str, tuple[str, Draw]] = {
+    **{name: ("more skewed", draw) for name, draw in MORE_SKEWED.items()},
+    **{name: ("several kinds of seeds", draw) for name, draw in OF_SEVERAL_KINDS.items()},
+    **{name: ("not independent", draw) for name, draw in NOT_INDEPENDENT.items()},
 }
 
 
@@ -203,6 +223,29 @@ def false_passes(draw: Draw, num_studies: int, seed: int = 0) -> tuple[float, fl
     noise = SD * draw(np.random.default_rng(seed), (num_studies, LOOKS[-1]))
     at_margin = TERMS.margins[0] + noise
     return plain_studies(at_margin)[0], float(judge_studies(at_margin, TERMS).passed.mean())
+
+
+UNPAIRED = (("normal", "normal"), ("normal", "exponential"), ("exponential", "exponential"))
+
+
+def unpaired_false_passes(
+    reference: str, candidate: str, sizes: tuple[int, int], num_studies: int, seed: int = 0
+) -> tuple[float, float]:
+    """At the margin, where no seeds are shared: how often Welch's interval passes, and this one.
+
+    The candidate spreads three times as far as FP32.
+    """
+    rng, draws = np.random.default_rng([seed, *sizes]), {**SYMMETRIC, **SKEWED}
+    ours = 0.4 * SD * draws[reference](rng, (num_studies, sizes[0]))
+    theirs = TERMS.margins[0] + 1.2 * SD * draws[candidate](rng, (num_studies, sizes[1]))
+    looks = [unpaired_interval(a, b) for a, b in zip(ours, theirs, strict=True)]
+    passes = np.mean([look.high <= TERMS.margins[0] for look in looks])
+    parts = [values.var(axis=1, ddof=1) / values.shape[1] for values in (ours, theirs)]
+    freedom = sum(parts) ** 2 / sum(part**2 / (num - 1) for part, num in zip(parts, sizes, strict=True))
+    table = np.linspace(1, sum(sizes), 60)
+    factor = np.interp(freedom, table, [quantile(0.95, float(degrees)) for degrees in table])
+    high = theirs.mean(axis=1) - ours.mean(axis=1) + factor * np.sqrt(sum(parts))
+    return float((high <= TERMS.margins[0]).mean()), float(passes)
 
 
 def _pair(seed: int, ours: float, theirs: float) -> Pair:
@@ -221,9 +264,10 @@ def coarse_passes(items: int, num_studies: int, seed: int = 0) -> tuple[float, f
         right = rng.binomial(items, 0.9, LOOKS[-1])
         theirs = right - rng.binomial(right, lost)
         pairs = [_pair(s, a / items, b / items) for s, (a, b) in enumerate(zip(right, theirs, strict=True))]
+        ends = [run.metric for pair in pairs for run in (pair.reference, pair.candidate)]
         excesses = [pair.excess(terms) for pair in pairs]
         blind += any(_passes_blindly(excesses[:n], factor) for n, factor in zip(LOOKS, critical_factors(), strict=True))
-        looks = [judge_look(excesses[:n], terms=terms, least_sd=least_spread(pairs[:n], terms)) for n in LOOKS]
+        looks = [judge_look(excesses[:n], terms=terms, least_sd=least_spread(ends[: 2 * n], terms)) for n in LOOKS]
         seeing += any(look.verdict == "PASS" for look in looks)
     return blind / num_studies, seeing / num_studies
 
@@ -234,11 +278,19 @@ def _passes_blindly(excesses: list[float], factor: float) -> bool:
 
 def print_noise(num_studies: int, seed: int) -> None:
     """What other noise does to a PASS, as Markdown."""
-    print("| noise of the pairs | t interval | this interval |")
-    print("|---|---:|---:|")
-    for name, draw in {**SYMMETRIC, **SKEWED, **BEYOND}.items():
+    spoken_of = {name: ("yes", draw) for name, draw in {**SYMMETRIC, **SKEWED}.items()}
+    beyond = {name: (f"no: {why}", draw) for name, (why, draw) in BEYOND.items()}
+    print("| noise of the pairs | t interval | this interval | what a PASS speaks of |")
+    print("|---|---:|---:|---|")
+    for name, (spoken, draw) in {**spoken_of, **beyond}.items():
         cells = " | ".join(f"{100 * share:.1f} %" for share in false_passes(draw, num_studies, seed))
-        print(f"| {name} | {cells} |")
+        print(f"| {name} | {cells} | {spoken} |")
+    print("\n| arms without pairs: reference, candidate | runs | Welch's t interval | this interval |")
+    print("|---|---:|---:|---:|")
+    for (ours, theirs), sizes in itertools.product(UNPAIRED, ((3, 3), (20, 3), (8, 8))):
+        shares = unpaired_false_passes(ours, theirs, sizes, num_studies // 10, seed)
+        cells = " | ".join(f"{100 * share:.1f} %" for share in shares)
+        print(f"| {ours}, {theirs} | {sizes[0]} and {sizes[1]} | {cells} |")
     print("\n| accuracy over | t interval | with its resolution |\n|---:|---:|---:|")
     for items in (50, 100, 200, 1000, 10_000):
         plain, seeing = coarse_passes(items, num_studies // 10, seed)

@@ -23,6 +23,7 @@ from floatline.validation.study.arms import reference_plan
 from floatline.validation.study.limits import Limits
 from floatline.validation.study.preparation import Subject
 from floatline.validation.study.store import Store
+from floatline.validation.study.study import refuse_equal_seeds
 from floatline.validation.verdict.comparison import rank
 from floatline.validation.verdict.verdict import decide
 
@@ -32,7 +33,10 @@ ROOT = Path(__file__).parent.parent
 def judge_again(validation: Validation) -> Validation:
     """The same runs and terms, judged again; unpaired comparisons stay as they are."""
     judged = [
-        decide(validation.runs, candidate=c.candidate, terms=c.terms, reference=c.reference, plan=c.plan)
+        refuse_equal_seeds(
+            decide(validation.runs, candidate=c.candidate, terms=c.terms, reference=c.reference, plan=c.plan),
+            validation.runs,
+        )
         if c.paired
         else c
         for c in validation.comparisons

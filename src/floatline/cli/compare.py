@@ -48,6 +48,14 @@ def compare(
             help="Compare logs of the metric (log), logs of 1 - metric (log-error), or differences. The default: log.",
         ),
     ] = None,
+    resolution: Annotated[
+        float | None,
+        typer.Option(
+            "--resolution",
+            metavar="STEP",
+            help="The step in which the metric moves, such as 1 / items. The default: what its values show.",
+        ),
+    ] = None,
     output: FormatOption = OutputFormat.text,
 ) -> None:
     """Compare finished runs: up to 1 % worse is a PASS, 2 % worse or more a FAIL, with error control.
@@ -63,6 +71,7 @@ def compare(
         higher_is_better=higher_is_better,
         margins=margin or None,  # typer gives an empty tuple where nothing was said
         scale=None if scale is None else scale.value,
+        resolution=resolution,
     )
     if output is OutputFormat.json:
         print_json(result.as_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ class StudyProgress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bar
 
-        self._began = time.monotonic()
         self._console = Console(stderr=True, highlight=False)
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -32,7 +30,7 @@ class StudyProgress:
         """Print what to expect."""
         self._say(text)
 
-    def ran(self, run: ArmRun, *, left: int) -> None:
+    def ran(self, run: ArmRun, *, left: int, seconds: float | None) -> None:
         """Move on by one run."""
         self._done += 1
         what = f"{run.arm}, seed {run.seed}"
@@ -40,18 +38,10 @@ class StudyProgress:
         if run.error:
             self._say(f"{what} failed: {run.error}")
         elif not self._console.is_terminal:
-            from floatline.validation.verdict.power import show_seconds
+            from floatline.validation.verdict.power import say_left, show_seconds
 
             took = "" if run.seconds is None else f" in {show_seconds(run.seconds)}"
-            self._say(f"{what}: {run.metric:.6g}{took}; {self._say_left(left)}")
-
-    def _say_left(self, left: int) -> str:
-        from floatline.validation.verdict.power import show_seconds
-
-        if not left:
-            return "a look is taken"
-        seconds = (time.monotonic() - self._began) / self._done * left
-        return f"{left} run{'s' * (left > 1)} to the next look, about {show_seconds(seconds)}"
+            self._say(f"{what}: {run.metric:.6g}{took}; {say_left(left, seconds)}")
 
     def looked(self, comparison: Comparison) -> None:
         """Draw the interval of a candidate against the margins."""

@@ -41,6 +41,7 @@ def compare(
     higher_is_better: bool | None = None,
     margins: tuple[float, float] | None = None,
     scale: Scale | None = None,
+    resolution: float | None = None,
 ) -> Comparison:
     """The verdict on runs that are done.
 
@@ -51,7 +52,7 @@ def compare(
         One look at all runs there are, at alpha 5 %: how many there are must not have been chosen by comparing again
         and again. The runs of one floatline study are compared with that study's own looks instead.
         Pairs by seed where each side's seeds are known, none is there twice, and three or more are on both sides;
-        else Welch's interval of independent runs. Checked by tests/validation/test_finished.py.
+        else the wider interval of independent runs. Checked by tests/validation/test_finished.py.
 
     Args:
         baseline: The runs in FP32.
@@ -60,6 +61,7 @@ def compare(
         higher_is_better: None: lower, unless the study or the name of the metric says otherwise.
         margins: Up to the first one worse passes, from the second one on fails; None is 1 % and 2 %.
         scale: 'log', 'log-error' or 'difference', as in `Terms`; None is that of the study, or 'log'.
+        resolution: The step in which the metric moves, such as 1 / items; None reads it from the values.
 
     Raises:
         ComparisonError: A side has no runs, the metric is not there, or a setting cannot be used.
@@ -74,7 +76,7 @@ def compare(
     theirs = find_runs(places[1], arm=names[1], metric=metric, candidate=True)
     runs = (*ours.runs, *theirs.runs)
     paired = _can_pair(ours, theirs)
-    terms = _terms(ours, theirs, metric, higher_is_better, margins, scale, paired=paired)
+    terms = _terms(ours, theirs, metric, higher_is_better, margins, scale, resolution, paired=paired)
     if not paired:
         result = decide_unpaired(runs, candidate=names[1], terms=terms, reference=names[0])
         return dataclasses.replace(result, notes=(_why_unpaired(ours, theirs), *result.notes))
@@ -117,6 +119,7 @@ def _terms(
     higher_is_better: bool | None,
     margins: tuple[float, float] | None,
     scale: Scale | None,
+    resolution: float | None,
     *,
     paired: bool,
 ) -> Terms:
@@ -124,6 +127,7 @@ def _terms(
     study = _study_terms(ours.study) if ours.study is not None and ours.study == theirs.study else None
     if study is not None:
         changed: dict[str, Any] = {"margins": margins, "scale": scale, "higher_is_better": higher_is_better}
+        changed["resolution"] = resolution
         return dataclasses.replace(study, **{name: value for name, value in changed.items() if value is not None})
     name = metric or "loss"
     return Terms(
@@ -132,6 +136,7 @@ def _terms(
         scale=scale or "log",
         margins=margins or MARGINS,
         looks=(max(LOOKS[0], len(_shared(ours, theirs))),) if paired else LOOKS,
+        resolution=resolution,
     )
 
 

@@ -140,7 +140,7 @@ def validate(
             reasons=costs.reasons,
             plans={arm.name: arm.plan for arm in arms if arm.plan},
             environment=found["environment"],
-            reproduce=reproduce(subject, terms, curve),
+            reproduce=reproduce(subject, terms, curve, wanted.words),
             seconds=time.monotonic() - began,
             folder=str(store.folder),
         )

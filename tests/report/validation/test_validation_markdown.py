@@ -7,8 +7,8 @@ from tests.report.reading import read_markdown
 from tests.report.validation.validations import EVIL, make_validation
 
 from floatline.report.document.document import Code, Table
-from floatline.report.document.markdown import _block, code, escape
-from floatline.report.validation.report import write_report
+from floatline.report.document.markdown import _block, code, escape, markdown_of
+from floatline.report.validation.report import document_of, write_report
 
 
 @pytest.mark.parametrize(
@@ -74,3 +74,8 @@ def test_a_long_table_is_folded():
     lines = _block(Table("<all>", ("a",), (("1",),), folded=True))
     assert lines[0] == "<details><summary>&lt;all&gt;</summary>"
     assert lines[-2] == "</details>"
+
+
+def test_code_in_a_sentence_keeps_its_spaces():
+    text = markdown_of(document_of(make_validation()))
+    assert "→ Sign it off: `floatline approve FOLDER --by NAME`." in text

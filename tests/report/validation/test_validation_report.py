@@ -13,7 +13,9 @@ from tests.report.validation.validations import EVIL, make_run, make_validation
 from tests.slow import slow
 
 from floatline.report.document.html import embedded, security_policy, tied
+from floatline.report.validation.evidence import gate_part
 from floatline.report.validation.report import write_report
+from floatline.report.validation.texts import meaning_of
 from floatline.validation.result import PeakMemory, Validation
 from floatline.validation.verdict.pairs import ArmRun
 from floatline.validation.verdict.terms import Terms
@@ -120,13 +122,37 @@ def test_what_was_not_measured_is_said(tmp_path):
         assert words in text
 
 
+def test_gates_that_were_not_checked_are_not_called_those_without_which_nothing_is_meant(tmp_path):
+    tables = {table.caption: table.rows for table in gate_part(make_validation(bare=True).best).blocks}
+    passed = {row[1] for row in tables["Without these no verdict means anything"]}
+    assert passed == {"passed"}
+    unchecked = tables["Not checked: here the verdict takes the runs to be in order"]
+    assert {row[1] for row in unchecked} == {"not checked"}
+    assert "steps-taken" in [row[0] for row in unchecked]
+    for gate in (gate.name for gate in make_validation(bare=True).best.gates if gate.passed is None):
+        assert any(gate in flag for flag in make_validation(bare=True).best.flags)
+
+
+def test_what_marginal_means_follows_from_the_interval():
+    best = make_validation().best
+
+    def meaning(low, high):
+        return meaning_of(replace(best, verdict="MARGINAL", interval=(low, high)))
+
+    assert meaning(-0.001, 0.004) == (
+        "Within 1.00 % on average, and held back by what the reason says: a person has to weigh it."
+    )
+    assert meaning(0.011, 0.019).startswith("Worse by 1.00 % to 2.00 %: ")
+    assert meaning(0.002, 0.019).startswith("Within 2.00 %, and not shown within 1.00 %: ")
+
+
 def still(worse: float, **changes) -> Validation:
     runs = tuple(make_run(arm, seed, e, **changes) for seed in range(20) for arm, e in (("fp32", 0.0), ("mine", worse)))
     return Validation("t", (decide(runs, candidate="mine", terms=Terms()),), runs)
 
 
 def unpaired() -> Validation:
-    runs = tuple(make_run("fp32", seed) for seed in range(4)) + tuple(make_run("mine", seed) for seed in range(10, 14))
+    runs = tuple(make_run("fp32", seed) for seed in range(8)) + tuple(make_run("mine", seed) for seed in range(10, 18))
     return Validation("t", (decide_unpaired(runs, candidate="mine", terms=Terms()),), runs)
 
 

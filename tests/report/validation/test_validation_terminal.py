@@ -32,6 +32,13 @@ def test_few_lines_even_with_everything_in_it_and_no_sentence_is_cut(width, most
     assert len(text.splitlines()) <= most and "…" not in text
 
 
+@pytest.mark.parametrize("width", range(50, 110, 3))
+def test_a_number_and_its_sign_stand_on_one_line(width):
+    lines = [line.split() for line in printed(make_validation(), width=width).splitlines()]
+    assert not any(words and words[0].startswith("%") for words in lines)
+    assert any(words.count("%") for words in lines)
+
+
 def test_there_is_colour_on_a_terminal_and_none_in_a_pipe(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")

@@ -14,11 +14,20 @@ GOOD = decide(arms([0.001, -0.001, 0.0005]), candidate=CANDIDATE, terms=Terms())
 BAD = decide(arms([0.05, 0.052, 0.049]), candidate=CANDIDATE, terms=Terms())
 TIMES = {CANDIDATE: compare_times([1.0] * 20, [0.79 + 0.001 * k for k in range(20)])}  # 1.24 to 1.27 times as fast
 MEMORY = {CANDIDATE: 0.8}
+ASKED = {
+    ("--faster", "1.1"): "at least 1.1× as fast",
+    ("--faster", "1.1", "--smaller", "0.9"): "at least 1.1× as fast and at most 0.9 of FP32's peak memory",
+    ("--smaller", "0.8"): "at most 0.8 of FP32's peak memory",
+}
 
 
 @pytest.mark.parametrize("wanted", [Wanted(), Wanted(1.1), Wanted(1.1, 0.9), Wanted(smaller=0.8)])
 def test_a_pass_that_saves_enough_stays_one(wanted):
-    assert wanted.weigh(GOOD, TIMES, MEMORY) is GOOD
+    found = wanted.weigh(GOOD, TIMES, MEMORY)
+    assert (found.verdict, found.reason) == ("PASS", GOOD.reason)
+    assert found.notes[len(GOOD.notes) :] == (
+        () if not wanted.words else (f"asked of a PASS: {ASKED[tuple(wanted.words)]}",)
+    )
 
 
 def test_one_that_saves_less_is_marginal_and_says_by_how_much():
@@ -42,7 +51,8 @@ def test_what_was_not_measured_is_not_shown():
 
 
 def test_what_does_not_pass_stays_as_it_is():
-    assert Wanted(9.0, 0.1).weigh(BAD, TIMES, MEMORY) is BAD
+    found = Wanted(9.0, 0.1).weigh(BAD, TIMES, MEMORY)
+    assert (found.verdict, found.reason) == (BAD.verdict, BAD.reason)
 
 
 @pytest.mark.parametrize("wrong", [{"faster": 0.0}, {"faster": -1.0}, {"smaller": 0.0}, {"smaller": float("nan")}])

@@ -98,6 +98,7 @@ def test_only_what_is_open_goes_on_and_the_broken_arm_ends_at_the_first_look(tmp
     assert [look.num_seeds for look in noisy.looks] == [n for n in (3, 5, 8, 12, 20) if n <= len(noisy.seeds)]
 
 
+@slow
 def test_the_order_of_the_results_changes_nothing(tmp_path):
     found = [
         make(tmp_path / str(seed), "noisy", runner=Shuffled(dice=random.Random(seed))).run()[0] for seed in range(4)
@@ -146,6 +147,33 @@ def test_the_plan_is_told_before_and_its_time_after_the_first_seed(tmp_path):
 
 
 @slow
+def test_the_time_to_go_is_that_of_the_runs_and_not_of_what_is_done_once(tmp_path):
+    told = []
+
+    class Clock(Silence):
+        def ran(self, run, *, left, seconds):
+            told.append((left, seconds))
+
+    make(tmp_path / "one", "good", watcher=Clock()).run()
+    # Each run says that it took a second; the study itself took next to nothing.
+    assert told == [(left, float(left)) for left in range(11, -1, -1)]
+    told.clear()
+    make(tmp_path / "five", "good", watcher=Clock(), runner=Shuffled(num_at_once=5)).run()
+    assert told[0] == (11, 11.0)  # functions run one after another all the same
+
+
+def test_runs_side_by_side_share_the_time_to_go(tmp_path):
+    study = make(tmp_path, "good", runner=Shuffled(num_at_once=5))
+    assert study._time_to_go(10, 5) is None  # nothing is known yet
+    study._runs = {("fp32", 0): run("fp32", 0, 2.0, seconds=3.0), ("good", 0): run("good", 0, 2.0, seconds=5.0)}
+    assert [study._time_to_go(left, 5) for left in (10, 11, 1, 0)] == [8.0, 12.0, 4.0, 0.0]
+
+
+def test_a_function_that_tells_no_time_is_timed():
+    done = FunctionArm("good", lambda seed: run("good", seed, 2.0)).job(0).run()
+    assert done.seconds is not None
+
+
 def test_functions_run_in_this_process(tmp_path):
     (one,) = make(tmp_path, "good", runner=ProcessRunner(jobs=2)).run()
     assert one.verdict == "PASS"

@@ -15,10 +15,17 @@ from tests.validation.studies import arms, load_benchmark, run
 from floatline.errors import ComparisonError
 from floatline.validation.verdict.comparison import describe_several, rank
 from floatline.validation.verdict.pairs import ArmRun
-from floatline.validation.verdict.power import USUAL_SPREADS, describe_plans, plan_seeds, seeds_needed, show_seconds
+from floatline.validation.verdict.power import (
+    USUAL_SPREADS,
+    describe_plans,
+    judge_look,
+    plan_seeds,
+    seeds_needed,
+    show_seconds,
+)
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.timing import Timing, compare_times, draw_order
-from floatline.validation.verdict.unpaired import decide_unpaired, welch_interval
+from floatline.validation.verdict.unpaired import decide_unpaired, unpaired_interval
 from floatline.validation.verdict.verdict import decide
 
 TERMS = Terms()
@@ -129,13 +136,46 @@ def judge(runs, terms=TERMS):
     return decide_unpaired(runs, candidate="b", terms=terms)
 
 
-def test_welchs_interval_is_that_of_a_worked_example():
-    # s1^2/n1 = 2.5/5, s2^2/n2 = 10/5: root sqrt(2.5), degrees 2.5^2 / (0.5^2/4 + 2^2/4) = 5.882
-    look = welch_interval([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
-    assert look.mean == 3.0
+def test_the_unpaired_interval_is_that_of_a_worked_example():
+    # s1^2/n1 = 2.5/5, s2^2/n2 = 10/5: root sqrt(2.5); 4 degrees: t 2.132; no skewness, so that both ends move by
+    # 0.7 (1 + 2 t^2) / (6 sqrt(5)) = 0.526
+    look = unpaired_interval([1, 2, 3, 4, 5], [2, 4, 6, 8, 10])
+    assert (look.mean, look.skew) == (3.0, 0.0)
     assert look.sd == pytest.approx(math.sqrt(2.5))
-    assert look.factor == pytest.approx(1.951, abs=2e-3)
-    assert (look.low, look.high) == pytest.approx((3 - look.factor * look.sd, 3 + look.factor * look.sd))
+    assert look.factor == pytest.approx(2.132, abs=1e-3)
+    assert (look.low, look.high) == pytest.approx((3 - 2.658 * look.sd, 3 + 2.658 * look.sd), rel=1e-3)
+
+
+def test_the_unpaired_interval_of_an_arm_without_noise_is_that_of_the_other_alone():
+    values = [0.1, 0.3, 0.2, 0.9]
+    alone = judge_look(values, terms=Terms(looks=(4,)))
+    look = unpaired_interval([0.0] * 50, values)
+    assert (look.low, look.high) == pytest.approx((alone.low, alone.high))
+
+
+def test_unpaired_runs_of_a_coarse_metric_have_an_interval_and_equal_ones_decide_nothing():
+    equal = judge(unpaired([2.0, 2.0, 2.0], [2.0, 2.0, 2.0]))
+    assert (equal.verdict, "--resolution" in equal.reason) == ("INCONCLUSIVE", True)
+    known = Terms(resolution=0.001)
+    assert judge(unpaired([2.0, 2.0, 2.0], [2.0, 2.0, 2.0]), known).verdict == "PASS"
+    coarse = judge(unpaired([2.0, 2.0, 2.0], [2.0, 2.0, 1.96]))
+    assert coarse.interval[1] - coarse.interval[0] > 0.05
+
+
+def test_an_unpaired_pass_counts_the_candidates_runs_and_asks_nothing_of_a_study():
+    result = judge(unpaired([2.0, 2.004, 1.998, 2.001], [2.001, 2.0, 1.999]))
+    assert result.flags[0] == (
+        "up to 63 % of seeds could fail, and these 3 would not have shown it; 29 seeds would leave 10 %"
+    )
+
+
+def test_an_unpaired_run_that_is_far_worse_is_named():
+    good = [2.0 + 0.0004 * math.sin(5 * k) for k in range(40)]
+    bad = [*good[:30], 2.05, *good[31:]]
+    assert judge(unpaired(good, good[::-1])).verdict == "PASS"
+    found = judge(unpaired(good, bad))
+    assert found.interval[1] < TERMS.margins[0]
+    assert (found.verdict, "run 130 ends 2.4" in found.reason) == ("MARGINAL", True)
 
 
 def test_unpaired_runs_get_the_same_verdicts():

@@ -80,6 +80,17 @@ def test_a_seed_that_is_far_worse_is_named_and_never_averaged_away():
         assert "seed 11 ends 2.96 % worse, far more than the other seeds" in found.reason
 
 
+def test_several_seeds_that_are_far_worse_do_not_hide_each_other():
+    excesses = [-0.005 + 0.0003 * math.sin(7 * seed) for seed in range(20)]
+    for seed in (3, 9, 14):
+        excesses[seed] = 0.025
+    terms = Terms(looks=(20,))
+    found = verdict_of(with_nudged(arms(excesses), [0.0004] * 20), terms)
+    assert found.interval[1] < TERMS.margins[0]
+    assert found.verdict == "MARGINAL"
+    assert all(f"seed {seed} ends" in found.reason for seed in (3, 9, 14))
+
+
 def test_a_seed_that_nudged_fp32_shows_as_well_is_noise():
     excesses = [0.0005 * math.sin(7 * seed) for seed in range(20)]
     excesses[11] = 0.03

@@ -4,9 +4,7 @@ import math
 import random
 
 import pytest
-from tests.validation.studies import run
 
-from floatline.validation.verdict.pairs import Pair
 from floatline.validation.verdict.resolution import find_step, least_spread
 from floatline.validation.verdict.terms import Terms
 
@@ -34,23 +32,19 @@ def test_values_that_are_all_the_same_show_none():
     assert find_step([0.9, 0.9, 0.9]) == 0.0
 
 
-def pairs_of(values):
-    return [Pair(run("fp32", seed, a), run("b", seed, b)) for seed, (a, b) in enumerate(values)]
-
-
 def test_the_spread_is_that_of_rounding_on_each_scale():
-    pairs = pairs_of([(0.92, 0.9), (0.9, 0.9), (0.94, 0.92)])
+    values = [0.92, 0.9, 0.9, 0.9, 0.94, 0.92]
     step = 0.02 / math.sqrt(6)
-    assert least_spread(pairs, ACCURACY) == pytest.approx(step / 0.9, rel=1e-3)
-    assert least_spread(pairs, Terms("accuracy", higher_is_better=True, scale="log-error")) == pytest.approx(
+    assert least_spread(values, ACCURACY) == pytest.approx(step / 0.9, rel=1e-3)
+    assert least_spread(values, Terms("accuracy", higher_is_better=True, scale="log-error")) == pytest.approx(
         step / 0.06, rel=1e-3
     )
-    assert least_spread(pairs, Terms("accuracy", scale="difference")) == pytest.approx(step, rel=1e-3)
+    assert least_spread(values, Terms("accuracy", scale="difference")) == pytest.approx(step, rel=1e-3)
 
 
 def test_a_step_that_was_asked_for_counts():
-    pairs = pairs_of([(0.9, 0.9), (0.9, 0.9)])
-    assert least_spread(pairs, ACCURACY) == 0.0
-    assert least_spread(pairs, Terms("accuracy", higher_is_better=True, resolution=0.001)) == pytest.approx(
+    values = [0.9, 0.9, 0.9, 0.9]
+    assert least_spread(values, ACCURACY) == 0.0
+    assert least_spread(values, Terms("accuracy", higher_is_better=True, resolution=0.001)) == pytest.approx(
         0.001 / math.sqrt(6) / 0.9
     )

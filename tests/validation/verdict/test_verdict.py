@@ -283,7 +283,7 @@ def test_unrecorded_gates_are_named():
     bare = [replace(r, start=None, steps=None, applied=None, skipped=None) for r in arms([0.001, 0.0, -0.001])]
     result = verdict_of(bare)
     assert result.verdict == "PASS"
-    unchecked = next(note for note in result.notes if note.startswith("not checked"))
+    unchecked = next(flag for flag in result.flags if flag.startswith("not checked"))
     assert "steps-taken" in unchecked
     assert "reference-learned" in unchecked
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from floatline.report.document.detail import FULL, Detail
 from floatline.report.document.document import Block, Curves, Drawing, Part, Table, Tone, Words, seven_digits
 from floatline.report.validation.drawings import Bar, draw_line, intervals_svg
 from floatline.report.validation.texts import TONES, show_count, show_ends, show_excess, show_value
@@ -13,19 +14,26 @@ from floatline.validation.verdict.curves import curve_excesses
 from floatline.validation.verdict.pairs import ArmRun, pair_up
 
 if TYPE_CHECKING:
-    from floatline.validation.verdict.comparison import Comparison, Gate
-    from floatline.validation.verdict.pairs import ArmRun
+    from floatline.validation.verdict.comparison import Comparison, Gate, Look
+    from floatline.validation.verdict.pairs import Pair
 
 
 _MOST_OPEN_SEEDS = 5
 
 
-def interval_part(comparison: Comparison, runs: Sequence[ArmRun]) -> Part:
-    """Every look against the margins, and the seeds behind it."""
+def interval_part(comparison: Comparison, runs: Sequence[ArmRun], *, brief: bool = False) -> Part:
+    """Every look against the margins, and the seeds behind it.
+
+    Args:
+        comparison: One candidate against the reference.
+        runs: Of all arms.
+        brief: The last look alone, without the seeds.
+    """
     terms = comparison.terms
     blocks: list[Block] = []
     if comparison.looks:
-        blocks += [_looks_drawing(comparison), _looks_table(comparison)]
+        looks = comparison.looks[-1:] if brief else comparison.looks
+        blocks += [_looks_drawing(comparison, looks), _looks_table(comparison, looks)]
     else:
         blocks.append(Words("No look was taken, so that there is no interval.", "missing"))
     if comparison.noise is not None:
@@ -38,11 +46,11 @@ def interval_part(comparison: Comparison, runs: Sequence[ArmRun]) -> Part:
                 f"{known}, from {noise.num_seeds} seeds. Nothing smaller can be seen here."
             )
         )
-    blocks += _seeds_table(comparison, runs)
+    blocks += [] if brief else _seeds_table(comparison, runs)
     return Part("The interval against the margins", tuple(blocks))
 
 
-def _looks_drawing(comparison: Comparison) -> Drawing:
+def _looks_drawing(comparison: Comparison, looks: Sequence[Look]) -> Drawing:
     terms, what = comparison.terms, "seeds" if comparison.paired else "runs of each arm"
     bars = [
         Bar(
@@ -53,21 +61,21 @@ def _looks_drawing(comparison: Comparison) -> Drawing:
             look.low,
             look.high,
         )
-        for look in comparison.looks
+        for look in looks
     ]
     labels = (terms.size(terms.margins[0]), terms.size(terms.margins[1]))
     said = [
         f"after {look.num_seeds} {what} {terms.show(look.mean)}, interval {show_ends(look.low, look.high, terms)}, "
         f"{look.verdict}"
-        for look in comparison.looks
+        for look in looks
     ]
     summary = f"Difference from {comparison.reference}: {'; '.join(said)}. PASS to {labels[0]}, FAIL from {labels[1]}."
-    last = comparison.looks[-1]
+    last = looks[-1]
     plain = draw_line(last.mean, last.low, last.high, margins=terms.margins, labels=labels)
     return Drawing(intervals_svg(bars, margins=terms.margins, labels=labels, summary=summary), summary, plain)
 
 
-def _looks_table(comparison: Comparison) -> Table:
+def _looks_table(comparison: Comparison, looks: Sequence[Look]) -> Table:
     terms = comparison.terms
     rows = tuple(
         (
@@ -79,19 +87,22 @@ def _looks_table(comparison: Comparison) -> Table:
             show_ends(look.low, look.high, terms),
             look.verdict,
         )
-        for look in comparison.looks
+        for look in looks
     )
-    skewed = all(look.skew is not None for look in comparison.looks)
+    skewed = all(look.skew is not None for look in looks)
     caption = "Look by look; the interval is mean ∓ k · sd, its ends moved outwards for the skewness of noise"
-    head = ("seeds", "mean", "sd", *(("skewness",) if skewed else ()), "k", "interval", "says")
+    skewness = ("skewness",) if skewed else ()
+    head = ("seeds", "mean", "sd", *skewness, "k", "interval", "says")
     if not comparison.paired:
-        caption, head = "The interval is mean ∓ t · error", ("seeds", "mean", "error", "t", "interval", "says")
+        caption = "The interval is mean ∓ t · error, its ends moved outwards for the skewness of noise"
+        head = ("runs of each arm", "mean", "error", *skewness, "t", "interval", "says")
     return Table(
         caption,
         head,
         rows,
         numeric=tuple(range(len(head) - 1)),
-        tones=tuple(TONES[look.verdict] for look in comparison.looks),
+        tones=tuple(TONES[look.verdict] for look in looks),
+        cards=True,
     )
 
 
@@ -124,10 +135,17 @@ def _seeds_table(comparison: Comparison, runs: Sequence[ArmRun]) -> list[Block]:
     return [table]
 
 
-def curve_part(comparison: Comparison, runs: Sequence[ArmRun]) -> Part:
-    """Both arms over training, and the excess with its band."""
+def curve_part(comparison: Comparison, runs: Sequence[ArmRun], *, detail: Detail = FULL, brief: bool = False) -> Part:
+    """Both arms over training, and the excess with its band.
+
+    Args:
+        comparison: One candidate against the reference.
+        runs: Of all arms.
+        detail: How many numbers the curves may have.
+        brief: The means alone, without the seeds.
+    """
     terms = comparison.terms
-    data = curves_of(comparison, runs)
+    data = curves_of(comparison, runs, most=detail.numbers // (4 if brief else 1), brief=brief)
     if data is None:
         return Part("The paired curves", (Words("No curves were recorded: only the ends were compared.", "missing"),))
     ours, theirs = data["arms"]
@@ -142,7 +160,7 @@ def curve_part(comparison: Comparison, runs: Sequence[ArmRun]) -> Part:
         blocks.append(Words(f"{len(data['steps'])} of {data['num_steps']:,} recorded steps are drawn.", "note"))
     band = comparison.band
     if band is None:
-        blocks.append(Words("No band could be drawn: it takes 2 paired seeds with curves.", "missing"))
+        blocks.append(Words(f"No band could be drawn: {_why_no_band(comparison, runs)}.", "missing"))
     else:
         limit = terms.size(band.limit)
         words = f"The band is not shown to stay within the limit of {limit}."
@@ -170,31 +188,51 @@ def curve_part(comparison: Comparison, runs: Sequence[ArmRun]) -> Part:
     return Part("The paired curves", tuple(blocks))
 
 
+def _why_no_band(comparison: Comparison, runs: Sequence[ArmRun]) -> str:
+    pairs = [] if not comparison.paired else _pairs(comparison, runs)
+    found = curve_excesses(pairs, terms=comparison.terms) if len(pairs) > 1 else ""
+    return found if found and isinstance(found, str) else "it takes 2 paired seeds with curves late in training"
+
+
+def _pairs(comparison: Comparison, runs: Sequence[ArmRun]) -> list[Pair]:
+    """The pairs that the verdict rests on."""
+    every = pair_up(runs, candidate=comparison.candidate, reference=comparison.reference)
+    return [pair for pair in every if pair.seed in comparison.seeds]
+
+
 def _band_ends(low: float, high: float, comparison: Comparison) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return "diverged"
     return show_ends(low, high, comparison.terms)
 
 
-def gate_part(comparison: Comparison) -> Part:
-    """Every gate, those that did not pass first."""
+def gate_part(comparison: Comparison, *, brief: bool = False) -> Part:
+    """Every gate: what was checked, those that did not pass first, and what was not.
+
+    Args:
+        comparison: One candidate against the reference.
+        brief: Only those that did not pass, and how many did.
+    """
     if not comparison.gates:
         return Part("Gates", (Words("No gate was checked.", "missing"),))
-    order: dict[bool | None, int] = {False: 0, None: 1, True: 2}
-    gates = sorted(comparison.gates, key=lambda gate: order[gate.passed])
+    checked = sorted((gate for gate in comparison.gates if gate.passed is not None), key=lambda gate: bool(gate.passed))
+    unchecked = [gate for gate in comparison.gates if gate.passed is None]
+    shown = [gate for gate in checked if not (brief and gate.passed)]
+    passed = sum(gate.passed is True for gate in checked)
+    blocks: list[Block] = [Words(f"{passed} of {len(comparison.gates)} gates passed.")] if brief else []
+    if shown:
+        blocks.append(_gate_table("Without these no verdict means anything", shown))
+    if unchecked:
+        blocks.append(_gate_table("Not checked: here the verdict takes the runs to be in order", unchecked))
+    return Part("Gates", tuple(blocks))
+
+
+def _gate_table(caption: str, gates: Sequence[Gate]) -> Table:
     head, rows = ("gate", "result", "seen"), tuple((gate.name, _passed(gate), gate.seen) for gate in gates)
     if any(gate.advice for gate in gates):
         head, rows = (*head, "what to do"), tuple((*row, gate.advice) for row, gate in zip(rows, gates, strict=True))
     tones: dict[bool | None, Tone] = {False: "bad", None: "unsure", True: "good"}
-    table = Table(
-        "Without these no verdict means anything",
-        head,
-        rows,
-        named=(0,),
-        tones=tuple(tones[gate.passed] for gate in gates),
-        cards=True,
-    )
-    return Part("Gates", (table,))
+    return Table(caption, head, rows, named=(0,), tones=tuple(tones[gate.passed] for gate in gates), cards=True)
 
 
 def _passed(gate: Gate) -> str:
@@ -205,12 +243,21 @@ def _passed(gate: Gate) -> str:
 
 MOST_POINTS = 300
 """Points of one curve in the page; more cannot be told apart, and make it heavy."""
+_LEAST_POINTS = 30
 
 Values = list[float | None]
 
 
-def curves_of(comparison: Comparison, runs: Sequence[ArmRun]) -> dict[str, Any] | None:
+def curves_of(
+    comparison: Comparison, runs: Sequence[ArmRun], *, most: int = FULL.numbers, brief: bool = False
+) -> dict[str, Any] | None:
     """Numbers and names for the chart; None where no run of both arms has a curve.
+
+    Args:
+        comparison: One candidate against the reference.
+        runs: Of all arms.
+        most: Numbers of all curves together.
+        brief: The means alone, without the seeds.
 
     Numerics:
         The mean of an arm stands where every run of it has a finite value. The excess is that of
@@ -224,8 +271,11 @@ def curves_of(comparison: Comparison, runs: Sequence[ArmRun]) -> dict[str, Any] 
     if not ours or not theirs:
         return None
     steps = sorted({step for run in (*ours, *theirs) for step, _ in run.curve})
-    kept = _thin(steps, comparison.band.steps if comparison.band else ())
-    seeds = sorted({run.seed for run in (*ours, *theirs)})
+    seeds = [] if brief else sorted({run.seed for run in (*ours, *theirs)})
+    if most < _LEAST_POINTS * (5 + 3 * len(seeds)):
+        seeds = []  # the means alone
+    points = min(MOST_POINTS, max(_LEAST_POINTS, most // (5 + 3 * len(seeds))))
+    kept = _thin(steps, comparison.band.steps if comparison.band else (), most=points)
     return {
         "steps": kept,
         "thinned": len(kept) < len(steps),
@@ -252,11 +302,7 @@ def _excess(
     """Excess of each seed and its mean, the band at its checkpoints, and what they are held against."""
     if not comparison.paired:
         return None
-    pairs = [
-        pair
-        for pair in pair_up(runs, candidate=comparison.candidate, reference=comparison.reference)
-        if pair.seed in comparison.seeds
-    ]
+    pairs = _pairs(comparison, runs)
     found = curve_excesses(pairs, terms=comparison.terms)
     if isinstance(found, str):
         return None
@@ -290,10 +336,10 @@ def _mean(rows: list[Values]) -> Values:
     ]
 
 
-def _thin(steps: list[int], checkpoints: Sequence[int]) -> list[int]:
-    """At most `MOST_POINTS`, evenly, the ends and the checkpoints always among them."""
-    if len(steps) <= MOST_POINTS:
+def _thin(steps: list[int], checkpoints: Sequence[int], *, most: int) -> list[int]:
+    """At most so many, evenly, the ends and the checkpoints always among them."""
+    if len(steps) <= most:
         return steps
-    stride = (len(steps) - 1) / (MOST_POINTS - 1)
-    chosen = {steps[round(place * stride)] for place in range(MOST_POINTS)}
+    stride = (len(steps) - 1) / (most - 1)
+    chosen = {steps[round(place * stride)] for place in range(most)}
     return sorted(chosen | set(checkpoints))

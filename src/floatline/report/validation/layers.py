@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from floatline.report.document.detail import FULL, Detail
 from floatline.report.document.document import Block, Drawing, Part, Table, Tone, Words
 from floatline.report.validation.drawings import strips_svg
 from floatline.report.validation.texts import UNKNOWN, show_share
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from floatline.validation.result import LayerNumbers
 
 _MOST_OPEN = 10
-_MOST_CELLS = 240
 _Cell = tuple[int | None, str]
 _TONES: tuple[Tone, ...] = ("good", "warn", "bad")
 # What the colours of the strips mean. They are to guide the eye: no verdict depends on them.
@@ -27,11 +27,12 @@ _LEGEND = (
 )
 
 
-def layer_part(layers: Sequence[LayerNumbers], *, brief: bool = False) -> Part:
+def layer_part(layers: Sequence[LayerNumbers], *, detail: Detail = FULL, brief: bool = False) -> Part:
     """A heat strip and a table: the modules worth a look, and behind a click all of them.
 
     Args:
         layers: In order of execution.
+        detail: How many of them are shown one by one.
         brief: Only those worth a look: report.json has all of them.
     """
     heading = "Layer by layer, against FP32"
@@ -43,7 +44,7 @@ def layer_part(layers: Sequence[LayerNumbers], *, brief: bool = False) -> Part:
         ("gradients lost to zero", "lost", _lost_level, lambda layer: show_share(layer.lost)),
     ]
     # A column is read as a whole: where it is one module, the first strip names it.
-    is_merged = len(layers) > _MOST_CELLS
+    is_merged = len(layers) > detail.cells
     rows = [
         (
             name,
@@ -55,14 +56,15 @@ def layer_part(layers: Sequence[LayerNumbers], *, brief: bool = False) -> Part:
         for number, (name, short, level, show) in enumerate(strips)
     ]
     summary = f"{len(layers)} modules in order of execution. {'; '.join(_counts(name, cells) for name, cells in rows)}."
-    drawn = strips_svg([(name, _merge(cells)) for name, cells in rows], summary=summary)
+    drawn = strips_svg([(name, _merge(cells, detail.cells)) for name, cells in rows], summary=summary)
     blocks: list[Block] = [Words(summary)] if brief else [Drawing(drawn, summary), Words(_LEGEND, "note")]
     worst = sorted(sorted(layers, key=_badness)[:_MOST_OPEN], key=_least_headroom)
     if len(layers) > _MOST_OPEN:
         caption = f"The {_MOST_OPEN} modules most worth a look, the least headroom first"
         blocks.append(_table(caption, worst, folded=False))
+        fits = len(layers) <= detail.rows and not brief
         whole = _table(f"All {len(layers)} modules, in order of execution", layers, folded=True)
-        blocks.append(Words("All of them are in report.json.", "note") if brief else whole)
+        blocks.append(whole if fits else Words("All of them are in report.json.", "note"))
     else:
         blocks.append(_table("The modules, in order of execution", layers, folded=False))
     return Part(heading, tuple(blocks))
@@ -89,9 +91,9 @@ def _table(caption: str, layers: Sequence[LayerNumbers], *, folded: bool) -> Tab
     )
 
 
-def _merge(cells: list[_Cell]) -> list[_Cell]:
-    """At most `_MOST_CELLS`: the worst of each run of neighbours stands for it."""
-    wide = -(-len(cells) // _MOST_CELLS)
+def _merge(cells: list[_Cell], most: int) -> list[_Cell]:
+    """At most so many: the worst of each run of neighbours stands for it."""
+    wide = -(-len(cells) // most)
     runs = [cells[start : start + wide] for start in range(0, len(cells), wide)]
     return [max(run, key=lambda cell: -1 if cell[0] is None else cell[0]) for run in runs]
 

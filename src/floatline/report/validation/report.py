@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from floatline.report.document.detail import FULL, Detail, fit
 from floatline.report.document.document import Block, Chapter, Code, Curves, Document, Drawing, Part, Table, Tile, Words
 from floatline.report.document.html import page_of, put_in_place
 from floatline.report.document.markdown import markdown_of
@@ -41,8 +42,13 @@ _SCALES = {
 }
 
 
-def document_of(validation: Validation) -> Document:
-    """Everything that a report says, in its order."""
+def document_of(validation: Validation, detail: Detail = FULL) -> Document:
+    """Everything that a report says, in its order.
+
+    Args:
+        validation: What was found out.
+        detail: How much of what is long.
+    """
     best = validation.best
     terms = best.terms
     better = "higher is better" if terms.higher_is_better else "lower is better"
@@ -55,7 +61,7 @@ def document_of(validation: Validation) -> Document:
         tiles=_tiles(validation, best),
         flags=tuple(sentence(flag) for flag in best.flags),
         before=_ranking(validation),
-        chapters=tuple(_chapter(validation, comparison) for comparison in validation.comparisons),
+        chapters=tuple(_chapter(validation, comparison, detail) for comparison in validation.comparisons),
         after=(_terms_part(best), _plans_part(validation), _environment_part(validation), _again_part(validation)),
         footer=_footer(validation),
         todo=_todo(validation),
@@ -122,11 +128,16 @@ def _ranking(validation: Validation) -> tuple[Part, ...]:
     return (Part("Candidates", (table, Words(sentence(note), "note"))),)
 
 
-def _chapter(validation: Validation, comparison: Comparison) -> Chapter:
-    parts = [interval_part(comparison, validation.runs), curve_part(comparison, validation.runs)]
-    layers = validation.layers.get(comparison.candidate, ())
+def _chapter(validation: Validation, comparison: Comparison, detail: Detail) -> Chapter:
     folded = comparison is not validation.best
-    parts += [layer_part(layers, brief=folded), cost_part(validation, comparison), gate_part(comparison)]
+    curves = curve_part(comparison, validation.runs, detail=detail, brief=folded)
+    parts = [interval_part(comparison, validation.runs, brief=folded), curves]
+    layers = validation.layers.get(comparison.candidate, ())
+    parts += [
+        layer_part(layers, detail=detail, brief=folded),
+        cost_part(validation, comparison),
+        gate_part(comparison, brief=folded),
+    ]
     flags = tuple(Words(sentence(flag), "flag") for flag in comparison.flags)
     notes = tuple(Words(sentence(note), "note") for note in comparison.notes)
     if notes or (folded and flags):
@@ -174,7 +185,10 @@ def _plans_part(validation: Validation) -> Part:
     judged = [comparison.candidate for comparison in validation.comparisons]
     plans = {arm: validation.plans[arm] for arm in judged if arm in validation.plans}
     plans |= {arm: plan for arm, plan in validation.plans.items() if arm not in plans}
-    blocks = tuple(plan_code(plan, arm) for arm, plan in plans.items())
+    blocks = tuple(
+        plan_code(plan, arm) if plan else Words(f"`{arm}` has no plan: it is the script as it is.")
+        for arm, plan in plans.items()
+    )
     return Part("The plan", blocks or (Words("The plan was not recorded.", "missing"),))
 
 
@@ -220,12 +234,17 @@ def write_report(validation: Validation, folder: Path) -> Path:
     Returns:
         The path of report.html.
     """
-    document = document_of(validation)
+    document, text = fit(lambda detail: _shown_in(validation, detail))
     put_in_place(folder / "report.json", json_of(validation, document))
     put_in_place(folder / "report.md", markdown_of(document))
     page = folder / "report.html"
-    put_in_place(page, page_of(document, tones=TONES))
+    put_in_place(page, text)
     return page
+
+
+def _shown_in(validation: Validation, detail: Detail) -> tuple[Document, str]:
+    document = document_of(validation, detail)
+    return document, page_of(document, tones=TONES)
 
 
 def json_of(validation: Validation, document: Document) -> str:

@@ -37,6 +37,7 @@ _STYLES = {
     "REFUSED": "bold magenta",
 }
 _WIDTH = 100
+_TIED = "\u00a0"
 _MOST_GATES, _MOST_OTHERS, _MOST_REASONS = 3, 3, 2
 
 
@@ -58,7 +59,7 @@ def print_validation(validation: Validation, console: Console, *, report: Path |
     _print_costs(validation, best, console)
     for gate in best.failed_gates[:_MOST_GATES]:
         _print(console, "do", gate.advice)
-    for flag in best.flags[:2]:
+    for flag in best.flags:
         _print(console, "note", sentence(flag))
     others = validation.comparisons[1:]
     for other in others[:_MOST_OTHERS]:
@@ -102,11 +103,13 @@ def _print(console: Console, label: str, words: str, *, most: int = 2) -> None:
     """Sentences, broken between words: as many whole ones as fit, the first in any case. The page has the others."""
     width = max(min(console.width, _WIDTH) - 11, 20)
     wrapper = textwrap.TextWrapper(width, break_on_hyphens=False)
-    sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", printable(words))
+    # A number and its sign stand on one line: textwrap does not break at this blank.
+    words = printable(words).replace(" %", f"{_TIED}%")
+    sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", words)
     while len(sentences) > 1 and len(wrapper.wrap(" ".join(sentences))) > most:
         sentences.pop()
     for number, line in enumerate(wrapper.wrap(" ".join(sentences))):
-        _print_line(console, "" if number else label, styled_line(line))
+        _print_line(console, "" if number else label, styled_line(line.replace(_TIED, " ")))
 
 
 def _print_line(console: Console, label: str, text: Text) -> None:

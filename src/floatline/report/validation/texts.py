@@ -29,16 +29,27 @@ def meaning_of(comparison: Comparison) -> str:
     first, second = (terms.size(margin) for margin in terms.margins)
     words = {
         "PASS": f"No worse than {reference} by more than {first} on average: wrong in at most "
-        f"{100 * terms.error(paired=comparison.paired):.3g} % of studies, for independent seeds with noise up to "
-        "exponential.",
-        "MARGINAL": f"Worse by {first} to {second}, or on its way there, or in some seed: a person has to weigh it.",
-        "FAIL": f"Worse than {reference} by {second} or more.",
+        f"{100 * terms.error(paired=comparison.paired):.3g} % of studies, for independent seeds of one kind, with "
+        "noise up to exponential.",
+        "MARGINAL": f"{_say_marginal(comparison)}: a person has to weigh it.",
+        "FAIL": f"Worse than {reference} by {second} or more on average.",
         "INCONCLUSIVE": "Nothing is shown either way: this is not a pass.",
         "REFUSED": "The runs cannot answer the question: no verdict is given.",
     }
     if comparison.verdict == "FAIL" and comparison.interval is None:
         return f"Lost where {reference} was not."
     return words[comparison.verdict]
+
+
+def _say_marginal(comparison: Comparison) -> str:
+    first, second = comparison.terms.margins
+    low, high = comparison.interval or (second, second)
+    sizes = comparison.terms.size(first), comparison.terms.size(second)
+    if high <= first:
+        return f"Within {sizes[0]} on average, and held back by what the reason says"
+    return (
+        f"Worse by {sizes[0]} to {sizes[1]}" if low > first else f"Within {sizes[1]}, and not shown within {sizes[0]}"
+    )
 
 
 def sentence(text: str) -> str:

@@ -40,9 +40,22 @@ class Wanted:
         """
         short = [text for text in (self._slow(times.get(comparison.candidate)),) if text]
         short += [text for text in (self._large(memory.get(comparison.candidate)),) if text]
+        comparison = replace(comparison, notes=(*comparison.notes, *self._asked()))
         if comparison.verdict != "PASS" or not short:
             return comparison
         return replace(comparison, verdict="MARGINAL", reason=f"{comparison.reason}, but {' and '.join(short)}")
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `floatline validate` that ask for it."""
+        faster = [] if self.faster is None else ["--faster", f"{self.faster:g}"]
+        return [*faster, *([] if self.smaller is None else ["--smaller", f"{self.smaller:g}"])]
+
+    def _asked(self) -> list[str]:
+        """What a PASS had to save, for the report."""
+        faster = [] if self.faster is None else [f"at least {self.faster:g}× as fast"]
+        asked = [*faster, *([] if self.smaller is None else [f"at most {self.smaller:g} of FP32's peak memory"])]
+        return [f"asked of a PASS: {' and '.join(asked)}"] if asked else []
 
     def _slow(self, timing: Timing | None) -> str:
         if self.faster is None or (timing is not None and 1 / timing.high >= self.faster):

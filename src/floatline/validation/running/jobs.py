@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -37,6 +38,7 @@ class Job:
 
     def run(self) -> ArmRun:
         """Run it here. Whatever it raises is the `error` of its run; Ctrl-C passes through."""
+        began = time.monotonic()
         try:
             if self.function is not None:
                 run: object = self.function(self.seed)
@@ -47,8 +49,9 @@ class Job:
             return failed_run(self, f"{type(error).__name__}: {_first_line(error)}")
         if not isinstance(run, ArmRun):
             return failed_run(self, f"its function gave a {type(run).__name__}, not an ArmRun")
+        seconds = time.monotonic() - began if run.seconds is None else run.seconds
         # The name and the seed are the study's, whatever a function calls itself.
-        return dataclasses.replace(run, arm=self.arm, seed=self.seed)
+        return dataclasses.replace(run, arm=self.arm, seed=self.seed, seconds=seconds)
 
 
 def failed_run(job: Job, error: str) -> ArmRun:

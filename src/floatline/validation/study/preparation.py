@@ -201,7 +201,7 @@ class Subject:
         return [*arms, arm(BROKEN, self.reference)] if broken else arms
 
 
-def reproduce(subject: Subject, terms: Terms, curve: Curve | None = None) -> str:
+def reproduce(subject: Subject, terms: Terms, curve: Curve | None = None, more: Sequence[str] = ()) -> str:
     """The command that does it again; '' where a function takes part, which no command can name."""
     if subject.build is not None or any(isinstance(candidate, tuple) for candidate in subject.candidates):
         return ""
@@ -212,7 +212,7 @@ def reproduce(subject: Subject, terms: Terms, curve: Curve | None = None) -> str
         words += [] if value is None else [f"--{name}", str(value)]
     words += ["--higher-is-better"] if terms.higher_is_better else []
     words += ["--curve", curve] if curve is not None else []
-    return shlex.join([*words, *words_of(terms), "--seed", str(subject.seed)])
+    return shlex.join([*words, *words_of(terms), *more, "--seed", str(subject.seed)])
 
 
 def _word_of(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from contextlib import closing
@@ -26,8 +27,8 @@ class Watcher(Protocol):
         """What to expect, before the start, and again once the time of a seed is known."""
         ...
 
-    def ran(self, run: ArmRun, *, left: int) -> None:
-        """An arm has come to its end; so many jobs are left up to the next look."""
+    def ran(self, run: ArmRun, *, left: int, seconds: float | None) -> None:
+        """An arm has come to its end; so many jobs are left up to the next look, which take about so long."""
         ...
 
     def looked(self, comparison: Comparison) -> None:
@@ -45,7 +46,7 @@ class Silence:
     def plan(self, text: str) -> None:
         """Nothing."""
 
-    def ran(self, run: ArmRun, *, left: int) -> None:
+    def ran(self, run: ArmRun, *, left: int, seconds: float | None) -> None:
         """Nothing."""
 
     def looked(self, comparison: Comparison) -> None:
@@ -116,17 +117,26 @@ class Study:
         return refuse_equal_seeds(comparison, runs)
 
     def _train(self, jobs: list[Job]) -> None:
-        left = len(jobs)
+        left, at_once = len(jobs), self._num_at_once(jobs)
         with closing(self.runner.run(jobs, wanted=self._wants)) as results:
             for run in results:
                 left -= 1
                 self._runs[run.arm, run.seed] = run
                 self.store.add(run)
-                self.watcher.ran(run, left=left)
+                self.watcher.ran(run, left=left, seconds=self._time_to_go(left, at_once))
                 self._estimate()
                 self._judge()
                 if not self._open:
                     return
+
+    def _num_at_once(self, jobs: Sequence[Job]) -> int:
+        """Jobs that run side by side; functions run in this process, one after another."""
+        return 1 if all(job.function is not None for job in jobs) else max(1, self.runner.num_at_once)
+
+    def _time_to_go(self, left: int, at_once: int) -> float | None:
+        """Seconds that so many jobs take, by the runs that are done: a process that starts once is in none of them."""
+        times = [run.seconds for run in self._runs.values() if run.seconds is not None and not run.error]
+        return math.ceil(left / at_once) * sum(times) / len(times) if times else None
 
     def _jobs(self) -> list[Job]:
         """What is missing up to the next look of any open candidate."""

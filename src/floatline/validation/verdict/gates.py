@@ -146,7 +146,11 @@ def check_skipped(pairs: Sequence[Pair]) -> Gate:
         return Gate("updates-applied", None, "skipped updates were not recorded")
     share, run = max(shares, key=lambda entry: entry[0])
     if share <= MOST_SKIPPED:
-        text = f"at most {100 * share:.1f} % of updates were skipped, in {_name(run)}"
+        text = (
+            f"at most {100 * share:.1f} % of updates were skipped, in {_name(run)}"
+            if share
+            else "no update was skipped"
+        )
         return Gate("updates-applied", True, text)
     text = f"{100 * share:.1f} % of updates were skipped in {_name(run)}, more than {100 * MOST_SKIPPED:.0f} %"
     advice = f"Train longer, start with a smaller loss scale, or run floatline diagnose under {run.arm}."

@@ -24,13 +24,16 @@ def flags_of(comparison: Comparison, pairs: Sequence[Pair]) -> tuple[str, ...]:
     flags: list[str] = []
     if comparison.suspicious:
         flags.append("suspiciously better: precision does not explain it, so look for another difference of the arms")
-    flags.append(describe_tail(len(comparison.seeds)))
+    tried = len({pair.candidate.seed for pair in pairs})
+    flags.append(describe_tail(tried, asks=len(comparison.terms.looks) > 1 and comparison.paired))
     num = len(comparison.excesses)
     if num > 2 and (share := follows(np.array(comparison.excesses))) > _FOLLOWS / math.sqrt(num):
         flags.append(
             f"the difference of a seed follows the last one's ({share:.1f} of it): the interval takes seeds to be "
             "independent, so look for what drifts from run to run"
         )
+    if unchecked := [gate.name for gate in comparison.gates if gate.passed is None]:
+        flags.append(f"not checked, for want of what they need: {', '.join(unchecked)}")
     steps = [run.last_step for pair in pairs for run in (pair.reference, pair.candidate) if run.last_step is not None]
     if steps:
         flags.append(f"a PASS holds to the tested horizon of {min(steps):,} steps")
@@ -71,7 +74,7 @@ def notes_of(
     if no_curves:
         notes.append(f"only the ends were compared: {no_curves}")
     unchecked = [gate.name for gate in comparison.gates if gate.passed is None]
-    if unchecked:
+    if unchecked and comparison.verdict != "PASS":  # a PASS has it among its flags
         notes.append(f"not checked: {', '.join(unchecked)}")
     return tuple(notes)
 

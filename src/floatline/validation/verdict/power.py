@@ -157,6 +157,14 @@ def show_seconds(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
+def say_left(num: int, seconds: float | None) -> str:
+    """What is left up to the next look, for people: '5 runs to the next look, about 40 s'."""
+    if not num:
+        return "a look is taken"
+    time = "" if seconds is None else f", about {show_seconds(seconds)}"
+    return f"{num} run{'s' * (num > 1)} to the next look{time}"
+
+
 def judge_interval(low: float, high: float, *, terms: Terms, last: bool) -> Verdict:
     """What an interval says against the two margins; INCONCLUSIVE before the last look means: go on."""
     first, second = terms.margins

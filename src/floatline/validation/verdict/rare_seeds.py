@@ -17,11 +17,19 @@ _ALONE, _OTHERS = 6.0, 4
 _USUAL = 0.1
 
 
-def describe_tail(num: int) -> str:
-    """What so many seeds without a failure leave open, in words."""
+def describe_tail(num: int, *, asks: bool = True) -> str:
+    """What so many seeds without a failure leave open, in words.
+
+    Args:
+        num: Seeds.
+        asks: Whether the runs are those of a study, which can be asked for more.
+    """
     text = f"up to {100 * share_unseen(num):.0f} % of seeds could fail, and these {num} would not have shown it"
     enough = seeds_to_bound(_USUAL)
-    return text if num >= enough else f"{text}; --rare {_USUAL:g} runs {enough} seeds, which leave {100 * _USUAL:g} %"
+    if num >= enough:
+        return text
+    more = f"--rare {_USUAL:g} runs {enough} seeds, which leave" if asks else f"{enough} seeds would leave"
+    return f"{text}; {more} {100 * _USUAL:g} %"
 
 
 def find_far_worse(pairs: Sequence[Pair], nudged: Sequence[Pair], terms: Terms) -> dict[int, str]:
@@ -44,6 +52,20 @@ def find_far_worse(pairs: Sequence[Pair], nudged: Sequence[Pair], terms: Terms) 
     }
 
 
+def find_far_worse_alone(excesses: Mapping[int, float], reference: Sequence[float], terms: Terms) -> dict[int, str]:
+    """Runs that are far worse than noise explains, of arms that share no seeds: FP32's own scatter is what it shows.
+
+    Args:
+        excesses: `pairs.badness` of each run of the candidate, by its number.
+        reference: The same of the reference's runs.
+        terms: Scale and margins.
+    """
+    middle = statistics.fmean(reference)
+    floors = [abs(value - middle) for value in reference]
+    found = _find_outliers({key: value - middle for key, value in excesses.items()}, floors, terms.margins[1])
+    return {key: f"run {key} ends {terms.show(excess)}" for key, excess in found.items()}
+
+
 def _widest(pairs: Sequence[Pair], terms: Terms) -> dict[int, float]:
     """The largest excess of each seed's later curve; none where there are no curves."""
     curves = curve_excesses(pairs, terms=terms)
@@ -55,12 +77,12 @@ def _widest(pairs: Sequence[Pair], terms: Terms) -> dict[int, float]:
 
 
 def _find_outliers(excesses: Mapping[int, float], floors: Sequence[float], least: float) -> dict[int, float]:
-    found: dict[int, float] = {}
-    for seed, excess in excesses.items():
-        others = [other for number, other in excesses.items() if number != seed]
-        if excess <= max(least, _TIMES * max(floors, default=0.0)) or len(others) < 2:
-            continue
-        far = statistics.stdev(others) * (_SPREADS if any(floors) else _ALONE)
-        if excess > statistics.fmean(others) + far and (any(floors) or len(others) >= _OTHERS):
-            found[seed] = excess
-    return found
+    """The numbers that are far above the others; as long as they are fewer than those, they do not hide each other."""
+    far = max(least, _TIMES * max(floors, default=0.0))
+    suspects = {seed: excess for seed, excess in excesses.items() if excess > far}
+    others = [excess for seed, excess in excesses.items() if seed not in suspects]
+    known = any(floors)
+    if len(others) < (2 if known else _OTHERS) or len(others) <= len(suspects):
+        return {}
+    limit = statistics.fmean(others) + statistics.stdev(others) * (_SPREADS if known else _ALONE)
+    return {seed: excess for seed, excess in suspects.items() if excess > limit}

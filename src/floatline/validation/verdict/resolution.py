@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from floatline.validation.verdict.pairs import Pair
 from floatline.validation.verdict.terms import Terms
 
 # Steps below this share of the values are none: rounding of FP32 makes as much.
@@ -30,14 +29,17 @@ def find_step(values: Sequence[float]) -> float:
     return step
 
 
-def least_spread(pairs: Sequence[Pair], terms: Terms) -> float:
+def least_spread(values: Sequence[float], terms: Terms) -> float:
     """The spread that the excesses of pairs have at least, since the metric moves in steps; 0 where no step is known.
 
     Numerics:
         Of two numbers that were rounded to a step q the difference spreads by q / sqrt(6). The step is the one that
         was asked for, or what the values show; on a scale of logarithms it is taken of the smallest of them.
+
+    Args:
+        values: The metric of every run, of both arms.
+        terms: Scale, and the step where it was said.
     """
-    values = [run.metric for pair in pairs for run in (pair.reference, pair.candidate)]
     step = terms.resolution if terms.resolution is not None else find_step(values)
     if terms.scale == "difference":
         return _ROUNDED * step

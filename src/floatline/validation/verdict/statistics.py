@@ -45,27 +45,38 @@ def computed_factors(looks: tuple[int, ...], level: float) -> tuple[float, ...]:
 
 
 def reach(factor: float, num: int, skew: Array) -> Array:
-    """How many standard deviations the upper end of an interval lies above the mean, where noise is skewed.
-
-    A long tail upwards is seldom in a small sample, whose mean and spread are then too small both. The lower end is
-    that of the numbers with their signs turned.
-
-    Numerics:
-        The first effect of skewness G on t (Johnson 1978): with t = k sqrt(n), the end moves outwards by
-            G (1 + 2 t^2) / (6 sqrt(n))
-        standard errors. G = max(0, 3 g) + 0.7, with g the sample's own skewness, of which a few numbers show but a
-        part. With these two numbers, settled by simulation, all looks together say PASS of a candidate that is worse
-        by just the margin in at most 6 % of studies with symmetric noise and 8 % with skewed noise up to
-        lognormal(0.5) and exponential; other looks, such as early ones alone, in at most 10 %. Checked by
-        tests/validation/verdict/test_noise.py.
+    """How many standard deviations the upper end of an interval lies above the mean: `outward`, for paired numbers.
 
     Args:
         factor: k of the look, which is the reach without any skewness.
         num: Pairs.
         skew: g, for each study.
     """
-    skewness = np.maximum(_SKEW_GAIN * skew, 0.0) + _SKEW_LEAST
-    return factor + skewness * (1.0 + 2.0 * num * factor**2) / (6.0 * num)
+    return outward(factor * math.sqrt(num), num, skew) / math.sqrt(num)
+
+
+def outward(t: float | Array, num: float | Array, skew: float | Array) -> Array:
+    """How many standard errors the upper end of an interval lies above the mean, where noise is skewed.
+
+    A long tail upwards is seldom in a small sample, whose mean and spread are then too small both. The lower end is
+    that of the numbers with their signs turned.
+
+    Numerics:
+        The first effect of skewness G on t (Johnson 1978): the end moves outwards by
+            G (1 + 2 t^2) / (6 sqrt(n))
+        standard errors. G = max(0, 3 g) + 0.7, with g the sample's own skewness, of which a few numbers show but a
+        part. With these two numbers, settled by simulation, all looks together say PASS of a candidate that is worse
+        by just the margin in at most 6 % of studies with symmetric noise and 8 % with skewed noise up to
+        lognormal(0.5) and exponential; other looks, such as early ones alone, and arms that are not paired, in at
+        most 10 %. Checked by tests/validation/verdict/test_noise.py.
+
+    Args:
+        t: The reach without any skewness.
+        num: Numbers of the study; of two arms, those of the smaller one.
+        skew: g; of a difference of two means the third cumulant over the 3/2th power of the variance, times sqrt(num).
+    """
+    skewness = np.maximum(_SKEW_GAIN * np.asarray(skew), 0.0) + _SKEW_LEAST
+    return t + skewness * (1.0 + 2.0 * np.square(t)) / (6.0 * np.sqrt(num))
 
 
 def follows(values: Array) -> float:

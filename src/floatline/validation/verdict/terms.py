@@ -17,7 +17,7 @@ LOOKS = (3, 5, 8, 12, 20)
 MARGINS = (0.01, 0.02)
 LANGUAGE_MODEL_MARGINS = (0.0025, 0.005)
 _UNLIKELY = 0.05
-_SKEWED_ERROR, _OTHER_LOOKS = 1.6, 2.0  # in units of alpha
+_SKEWED_ERROR, _OTHER_ERROR = 1.6, 2.0  # in units of alpha
 
 
 @dataclass(frozen=True)
@@ -90,17 +90,18 @@ class Terms:
         if self.unit == "metric":
             return f"{abs(value):.3g}"
         percent = abs(100 * value)
+        if 0 < percent < 5e-5:
+            return "below 0.0001 %"
         return f"{percent:.2f} %" if percent == 0 or percent >= 0.01 else f"{percent:.4f} %"
 
     def error(self, *, paired: bool) -> float:
         """The chance of each one-sided error, over all looks together, under noise up to an exponential's skewness.
 
         Numerics:
-            1.6 alpha for the usual paired looks and 2 alpha for others, by simulation: see `statistics.reach`. Where
-            arms are not paired, skewness falls out of their difference, and it is alpha itself.
+            1.6 alpha for the usual paired looks, and 2 alpha for others and for arms that are not paired, by
+            simulation: see `statistics.outward`.
         """
-        skewed = _SKEWED_ERROR if self.looks == LOOKS else _OTHER_LOOKS
-        return skewed * self.alpha if paired else self.alpha
+        return (_SKEWED_ERROR if paired and self.looks == LOOKS else _OTHER_ERROR) * self.alpha
 
     def as_json(self) -> dict[str, Any]:
         """Plain data, fit for JSON."""

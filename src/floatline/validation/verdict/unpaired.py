@@ -22,33 +22,49 @@ from floatline.validation.verdict.gates import (
 from floatline.validation.verdict.notes import flags_of, notes_of
 from floatline.validation.verdict.pairs import REFERENCE, ArmRun, Pair, badness, nothing_left
 from floatline.validation.verdict.power import judge_interval
-from floatline.validation.verdict.statistics import quantile
+from floatline.validation.verdict.rare_seeds import find_far_worse_alone
+from floatline.validation.verdict.resolution import least_spread
+from floatline.validation.verdict.statistics import Array, outward, quantile
 from floatline.validation.verdict.terms import LOOKS, Terms
+from floatline.validation.verdict.verdict import NO_SPREAD
 
 
-def welch_interval(reference: Sequence[float], candidate: Sequence[float], *, alpha: float = 0.05) -> Look:
-    """Difference of two means of independent values, with Welch's interval.
+def unpaired_interval(
+    reference: Sequence[float], candidate: Sequence[float], *, alpha: float = 0.05, least_sd: float = 0.0
+) -> Look:
+    """Difference of two means of independent values, with the interval that independent arms have.
 
     Numerics:
-        mean -+ t(1 - alpha, v) * sqrt(s1^2 / n1 + s2^2 / n2), with v by Welch and Satterthwaite. `sd` of the result
-        is the root, and `factor` the t: one look, so that no correction for several is needed. Where both arms have
-        no spread at all the interval has no width. The verdict is left at INCONCLUSIVE.
+        mean -+ t(1 - alpha, n - 1) * sqrt(s1^2 / n1 + s2^2 / n2), with n of the smaller arm, as Hsu has it: Welch's
+        degrees pass too often where noise is skewed. The ends are moved outwards as those of pairs are, see
+        `statistics.outward`: the skewness of the difference is its third cumulant, m2 / n2^2 - m1 / n1^2 with the
+        third moments m, over the 3/2th power of its variance. `sd` of the result is the root, and `factor` the t: one
+        look, so that no correction for several is needed. The verdict is left at INCONCLUSIVE.
+        Checked by tests/validation/verdict/test_noise.py.
 
     Args:
         reference: Values of `pairs.badness`; 2 or more.
         candidate: The same of the candidate.
-        alpha: Chance of each one-sided error.
+        alpha: Chance of each one-sided error, where noise is not skewed.
+        least_sd: The spread of each arm counts as this at least: see `resolution.least_spread`.
     """
-    parts = [(float(np.var(values, ddof=1)) / len(values), len(values)) for values in (reference, candidate)]
-    variance = sum(part for part, _ in parts)
-    mean = float(np.mean(candidate)) - float(np.mean(reference))
-    if variance > 0:
-        freedom = variance**2 / sum(part**2 / (num - 1) for part, num in parts)
-    else:
-        freedom = float(len(reference) + len(candidate) - 2)
-    factor, root = quantile(1.0 - alpha, freedom), math.sqrt(variance)
-    num = min(len(reference), len(candidate))
-    return Look(num, mean, root, factor, mean - factor * root, mean + factor * root, "INCONCLUSIVE")
+    arms = [np.asarray(values, dtype=np.float64) for values in (reference, candidate)]
+    parts = [max(float(np.var(values, ddof=1)), least_sd**2) / len(values) for values in arms]
+    variance, mean = sum(parts), float(arms[1].mean() - arms[0].mean())
+    num = min(map(len, arms))
+    if not variance:
+        return Look(num, mean, 0.0, 0.0, mean, mean, "INCONCLUSIVE", 0.0)
+    factor, root = quantile(1.0 - alpha, float(num - 1)), math.sqrt(variance)
+    skew = _skewness_of_difference(*arms) * math.sqrt(num)
+    low, high = (float(outward(factor, num, sign * skew)) for sign in (-1.0, 1.0))
+    return Look(num, mean, root, factor, mean - low * root, mean + high * root, "INCONCLUSIVE", skew)
+
+
+def _skewness_of_difference(reference: Array, candidate: Array) -> float:
+    """Third cumulant of the difference of two means, over the 3/2th power of its variance; 0 without any spread."""
+    thirds = [float(((one - one.mean()) ** 3).mean()) / len(one) ** 2 for one in (reference, candidate)]
+    variance = sum(float(one.var()) / len(one) for one in (reference, candidate))
+    return (thirds[1] - thirds[0]) / variance**1.5 if variance else 0.0
 
 
 def decide_unpaired(runs: Sequence[ArmRun], *, candidate: str, terms: Terms, reference: str = REFERENCE) -> Comparison:
@@ -90,13 +106,21 @@ def decide_unpaired(runs: Sequence[ArmRun], *, candidate: str, terms: Terms, ref
 
 def _with_interval(result: Comparison, ours: list[ArmRun], theirs: list[ArmRun]) -> Comparison:
     terms = result.terms
-    look = welch_interval(
-        [badness(run.metric, terms) for run in ours], [badness(run.metric, terms) for run in theirs], alpha=terms.alpha
-    )
-    verdict = judge_interval(look.low, look.high, terms=terms, last=True)
+    values = [[badness(run.metric, terms) for run in runs] for runs in (ours, theirs)]
+    least = least_spread([run.metric for run in (*ours, *theirs)], terms) / math.sqrt(2.0)  # of one arm, not of two
+    look = unpaired_interval(*values, alpha=terms.alpha, least_sd=least)
+    verdict = judge_interval(look.low, look.high, terms=terms, last=True) if look.sd else "INCONCLUSIVE"
     low, high = terms.show(look.low), terms.show(look.high)
     first, second = (terms.size(margin) for margin in terms.margins)
     reason = f"the interval of unpaired runs is [{low}, {high}], against margins of {first} and {second}"
+    if not look.sd:
+        reason = NO_SPREAD
+    far_worse = find_far_worse_alone(
+        {run.seed: value for run, value in zip(theirs, values[1], strict=True)}, values[0], terms
+    )
+    if verdict == "PASS" and far_worse:
+        verdict = "MARGINAL"
+        reason = f"it is within {first} on average, but {', '.join(far_worse.values())}, far more than the other runs"
     return replace(
         result,
         verdict=verdict,

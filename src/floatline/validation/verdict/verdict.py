@@ -23,7 +23,7 @@ from floatline.validation.verdict.rare_seeds import find_far_worse
 from floatline.validation.verdict.resolution import least_spread
 from floatline.validation.verdict.terms import Terms, seeds_to_bound
 
-_NO_SPREAD = "every pair differs by the same: the metric is too coarse, or say by --resolution in which steps it moves"
+NO_SPREAD = "every pair differs by the same: the metric is too coarse, or say by --resolution in which steps it moves"
 
 
 def decide(
@@ -130,7 +130,8 @@ def _gather(runs: Sequence[ArmRun], pairs: tuple[Pair, ...], terms: Terms, refer
         else:
             nudged = []
         if not any(pair.ruined(terms) for pair in pairs):
-            far_worse, least_sd = find_far_worse(pairs, nudged, terms), least_spread(pairs, terms)
+            ends = [run.metric for pair in pairs for run in (pair.reference, pair.candidate)]
+            far_worse, least_sd = find_far_worse(pairs, nudged, terms), least_spread(ends, terms)
         if candidate != BROKEN:
             wrong = [pair for pair in pair_up(runs, candidate=BROKEN, reference=reference) if pair.seed in seeds]
             broken = _verdict_on_broken(wrong, terms)
@@ -212,7 +213,7 @@ def _weigh(look: Look, evidence: _Evidence, terms: Terms) -> tuple[Verdict, str,
         return "MARGINAL", f"the interval {ends} stays within {second}, and not within {first}", True
     if look.verdict == "INCONCLUSIVE":
         if not look.sd:
-            return "INCONCLUSIVE", _NO_SPREAD, False
+            return "INCONCLUSIVE", NO_SPREAD, False
         if is_futile(look, terms=terms):
             return (
                 "INCONCLUSIVE",
