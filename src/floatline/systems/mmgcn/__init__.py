@@ -17,6 +17,7 @@ from floatline.plans.presets import resolve_plan
 from floatline.systems.mmgcn.folders import load_folder
 from floatline.systems.mmgcn.interactions import Interactions, make_batches
 from floatline.systems.mmgcn.losses import LOSSES
+from floatline.systems.mmgcn.messages import Summing
 from floatline.systems.mmgcn.mmrec import translate
 from floatline.systems.mmgcn.model import MMGCN
 from floatline.systems.mmgcn.planted import plant
@@ -46,7 +47,8 @@ class Config(WorkloadConfig):
         init: How embeddings begin: `xavier`, or the team's `uniform` from 0 to 1, where all have one sign.
         loss: `logsigmoid`, the team's `log-of-sigmoid`, or theirs with the eps they added, `log-of-sigmoid-eps`.
         registered: Whether embeddings are parameters, or the team's bare tensors.
-        aggregation: How messages are summed: `grouped` in FP32, or `scatter` in their own format.
+        aggregation: How messages are summed: `grouped` in FP32, `scatter` in their own format, or `fused`: in FP32 by
+            one kernel on a GPU, without a message in memory.
         interaction_file: Table with user and item columns (.csv, .tsv, .inter); null plants interactions.
         feature_files: Modality to .npy file, a row for each item; with `interaction_file`.
         data_path: Folder that holds data sets.
@@ -82,7 +84,7 @@ class Config(WorkloadConfig):
     init: Literal["xavier", "uniform"] = "xavier"
     loss: Literal["logsigmoid", "log-of-sigmoid", "log-of-sigmoid-eps"] = "logsigmoid"
     registered: bool = True
-    aggregation: Literal["grouped", "scatter"] = "grouped"
+    aggregation: Summing = "grouped"
     interaction_file: str | None = None
     feature_files: dict[str, str] = Field(default_factory=dict)
     data_path: str = ""
@@ -151,6 +153,7 @@ VARIANTS: dict[str, dict[str, object]] = {
         "passes": 1,
         "eval_users": 20_000,
         "modalities": {"visual": 1024, "acoustic": 128, "textual": 384},
+        "aggregation": "fused",
     },
 }
 

@@ -1,7 +1,8 @@
-"""Neighbours: the mean over the neighbours of every node, by torch_geometric's message passing."""
+"""Neighbours: the mean over the neighbours of every node, by torch_geometric's message passing or by one kernel."""
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any, Literal, cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch_geometric.nn import MessagePassing
 from torch_geometric.nn.aggr import Aggregation
 
+Summing = Literal["grouped", "scatter", "fused"]
 # Messages that are summed at once. Their number is filled up with zeros for each node.
 GROUP = 16
 
@@ -44,25 +46,30 @@ class Neighbours(MessagePassing):
     Args:
         edges: From the first row to the second, sorted by the second, of shape (2, E).
         num_nodes: Users and items.
-        aggregation: `grouped`, or torch_geometric's own sum by `scatter`.
+        aggregation: `grouped`; torch_geometric's own sum by `scatter`; or `fused`, which keeps no message in memory.
     """
 
     edges: Tensor
     degree: Tensor
+    starts: Tensor
 
-    def __init__(self, edges: Tensor, num_nodes: int, aggregation: Literal["grouped", "scatter"]) -> None:
+    def __init__(self, edges: Tensor, num_nodes: int, aggregation: Summing) -> None:
         super().__init__(aggr=GroupedSum() if aggregation == "grouped" else "sum")
-        self.grouped = aggregation == "grouped"
+        self.aggregation = aggregation
         degree = torch.bincount(edges[1], minlength=num_nodes)
-        if self.grouped:
+        if aggregation == "grouped":
             edges = _fill_groups(edges, degree)
+        if aggregation == "fused":
+            edges = edges[0].to(torch.int32)  # the nodes that they lead to follow from `starts`
+            self.register_buffer("starts", nn.functional.pad(degree.cumsum(0), (1, 0)), persistent=False)
         self.register_buffer("edges", edges, persistent=False)
         # As integers: a cast of the model to FP16 must not round them.
         self.register_buffer("degree", degree.clamp(min=1), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Means of the rows of x over the neighbours of each node, in the format of x."""
-        total = cast("Tensor", _UndirectedSum.apply(x, self) if self.grouped else self.propagate(self.edges, x=x))
+        own = self.aggregation != "scatter"
+        total = cast("Tensor", _UndirectedSum.apply(x, self) if own else self.propagate(self.edges, x=x))
         return (total / self.degree[:, None].float()).to(x.dtype)
 
     def message(self, x_j: Tensor) -> Tensor:
@@ -71,8 +78,21 @@ class Neighbours(MessagePassing):
 
     def add_up(self, x: Tensor) -> Tensor:
         """Sums over the neighbours; a last row of zeros is what fills up the groups."""
+        if self.aggregation == "fused":
+            return _add_up_fused(x, self.edges, self.starts)
         num_nodes = x.shape[0]
         return self.propagate(self.edges, x=nn.functional.pad(x, (0, 0, 0, 1)), size=None)[:num_nodes]
+
+
+def _add_up_fused(x: Tensor, sources: Tensor, starts: Tensor) -> Tensor:
+    """By one kernel on a GPU that Triton knows; elsewhere with messages in FP32."""
+    if x.is_cuda and importlib.util.find_spec("triton") is not None:
+        from floatline.systems.mmgcn.fused_sum import sum_rows
+
+        return sum_rows(x, sources, starts)
+    targets = torch.arange(len(starts) - 1, device=x.device).repeat_interleave(starts.diff())
+    total = torch.zeros(len(starts) - 1, x.shape[1], device=x.device)
+    return total.index_add_(0, targets, x[sources].float()).to(x.dtype)
 
 
 class _UndirectedSum(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from floatline.systems.mmgcn.interactions import Interactions
-from floatline.systems.mmgcn.messages import Neighbours
+from floatline.systems.mmgcn.messages import Neighbours, Summing
 
 
 class MMGCN(nn.Module):
@@ -38,7 +38,7 @@ class MMGCN(nn.Module):
         dim_id: int,
         dim_latent: int | None,
         normalize: bool,
-        aggregation: Literal["grouped", "scatter"],
+        aggregation: Summing,
         init: Literal["xavier", "uniform"],
         registered: bool,
     ) -> None:
