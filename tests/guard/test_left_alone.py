@@ -1,9 +1,12 @@
 """Healthy training under a guard has the bits of the bare loop; a step that raises leaves nothing behind."""
 
 import contextlib
+import signal
+import sys
 
 import pytest
 import torch
+from tests.slow import slow
 from torch import nn
 
 import floatline as fl
@@ -205,3 +208,172 @@ def test_the_step_after_which_a_schedule_has_no_more_rates_is_in_the_ledger(tmp_
     assert not torch.equal(bits(model), before)
     guard.close()
     assert len(fl.Ledger.read(tmp_path).applied) == made + 1 == guard.attempts
+
+
+class Deaf:
+    """A listener whose service is gone."""
+
+    def begin(self, metadata):
+        pass
+
+    def take(self, record, account):
+        raise Boom
+
+    def close(self):
+        pass
+
+
+def test_a_step_that_a_listener_raises_over_is_in_the_ledger_and_advances_the_schedule(tmp_path):
+    model, guard = make_guard(folder=tmp_path)
+    rates = guard.scheduler(torch.optim.lr_scheduler.StepLR(guard.optimizer, step_size=1, gamma=0.5))
+    guard.attach(Deaf())
+    first, second = batches(2)
+    for b in (first, second):
+        with pytest.raises(Boom):
+            take(guard, model, b)
+    assert rates.last_epoch == 2
+    guard.close()
+    assert len(fl.Ledger.read(tmp_path).applied) == 2 == guard.attempts
+
+
+def by_hand(guard, model, *some):
+    for b in some:
+        with guard.autocast():
+            loss = nn.functional.cross_entropy(model(b[0]), b[1])
+        guard.backward(loss)
+    return guard.update()
+
+
+def in_the_forward_pass(guard, model):
+    return model[4].register_forward_hook(boom)
+
+
+@pytest.mark.parametrize("plant", [in_the_forward_pass, in_backward])
+def test_a_micro_batch_that_raises_in_a_loop_of_ones_own_leaves_nothing_of_its_step(plant):
+    (model, guard), (other, alone) = make_guard(), make_guard()
+    first, second, third = batches(3)
+    for m, g in ((model, guard), (other, alone)):
+        torch.manual_seed(1)
+        by_hand(g, m, first)
+    state, before = torch.get_rng_state(), bits(model)
+    with guard.autocast():
+        loss = nn.functional.cross_entropy(model(second[0]), second[1])
+    guard.backward(loss)
+    handle = plant(guard, model)
+    with pytest.raises(Boom):
+        by_hand(guard, model, third)
+    handle.remove()
+    assert torch.equal(bits(model), before)
+    assert all(p.grad is None for p in model.parameters())
+    outcomes = []
+    for m, g in ((model, guard), (other, alone)):
+        torch.set_rng_state(state)
+        outcomes.append(by_hand(g, m, third))
+    assert outcomes[0].micro_batches == 1
+    assert outcomes[0].grad_norm == outcomes[1].grad_norm
+    assert torch.equal(bits(model), bits(other))
+
+
+@pytest.mark.parametrize("give", [lambda loss: loss.repeat(2), lambda loss: loss.detach(), lambda loss: "loss"])
+def test_a_loss_that_is_refused_leaves_nothing_of_its_step(give):
+    model, guard = make_guard()
+    first, second = batches(2)
+    guard.backward(nn.functional.cross_entropy(model(first[0]), first[1]))
+    with pytest.raises(fl.FloatlineError):
+        guard.backward(give(nn.functional.cross_entropy(model(second[0]), second[1])))
+    assert all(p.grad is None for p in model.parameters())
+    assert model[1].num_batches_tracked == 0
+
+
+def test_weights_that_add_up_to_nothing_leave_nothing_of_the_step():
+    model, guard = make_guard()
+    with pytest.raises(fl.FloatlineError, match="add up to 0"):
+        guard.step(lambda b: (nn.functional.cross_entropy(model(b[0]), b[1]), 0), next(batches(1)))
+    assert all(p.grad is None for p in model.parameters())
+    assert model[1].num_batches_tracked == 0
+
+
+# Ctrl-C, wherever it comes.
+
+
+class Presses:
+    """Presses Ctrl-C before the n-th line of floatline's that is run."""
+
+    def __init__(self, at):
+        self.at, self.num = at, 0
+
+    def __call__(self, frame, event, arg):
+        if "/floatline/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            self.num += 1
+            if self.num == self.at:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+@contextlib.contextmanager
+def pressing(at):
+    presses, before = Presses(at), sys.gettrace()
+    sys.settrace(presses)
+    try:
+        yield presses
+    finally:
+        sys.settrace(before)
+
+
+def interrupted(folder, at, *, num=4, which=2):
+    """A run of a few steps, one of them interrupted: what it leaves, and how many lines that step has."""
+    model, guard = make_guard(folder=folder)
+    heard = False
+    for i, b in enumerate(batches(num)):
+        torch.manual_seed(i)
+        if i != which:
+            take(guard, model, b)
+            continue
+        with contextlib.suppress(KeyboardInterrupt):
+            with pressing(at) as presses:
+                take(guard, model, b)
+            heard = True
+        assert all(p.grad is None for p in model.parameters())
+    guard.close()
+    applied = fl.Ledger.read(folder).applied
+    assert applied == [True] * guard.attempts
+    return bits(model), guard.attempts, presses.num, not heard
+
+
+def without(*left_out, num=4):
+    model, guard = make_guard()
+    for i, b in enumerate(batches(num)):
+        torch.manual_seed(i)
+        if i not in left_out:
+            take(guard, model, b)
+    return bits(model)
+
+
+def check_interrupts(folder, share):
+    whole, less = without(), without(2)
+    num = interrupted(folder / "none", 0)[2]
+    found = set()
+    for at in range(1, num, max(1, int(num * share))):
+        left, attempts, _, heard = interrupted(folder / str(at), at)
+        assert heard, at
+        assert torch.equal(left, whole if attempts == 4 else less), at
+        found.add(attempts)
+    assert found == {3, 4}  # the step was made, or it was not
+
+
+def test_ctrl_c_finds_a_step_made_or_not_begun(tmp_path):
+    check_interrupts(tmp_path, 0.07)
+
+
+@slow
+def test_ctrl_c_finds_it_so_before_many_lines(tmp_path):
+    check_interrupts(tmp_path, 0.005)
+
+
+def test_a_run_without_the_wait_would_be_torn_apart(tmp_path, monkeypatch):
+    for name in ("__enter__", "__exit__"):
+        monkeypatch.setattr(f"floatline.base.interrupts.Undisturbed.{name}", lambda *_: None)
+    with pytest.raises(AssertionError):
+        check_interrupts(tmp_path, 0.02)

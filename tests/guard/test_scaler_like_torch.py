@@ -3,6 +3,7 @@
 The behaviours are those that PyTorch's own tests of its scaler ask for.
 """
 
+import math
 import pickle
 import warnings
 
@@ -273,6 +274,28 @@ def test_a_nan_scale_is_refused_in_one_line(call, name):
     with pytest.raises(ScalerError) as refused:
         call()
     assert str(refused.value) == f"{name} nan cannot be a scale. Give a number, such as 65536."
+
+
+@pytest.mark.parametrize("name", ["growth_factor", "backoff_factor"])
+def test_a_factor_that_would_make_the_scale_nan_is_refused_in_one_line(name):
+    calls = [
+        lambda: ours(**{name: NAN}),
+        lambda: getattr(ours(), f"set_{name}")(NAN),
+        lambda: ours().load_state_dict({**ours().state_dict(), name: NAN}),
+    ]
+    for call in calls:
+        with pytest.raises(ScalerError, match=f"^{name} nan is no factor of a scale. Give a number, such as"):
+            call()
+
+
+def test_there_torchs_scaler_ends_with_a_nan_scale():
+    scaler = torch.amp.GradScaler("cpu", backoff_factor=NAN)
+    weight = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler.scale(weight.sum() * math.inf).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert math.isnan(scaler.get_scale())
 
 
 def test_a_refused_scale_leaves_the_old_one():

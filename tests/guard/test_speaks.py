@@ -93,9 +93,18 @@ def test_a_diagnosis_is_a_line_when_it_is_made_and_the_advice_of_the_stop(capsys
         train(model, guard, 9, bad=lambda i: i >= 4)
     said = lines(capsys)
     assert said[0] == "floatline: diagnosis of step 5: bad-input-data: the batch holds NaN"
-    assert "The diagnosis of step 7: bad-input-data" in str(stop.value)
+    assert "The diagnosis of step 7: bad-input-data: the batch holds NaN. State: " in str(stop.value)
     assert "raise most_bad" not in str(stop.value)
     guard.close()
+
+
+def test_a_diagnosis_that_is_made_again_is_one_line_and_the_last_one_is_the_stops(capsys):
+    words = iter(["first", "second", "first", "first"])
+    model, guard = make(on_failure=lambda failed: next(words), policy=fl.Policy(most_bad=4))
+    with pytest.raises(fl.GuardStop, match="The diagnosis of step 8: first"):
+        train(model, guard, 9, bad=lambda i: i >= 4)
+    assert lines(capsys) == ["floatline: diagnosis of step 5: first", "floatline: diagnosis of step 6: second"]
+    assert guard.run.diagnoses == ["diagnosis of step 6: second", "diagnosis of step 8: first"]
 
 
 def test_without_a_diagnosis_the_stop_gives_the_usual_advice():

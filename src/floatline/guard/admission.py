@@ -55,14 +55,16 @@ def check_weights(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
 
 
 def check_update(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
-    """The plan's update is that of the optimizer; GuardError where it is not, and 16-bit weights would feel it."""
-    own = getattr(optimizer, "update", None) if isinstance(optimizer, Optimizer) else None
-    if plan.update is None or plan.weights == "fp32" or own == plan.update:
+    """The plan's update and states are the optimizer's; GuardError where not, and 16-bit weights would feel it."""
+    asked = {key: value for key in ("update", "states") if (value := getattr(plan, key)) is not None}
+    own = {key: getattr(optimizer, key) for key in asked} if isinstance(optimizer, Optimizer) else {}
+    if plan.weights == "fp32" or asked == own:
         return
+    how = ", ".join(f"{key}={value!r}" for key, value in {"update": "exact", **asked}.items())
+    has = " and ".join(f"{key}={value!r}" for key, value in own.items()) or "neither"
     raise GuardError(
-        f"Plan '{plan.name}' updates weights with '{plan.update}', and {type(optimizer).__name__} "
-        f"{'does not' if own is None else f'with {own!r}'}. "
-        f"Make the guard with floatline.optim.convert(optimizer, update='{plan.update}')."
+        f"Plan '{plan.name}' asks for {' and '.join(f'{key}={value!r}' for key, value in asked.items())}, and "
+        f"{type(optimizer).__name__} has {has}. Make the guard with floatline.optim.convert(optimizer, {how})."
     )
 
 

@@ -44,6 +44,7 @@ class Diary:
         group: dist.ProcessGroup | None = None,
     ) -> None:
         self.accounts = Accounts()
+        self.diagnosed_by = what_to_run()  # a command that knows its target says so
         self.folder = None if folder is None else Path(folder)
         self.ledger: Ledger | None = None
         self._attempt = 0
@@ -64,7 +65,7 @@ class Diary:
             self._listeners.append(listener)
 
     def _tell(self, record: Record) -> None:
-        self.accounts.add(record)
+        """Last of all: a listener may raise."""
         for listener in self._listeners:
             listener.take(record, self.accounts.run)
 
@@ -83,7 +84,7 @@ class Diary:
         norms = outcome.layer_norms
         when, ranks = time.time(), outcome.ranks
         record = Step(outcome.attempt, when, outcome.applied, outcome.reason, None, known, numbers, norms, ranks)
-        self._tell(record)
+        self.accounts.add(record)
         if self.ledger is not None:
             self._hand_over(
                 self.ledger.append,
@@ -102,12 +103,15 @@ class Diary:
                 layer_norms=norms,
                 ranks=ranks,
             )
+        self._tell(record)
 
     def note(self, event: str, message: str, **values: float) -> None:
         """Add something that happened besides a step: a rollback, an escalation, a stop."""
-        self._tell(Event(event, self._attempt, time.time(), message, values=dict(values)))
+        record = Event(event, self._attempt, time.time(), message, values=dict(values))
+        self.accounts.add(record)
         if self.ledger is not None:
             self._hand_over(self.ledger.event, event, message, values=values)
+        self._tell(record)
 
     def _hand_over(self, call: Callable[..., None], *args: Any, **values: Any) -> None:
         """Give the ledger a record, behind those that it has not taken yet."""

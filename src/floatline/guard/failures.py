@@ -74,6 +74,7 @@ class FailureWatch:
         self._on_failure = on_failure
         self._kept: deque[_Kept] = deque()
         self._told = False
+        self._said: dict[str, str] = {}  # the last line of each diagnosis, by its words
         # Walking through all modules in every step would take as long as the rest of keeping it.
         modules = cast("Iterable[tuple[str, nn.Module]]", unwrap(run.model).named_modules())
         self._holders = [(name, module) for name, module in modules if module._buffers]
@@ -108,11 +109,14 @@ class FailureWatch:
         except Exception as error:  # whatever it is, the run is worth more
             first = next(iter(str(error).splitlines()), "")
             words = f"the failed step could not be diagnosed: {type(error).__name__}: {first}"
-        if words:
-            self._run.diagnoses.append(f"diagnosis of step {outcome.attempt:,}: {words}")
-            self._run.diary.note("diagnosis", words)
-            if is_first_process(self._run.judge.group):
-                say(self._run.diagnoses[-1])
+        if not words:
+            return
+        self._run.diary.note("diagnosis", words)
+        before, line = self._said.pop(words, None), f"diagnosis of step {outcome.attempt:,}: {words}"
+        self._said[words] = line
+        self._run.diagnoses[:] = [other for other in self._run.diagnoses if other != before] + [line]
+        if before is None and is_first_process(self._run.judge.group):  # once is enough for people
+            say(line)
 
     def _is_failure(self, outcome: Outcome) -> bool:
         """Whether a smaller scale would not have helped: NaN in the forward pass, or an overflow at the smallest."""

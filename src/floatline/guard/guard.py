@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from floatline.base.interrupts import Undisturbed
 from floatline.errors import GuardError, LedgerError
 from floatline.guard.admission import admit, check_clip, choose_clipping
 from floatline.guard.checkpoints import guard_state, rank_files
@@ -151,9 +152,29 @@ class Guard(GuardedRun):
         self.lost: Lost | None = None
         self.on_outcome: Callable[[Outcome], None] | None = None
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context of the forward pass: the plan's compute dtype, or nothing where weights have it already."""
-        return autocast_of(self.run.plan, self.run.device)
+    @contextlib.contextmanager
+    def autocast(self) -> Generator[None]:
+        """The context of the forward pass: the plan's compute dtype, or nothing where weights have it already.
+
+        A step begins with it, where gradients are on; what raises in it leaves nothing of the step behind.
+        """
+        trains = torch.is_grad_enabled() and self.run.model.training
+        with self._undone_if_it_raises() if trains else contextlib.nullcontext():
+            if trains:
+                self._buffers.keep()
+            with autocast_of(self.run.plan, self.run.device):
+                yield
+
+    @contextlib.contextmanager
+    def _undone_if_it_raises(self) -> Generator[None]:
+        """What raises before a step is made leaves nothing of it: half a gradient must not be added to the next."""
+        attempts = self.run.attempts
+        try:
+            yield
+        except BaseException:
+            if self.run.attempts == attempts:
+                self._abandon()
+            raise
 
     def step(
         self, compute_loss: Callable[[Any], Loss], *micro_batches: Any, skip: bool | Tensor | None = None
@@ -177,38 +198,35 @@ class Guard(GuardedRun):
             before = RandomState.now() if self.run.policy.retry_overflow else None
             if self._failures is not None:
                 self._failures.keep(self.run.attempts + 1, compute_loss, micro_batches)
-            if self._buffers.holders:
-                self._buffers.keep(again=True)
-            total = self._run(compute_loss, micro_batches)
-            outcome = self._finish(total, skip, retries=retries)
+            self._buffers.keep(again=True)
+            with self._undone_if_it_raises():
+                total = self._run(compute_loss, micro_batches)
+                outcome = self._finish(total, skip, retries=retries)
             if before is None or retries == self.run.policy.retry_overflow or outcome.reason != "overflow":
                 return outcome
             before.restore()
         raise AssertionError  # the loop always returns
 
     def _run(self, compute_loss: Callable[[Any], Loss], batches: tuple[Any, ...]) -> LossSum:
-        try:
-            return run_micro_batches(
-                compute_loss,
-                batches,
-                model=self.run.model,
-                autocast=self.autocast,
-                scale=self.run.judge.scale,
-                group=self.run.judge.group,
-                looks=not self.run.attempts,
-            )
-        except BaseException:
-            self._abandon()
-            raise
+        return run_micro_batches(
+            compute_loss,
+            batches,
+            model=self.run.model,
+            autocast=lambda: autocast_of(self.run.plan, self.run.device),
+            scale=self.run.judge.scale,
+            group=self.run.judge.group,
+            looks=not self.run.attempts,
+        )
 
     def _abandon(self) -> None:
-        """Leave nothing of a step that was not made: half a gradient must not be added to the next step's."""
-        self._stepper.drop_gradients()
-        drop_gradients(self.run.model)
-        self._buffers.undo()
-        self._sum = LossSum(group=self.run.judge.group)
-        if self.run.samples is not None:
-            self.run.samples.drop()
+        """Leave nothing of a step that was not made."""
+        with Undisturbed():
+            self._stepper.drop_gradients()
+            drop_gradients(self.run.model)
+            self._buffers.undo()
+            self._sum = LossSum(group=self.run.judge.group, looks=self._sum.looks)
+            if self.run.samples is not None:
+                self.run.samples.drop()
 
     def backward(self, loss: Tensor, *, weight: float | Tensor | None = None, last: bool = True) -> None:
         """Send a loss backward, scaled; call it once for each micro-batch, then `update`.
@@ -219,12 +237,13 @@ class Guard(GuardedRun):
             last: False: more micro-batches follow, and FSDP2 may wait with exchanging gradients. (For DDP, put
                 forward and backward of all but the last into `model.no_sync()`.)
         """
-        if not self._sum.num:
-            self._stepper.drop_gradients()  # another guard's step may have left some
-        loss, _ = take_loss(loss, "The loss")
-        sync = hasattr(self.run.model, "set_requires_gradient_sync")
-        with synced_at_the_end(self.run.model, last) if sync else contextlib.nullcontext():
-            (self._sum.add(loss, weight).to(torch.float32) * self.run.judge.scale.to(loss.device)).backward()
+        with self._undone_if_it_raises():
+            if not self._sum.num:
+                self._stepper.drop_gradients()  # another guard's step may have left some
+            loss, _ = take_loss(loss, "The loss")
+            sync = hasattr(self.run.model, "set_requires_gradient_sync")
+            with synced_at_the_end(self.run.model, last) if sync else contextlib.nullcontext():
+                (self._sum.add(loss, weight).to(torch.float32) * self.run.judge.scale.to(loss.device)).backward()
 
     def update(self, *, skip: bool | Tensor | None = None) -> Outcome:
         """Decide on the gradients of all `backward` calls since the last update; make the step or leave it.
@@ -234,8 +253,9 @@ class Guard(GuardedRun):
         Args:
             skip: True: leave everything as it is.
         """
-        total, self._sum = self._sum, LossSum(group=self.run.judge.group)
-        return self._finish(total, skip)
+        with self._undone_if_it_raises():
+            total, self._sum = self._sum, LossSum(group=self.run.judge.group)
+            return self._finish(total, skip)
 
     def take_step(self, total: LossSum, *, skip: bool | Tensor | None = None) -> Outcome:
         """Decide on gradients that the caller made: for a framework that runs forward and backward by itself.
@@ -246,7 +266,8 @@ class Guard(GuardedRun):
             total: The losses, and what the gradients are divided by.
             skip: True: leave everything as it is.
         """
-        return self._finish(total, skip, keep_gradients=True)
+        with self._undone_if_it_raises():
+            return self._finish(total, skip, keep_gradients=True)
 
     def remember(self, compute_loss: Callable[[Any], Loss], batches: Sequence[Any]) -> None:
         """Keep what the next `take_step` is made of, for the canary and for `on_failure`.
@@ -268,6 +289,21 @@ class Guard(GuardedRun):
     def _finish(
         self, total: LossSum, skip: bool | Tensor | None, *, retries: int = 0, keep_gradients: bool = False
     ) -> Outcome:
+        with Undisturbed():
+            outcome = self._make(total, skip, retries=retries, keep_gradients=keep_gradients)
+            self.run.schedules.attempt()  # may raise: a schedule has an end
+        if total.num > 1 and total.divisor == total.num:
+            self.note(
+                f"the loss of a micro-batch is divided by {total.num}, and the guard averages over the {total.num} as "
+                f"well: gradients are {total.num} times smaller than in a loop that divides once. Return the mean loss"
+            )
+        self._learn(self._late)
+        self._rescue.snapshot_if_due()
+        self.run.diary.check()  # last: on several processes the others have made the whole step
+        return outcome
+
+    def _make(self, total: LossSum, skip: bool | Tensor | None, *, retries: int, keep_gradients: bool) -> Outcome:
+        """Judge and update: a step that raises counts where it has moved weights, and only there."""
         loss = total.mean
         before = self.run.attempts, self.run.batch
         self.run.attempts += 1
@@ -305,21 +341,10 @@ class Guard(GuardedRun):
         except BaseException:
             if not found or self._stepper.marks() == marks:  # no weight has moved: there was no step
                 self.run.attempts, self.run.batch = before
-                self._abandon()
                 raise
             self._note(found[0], records, total, lr, retries, keep_gradients=False)
             raise
-        outcome = self._note(found[0], records, total, lr, retries, keep_gradients=keep_gradients)
-        if total.num > 1 and total.divisor == total.num:
-            self.note(
-                f"the loss of a micro-batch is divided by {total.num}, and the guard averages over the {total.num} as "
-                f"well: gradients are {total.num} times smaller than in a loop that divides once. Return the mean loss"
-            )
-        self.run.schedules.attempt()
-        self._learn(self._late)
-        self._rescue.snapshot_if_due()
-        self.run.diary.check()  # last: on several processes the others have made the whole step
-        return outcome
+        return self._note(found[0], records, total, lr, retries, keep_gradients=keep_gradients)
 
     def _note(
         self,
@@ -347,7 +372,7 @@ class Guard(GuardedRun):
         self._pending.append(outcome)
         if not keep_gradients:
             self._stepper.drop_gradients()
-        if self._buffers.holders:
+        if self._buffers.needed:
             self._buffers.settle(verdict.decision.applied)
         if self.run.average is not None:
             self.run.average.update(verdict.decision.applied)
@@ -356,11 +381,16 @@ class Guard(GuardedRun):
     def _learn(self, leave: int) -> None:
         """Read what became of earlier steps, except the last `leave`, and act on it."""
         while len(self._pending) > leave:
-            outcome = self._pending.popleft()
-            lost = self._layers.lost(outcome.attempt)
-            self.lost = lost or self.lost
-            self.run.diary.write(outcome, lost=None if lost is None else lost.share)
-            self.run.schedules.learn(applied=outcome.applied)  # may raise: a schedule has an end
+            outcome = self._pending[0]
+            applied = outcome.applied  # waits for the device
+            with Undisturbed():
+                self._pending.popleft()
+                lost = self._layers.lost(outcome.attempt)
+                self.lost = lost or self.lost
+                try:
+                    self.run.diary.write(outcome, lost=None if lost is None else lost.share)  # may raise: a listener
+                finally:
+                    self.run.schedules.learn(applied=applied)  # may raise: a schedule has an end
             if self.on_outcome is not None:
                 self.on_outcome(outcome)
             if self._failures is not None:

@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from floatline.base.texts import percent
 from floatline.causes import find_cause
 from floatline.errors import LedgerError
 from floatline.findings import Finding, GuardStop
 from floatline.guard.checkpoints import guard_state, rank_files
-from floatline.guard.diary import is_first_process, say, what_to_run
+from floatline.guard.diary import is_first_process, say
 from floatline.guard.outcome import Outcome
 from floatline.guard.recovery.actions import (
     AcceptRegime,
@@ -33,6 +34,7 @@ from floatline.guard.recovery.recovery import SeenStep, is_sound
 from floatline.guard.recovery.snapshots import Snapshot
 from floatline.guard.run import Run
 from floatline.guard.step.layers import Lost
+from floatline.ledger.lines import TO_FIND
 from floatline.optim.mesh import local_part, num_processes
 from floatline.precision.micro_batches import Loss, autocast_of, take_loss
 from floatline.precision.nonfinite import NonfinitePlace, first_nonfinite
@@ -133,7 +135,7 @@ class Responses:
         if share > policy.underflow_act and scale < scaling.cap:
             factor = min(16.0, USUAL_SCALE / scale) if silent > policy.underflow_act else 2.0
             return [RaiseScale(names, factor)]
-        return [Warn(f"{share:.1%} of gradient elements are lost to zero, most in {', '.join(names)}")]
+        return [Warn(f"{percent(share, 1)} of gradient elements are lost to zero, most in {', '.join(names)}")]
 
     def _do(self, action: Action) -> list[Action]:
         run = self._run
@@ -176,7 +178,7 @@ class Responses:
         words += f", rank {', '.join(map(str, ranks))}" if ranks else ""
         place = self._find_place() if action.reason == "forward-nonfinite" else None
         words += f"; first in {place}" if place is not None else ""
-        words += f"; {run.diagnoses[-1]}" if run.diagnoses else f". To find the cause: {what_to_run()}"
+        words += f"; {run.diagnoses[-1]}" if run.diagnoses else f"{TO_FIND}{run.diary.diagnosed_by}"
         run.diary.note("note", words)
         if is_first_process(run.judge.group):
             say(words)
@@ -344,7 +346,7 @@ class Responses:
             tensors, state = guard_state.collect(run)
             path = rank_files.save(run, run.diary.folder / "stopped", tensors, {**state, "extra": {}})
             kept += f" State: {path}."
-        advice = f"The {run.diagnoses[-1]}" if run.diagnoses else action.advice
+        advice = f"The {run.diagnoses[-1].rstrip('.')}." if run.diagnoses else action.advice
         message = f"Stopped{place}: {action.message}{' ' * bool(advice)}{advice}{kept}"
         run.diary.note("stop", message)
         try:

@@ -19,6 +19,7 @@ from floatline.numerics.moving import send
 from floatline.optim.mesh import agree_on_overflow
 
 _FLOOR, _CAP = 1.0, 2.0**24
+_USUAL = {"growth_factor": 2.0, "backoff_factor": 0.5}
 # A scale is a number of float32, and so is its inverse.
 _SMALLEST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
@@ -65,6 +66,7 @@ class LossScaler(torch.amp.GradScaler):
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+        _check_factors(growth_factor=growth_factor, backoff_factor=backoff_factor)
         start = _number(init_scale, "init_scale") if self._enabled else _FLOOR
         low = floor if floor is not None else _lowered(start)
         high = cap if cap is not None else _raised(start)
@@ -193,6 +195,24 @@ class LossScaler(torch.amp.GradScaler):
     def _num_overflows(self) -> int:
         return self._init_overflows if self._overflows is None else int(self._overflows.item())
 
+    def set_growth_factor(self, new_factor: float) -> None:
+        """Take another growth factor from the next `update` on.
+
+        Args:
+            new_factor: Any number but NaN.
+        """
+        _check_factors(growth_factor=new_factor)
+        super().set_growth_factor(new_factor)
+
+    def set_backoff_factor(self, new_factor: float) -> None:
+        """Take another backoff factor from the next `update` on.
+
+        Args:
+            new_factor: Any number but NaN.
+        """
+        _check_factors(backoff_factor=new_factor)
+        super().set_backoff_factor(new_factor)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on, as plain numbers: torch's five entries, and ours.
 
@@ -225,6 +245,7 @@ class LossScaler(torch.amp.GradScaler):
         floor, cap = state_dict.get("floor", self._floor), state_dict.get("cap", self._cap)
         hysteresis = state_dict.get("hysteresis", self._hysteresis)
         _check_limits(floor=floor, cap=cap, hysteresis=hysteresis)
+        _check_factors(**{name: state_dict[name] for name in _USUAL if name in state_dict})
         super().load_state_dict({**state_dict, "scale": min(max(scale, floor), cap)})
         self._floor, self._cap, self._hysteresis = float(floor), float(cap), hysteresis
         self._init_overflows = int(state_dict.get("_hysteresis_tracker", 0))
@@ -243,6 +264,13 @@ def _check_limits(*, floor: float, cap: float, hysteresis: int) -> None:
         raise ScalerError(f"floor {floor:g} is above cap {cap:g}. Give a floor no larger than the cap.")
     if isinstance(hysteresis, bool) or not isinstance(hysteresis, int) or hysteresis < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ScalerError(f"hysteresis {hysteresis!r} is not a number of overflows. Give a whole number from 1 up.")
+
+
+def _check_factors(**factors: float) -> None:
+    """Refuse NaN, which torch lets through: the scale would be NaN after an overflow, or never grow."""
+    for name, factor in factors.items():
+        if math.isnan(factor):
+            raise ScalerError(f"{name} nan is no factor of a scale. Give a number, such as {_USUAL[name]:g}.")
 
 
 def _number(value: float | Tensor, name: str) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import floatline as fl
-from floatline.guard.step.buffers import Buffers
+from floatline.guard.step.buffers import Buffers, _Holding
 
 KINDS = {
     "plain": lambda ps: torch.optim.SGD(ps, lr=0.01),
@@ -156,6 +156,106 @@ def test_a_compiled_models_buffers_go_back():
     guard = fl.Guard(compiled, KINDS["plain"](compiled.parameters()), plan="fp32")
     for number in range(4):
         guard.step(lambda b: compiled(b[0]).square().mean(), batch(number, bad=number == 2))
+    assert model[1].running_mean.isfinite().all()
+    assert model[1].num_batches_tracked == 3
+
+
+class Own(nn.Module):
+    """An average of its own inputs, which is made or moved in the way that a test asks for."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.calls, self.way = 0, way
+        if way != "first of all":
+            self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        if way not in ("first of all", "first of its kind"):
+            self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("mask", torch.ones(8)) if way == "written as it is" else None
+
+    def forward(self, x):
+        self.calls += 1
+        if not hasattr(self, "mean"):
+            self.register_buffer("mean", x.detach().mean(0))
+        elif (self.way == "later" and self.calls < 3) or (self.way == "now and then" and self.calls % 3 != 2):
+            return x
+        elif self.way == "by a sum":
+            self.mean = torch.lerp(self.mean, x.detach().mean(0), 0.1)
+        elif self.way == "written as it is":
+            self.mask.copy_(self.mask)
+            return x
+        else:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return x - self.mean
+
+
+def own_run(way, bad, make_step, *, num=8):
+    """A run in which some batches come once as NaN before they come as they are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), Own(way), nn.Linear(8, 1))
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    for number in range(num):
+        if number in bad:
+            assert not make_step(guard, model, batch(number, bad=True)).applied
+            model[1].calls -= 1
+        assert make_step(guard, model, batch(number)).applied
+    return buffers_of(model) | {n: p.detach() for n, p in model.named_parameters()}, guard
+
+
+@pytest.mark.parametrize("make_step", [by_step, by_backward])
+@pytest.mark.parametrize(
+    ("way", "bad"),
+    [
+        ("first of all", [0]), ("first of all", [5]), ("first of its kind", [0]), ("first of its kind", [4]),
+        ("later", [4]), ("now and then", [4]), ("now and then", [7]), ("by a sum", [0, 3]),
+    ],
+)  # fmt: skip
+def test_buffers_that_are_made_or_moved_late_go_back_too(way, bad, make_step):
+    found, expected = (own_run(way, some, make_step)[0] for some in (bad, []))
+    assert equal(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (3,)])
+def test_an_equal_tensor_is_another_one(shape):
+    model = nn.Module()
+    model.register_buffer("mean", torch.ones(shape))
+    holding = _Holding([model])
+    assert holding.is_same()
+    model.mean = model.mean.clone()
+    assert not holding.is_same()
+    assert holding.written() == [model]
+
+
+def test_buffers_that_are_written_as_they_are_are_looked_at_once_and_not_kept():
+    found, guard = own_run("written as it is", [], by_step)
+    assert found["1.mask"].eq(1).all()
+    assert guard._buffers.tensors == ()
+    assert not guard._buffers._looks
+
+
+def test_what_is_written_between_steps_is_not_taken_for_a_steps_doing():
+    model = nn.Sequential(nn.Linear(4, 1))
+    model.register_buffer("table", torch.zeros(100, 100))
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    for number in range(4):
+        guard.step(loss_of(model), batch(number))
+        model.table.add_(1)
+    assert guard._buffers.tensors == ()
+
+
+def test_buffers_that_the_user_makes_before_the_first_step_stay_where_it_is_skipped():
+    model = nn.Sequential(nn.Linear(4, 1))
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    model.register_buffer("table", torch.ones(3))
+    assert not guard.step(loss_of(model), batch(0, bad=True)).applied
+    assert model.table.eq(1).all()
+
+
+def test_a_model_that_compiles_itself_is_put_back_where_the_loop_says_when_a_step_begins():
+    model = make_model()[:2]
+    model.compile(backend="eager")
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
+    for number in range(4):
+        by_backward(guard, model, (batch(number, bad=number == 2)[0], torch.zeros(16, 8)))
     assert model[1].running_mean.isfinite().all()
     assert model[1].num_batches_tracked == 3
 

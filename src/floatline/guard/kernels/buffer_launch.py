@@ -10,6 +10,7 @@ from torch import Tensor
 
 from floatline.guard.kernels import buffer_kernel
 from floatline.numerics.moving import send
+from floatline.optim.kernels.launches import Launches, kind_of
 
 _KERNEL = cast("Any", buffer_kernel).move_kernel
 _ALIGNED = 16  # bytes, between one kept buffer and the next
@@ -37,7 +38,9 @@ class FusedBufferBlock:
         self._sizes = sizes
         self._addresses: list[int] = []
         self._table = room[:0]
-        self._word = tl.uint8
+        self._num_spans = 0
+        self._constants: dict[bool, dict[str, Any]] = {}
+        self._launches = Launches()
 
     def keep(self) -> None:
         """A step begins."""
@@ -48,14 +51,21 @@ class FusedBufferBlock:
         self._move(send(applied, self._table.device), keeps=False)
 
     def _move(self, applied: Tensor, *, keeps: bool) -> None:
-        addresses = [tensor.data_ptr() for tensor in self.tensors]
+        addresses = list(map(Tensor.data_ptr, self.tensors))
         if addresses != self._addresses:  # the first time, or a tensor was given other memory: `buffer.data = …`
-            self._addresses = addresses
-            self._word, self._table = self._make_table(addresses)
-        if len(self._table):
-            _KERNEL[(len(self._table),)](
-                self._table, applied, KEEPS=keeps, WORD=self._word, BLOCK=buffer_kernel.BLOCK, num_warps=4
-            )
+            self._take(addresses)
+        if self._num_spans:
+            # Keeping looks at no decision, and takes whatever tensor there is.
+            key = (keeps, *kind_of(applied))
+            tensors, constants = (self._table, applied), self._constants[keeps]
+            self._launches(_KERNEL, self._num_spans, tensors, constants, key=key, num_warps=4)
+
+    def _take(self, addresses: list[int]) -> None:
+        """These tensors from here on, and launches of their own."""
+        word, self._table = self._make_table(addresses)
+        self._addresses, self._num_spans, self._launches = addresses, len(self._table), Launches()
+        same = {"WORD": word, "BLOCK": buffer_kernel.BLOCK}
+        self._constants = {keeps: {"KEEPS": keeps, **same} for keeps in (True, False)}
 
     def _make_table(self, addresses: list[int]) -> tuple[Any, Tensor]:
         """The word that all buffers consist of, and live address, kept address and number of words of each span."""

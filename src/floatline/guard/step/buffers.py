@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any, Protocol, cast
 
 import torch
@@ -17,6 +18,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from floatline.numerics import foreach
 from floatline.numerics.moving import send
 from floatline.precision.wrappers import unwrap
+
+# Mapped over modules and buffers: the interpreter's own share of a pass over hundreds is what it would cost otherwise.
+_training, _own_buffers, _version = attrgetter("training"), attrgetter("_buffers"), attrgetter("_version")
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +34,48 @@ class _BufferSlot:
     @property
     def now(self) -> Tensor | None:
         return self.module._buffers.get(self.name)
+
+
+class _Holding:
+    """The buffers that some modules have, and whether these still have them: a few passes in C over hundreds."""
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self.modules = modules
+        self.slots = [_BufferSlot(module, name, b) for module in modules for name, b in module._buffers.items()]
+        self._names, self._tensors = [slot.name for slot in self.slots], [slot.tensor for slot in self.slots]
+        self.tensors = list({id(t): t for t in self._tensors if t is not None}.values())
+        self._counted = [t for t in self.tensors if not t.is_inference()]  # the others have no version
+        self._versions = list(map(_version, self._counted))
+
+    def is_same(self) -> bool:
+        """Whether the modules have the same tensors under the same names, and no others."""
+        held: list[dict[str, Tensor | None]] = list(map(_own_buffers, self.modules))
+        if list(itertools.chain.from_iterable(held)) != self._names:
+            return False
+        # Equality would do it in less time, and ask tensors whether they are equal: that is an operation on the device.
+        return all(map(is_, [tensor for own in held for tensor in own.values()], self._tensors))
+
+    def again(self) -> _Holding:
+        """What the modules have now, as it is written now."""
+        if not self.is_same():
+            return _Holding(self.modules)
+        self._versions = list(map(_version, self._counted))
+        return self
+
+    def written(self) -> list[nn.Module]:
+        """Modules whose buffers were written since, as far as torch counts that, or exchanged."""
+        now = list(map(_version, self._counted))
+        if now == self._versions and self.is_same():
+            return []
+        touched = {id(t) for t, old, new in zip(self._counted, self._versions, now, strict=True) if old != new}
+        found = {s.module for s in self.slots if s.now is not s.tensor or id(s.tensor) in touched}
+        found |= {module for module, _ in self.new()}
+        return [module for module in self.modules if module in found]
+
+    def new(self) -> list[tuple[nn.Module, str]]:
+        """Buffers that the modules have made since."""
+        known = {(slot.module, slot.name) for slot in self.slots}
+        return [(m, name) for m in self.modules for name in m._buffers if (m, name) not in known]
 
 
 class BufferBlock(Protocol):
@@ -57,10 +103,12 @@ class TorchBufferBlock:
         self._before, self._after = before, after
         self.kept, self._parts_after = _split(before, tensors), _split(after, tensors)
 
+    @torch.no_grad()
     def keep(self) -> None:
         """A step begins."""
         foreach.copy_(self.kept, self.tensors)
 
+    @torch.no_grad()
     def settle(self, applied: Tensor) -> None:
         """What was kept goes back unless the step was applied."""
         foreach.copy_(self._parts_after, self.tensors)
@@ -78,16 +126,17 @@ class Buffers:
 
     A step begins with the guard's, or with the first forward pass in training after the last step. In the first step,
     and in the first after modules have been switched between training and evaluation, all buffers are kept, and the
-    host reads which of them were changed: from then on these are kept, and those that lie in the same modules. Nothing
-    is copied, and nothing launched, for modules whose buffers no step changes; the host waits for nothing, unless a
-    buffer is replaced by one of another shape.
+    host reads which of them were changed: from then on these are kept, and those that lie in the same modules. The
+    same is done in the step after one that wrote to others. Nothing is copied, and nothing launched, for modules whose
+    buffers no step changes; the host waits for nothing, unless a buffer is new, or replaced by one of another shape.
 
     Numerics:
         Selected, never multiplied: what was kept comes back with every bit, NaN included; what is not put back stays
         as it is. Checked by tests/guard/step/test_buffers.py.
 
     Attributes:
-        holders: Modules with buffers; where there are none, nothing need be kept or settled.
+        holders: Modules with buffers.
+        needed: Whether there is anything to keep or to settle; until the first step is over it is not known.
 
     Args:
         model: Plain, or wrapped. Its forward pass tells when a step begins.
@@ -102,36 +151,45 @@ class Buffers:
         fused_for: Callable[[torch.device], Callable[[list[Tensor]], BufferBlock] | None] = _no_fused,
     ) -> None:
         self._fused_for = fused_for
-        modules = cast("Iterable[nn.Module]", unwrap(model).modules())
-        self.holders = [module for module in modules if module._buffers]
+        self._model = model
+        self.holders = self._find_holders()
+        self.needed = True
         self._moving: list[nn.Module] = []
+        self._idle = _Holding([])  # what the others have, where writing to it means anything
+        self._suspects: list[nn.Module] = []  # the last step wrote to these, and they are not kept
+        self._noisy: set[nn.Module] = set()  # written in every step, as they were: DDP sends masks to all processes
         self._modes: list[bool] = []
         self._looks = False  # all buffers are kept, to see which of them change
-        self._last: list[_BufferSlot] = []
-        self._slots: list[_BufferSlot] | None = None  # of the step that has begun
+        self._kept = _Holding(self.holders)
+        self._begun = False
         self._blocks: list[BufferBlock] = []
         self._hook = model.register_forward_pre_hook(self._begin) if self.holders else None
 
+    def _find_holders(self) -> list[nn.Module]:
+        modules = cast("Iterable[nn.Module]", unwrap(self._model).modules())
+        return [module for module in modules if module._buffers]
+
     def _begin(self, module: nn.Module, args: Any) -> None:
         del args
-        if module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if not self._begun and module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self.keep()
 
-    @torch.no_grad()
     def keep(self, *, again: bool = False) -> None:
         """A step begins; where that is known already, nothing happens, unless it begins again."""
-        if (self._slots is not None and not again) or not self.holders:
+        if (self._begun and not again) or not self.needed:
             return
-        modes = [module.training for module in self.holders]
-        looked, self._looks, self._modes = self._looks, modes != self._modes, modes
-        if self._looks or looked or not self._is_as_before():
-            holders = self.holders if self._looks else self._moving
-            self._last = [_BufferSlot(module, name, b) for module in holders for name, b in module._buffers.items()]
-            found = list({id(slot.tensor): slot.tensor for slot in self._last if slot.tensor is not None}.values())
-            self._blocks = self._make_blocks(found)
-        self._slots = self._last
+        self._begun = False  # what is half kept is not put back
+        if not self._modes:  # the first time
+            self.holders = self._find_holders()
+        modes = list(map(_training, self.holders))
+        looked, self._looks, self._modes = self._looks, modes != self._modes or bool(self._suspects), modes
+        if self._looks or looked or not self._kept.is_same():
+            self._kept = _Holding(self.holders if self._looks else self._moving)
+            self._blocks = self._make_blocks(self._kept.tensors)
         for block in self._blocks:
             block.keep()
+        self._idle = self._idle.again()
+        self._begun = True
 
     def _make_blocks(self, tensors: list[Tensor]) -> list[BufferBlock]:
         together: dict[torch.device, list[Tensor]] = {}
@@ -150,30 +208,66 @@ class Buffers:
         """The buffers that are kept."""
         return tuple(tensor for block in self._blocks for tensor in block.tensors)
 
-    def _is_as_before(self) -> bool:
-        """Whether the modules that are kept have the tensors of the last step, and no others."""
-        slots = self._last
-        num = sum(len(module._buffers) for module in self._moving)
-        return num == len(slots) and all(slot.module._buffers.get(slot.name) is slot.tensor for slot in slots)
-
-    @torch.no_grad()
     def settle(self, applied: Tensor) -> None:
         """A step is over: what it changed stays where it was applied, and goes back where it was not."""
-        slots, self._slots = self._slots, None
-        if not slots:
+        begun, self._begun = self._begun, False
+        if begun and self._looks:
+            self._learn_who_moves()
+        elif begun:
+            self._suspects = self._idle.written()
+        if self._looks or not self.holders:
+            self._take_new_holders(applied if begun else None)
+        self.needed = bool(self.holders)
+        if not begun or not self._moving or (applied.device.type == "cpu" and bool(applied)):
             return
-        if self._looks:
-            kept = self._kept_values()
-            changed = {id(slot.module) for slot in slots if _is_changed(slot, kept)}
-            self._moving = [module for module in self.holders if id(module) in changed or _tracks(module)]
-        if not self._moving or (applied.device.type == "cpu" and bool(applied)):
-            return
-        replaced = [slot for slot in slots if slot.module._buffers.get(slot.name) is not slot.tensor]
-        kept = self._kept_values() if replaced else {}
-        for slot in replaced:
-            _put_back(slot, None if slot.tensor is None else kept[id(slot.tensor)], applied)
+        if not self._kept.is_same():
+            self._put_back(applied)
         for block in self._blocks:
             block.settle(applied)
+
+    def _learn_who_moves(self) -> None:
+        """All buffers were kept: see which of them the step has changed; waits for the device."""
+        kept = self._kept_values()
+        changed = {slot.module for slot in self._kept.slots if _is_changed(slot, kept)}
+        changed |= {module for module, _ in self._kept.new()}
+        written = set(self._kept.written())
+        self._noisy |= {module for module in self._suspects if module in written - changed}
+        # A block that is left out at random moves in some steps only: what has moved in training is kept from then on.
+        changed |= {module for module in (*self._moving, *self._suspects) if module.training} - self._noisy
+        self._moving = [module for module in self.holders if module in changed or _tracks(module)]
+        quiet = self._noisy.union(self._moving)
+        self._idle = _Holding([module for module in self.holders if module not in quiet])
+        self._suspects = []
+
+    def _take_new_holders(self, applied: Tensor | None) -> None:
+        """Modules that have made their first buffer in this step: it is gone where the step was skipped.
+
+        Args:
+            applied: None where nobody has seen the step begin: the buffer may be older.
+        """
+        known = set(self.holders)
+        new = [module for module in self._find_holders() if module not in known]
+        if not new:
+            return
+        if applied is not None and not bool(applied):
+            for module in new:
+                for name in list(module._buffers):
+                    delattr(module, name)
+            return
+        self.holders = self._find_holders()
+        self._hook = self._hook or self._model.register_forward_pre_hook(self._begin)
+
+    @torch.no_grad()
+    def _put_back(self, applied: Tensor) -> None:
+        """Tensors that stand where others stood, or where nothing was."""
+        kept = self._kept_values()
+        for slot in self._kept.slots:
+            if slot.now is not slot.tensor:
+                _put_back(slot, None if slot.tensor is None else kept[id(slot.tensor)], applied)
+        new = self._kept.new()
+        if new and not bool(applied):
+            for module, name in new:
+                delattr(module, name)
 
     def _kept_values(self) -> dict[int, Tensor]:
         """What each tensor held when the step began."""
@@ -181,12 +275,12 @@ class Buffers:
 
     def undo(self) -> None:
         """A step raised: what it changed goes back."""
-        if self._slots is not None:
+        if self._begun:
             self.settle(torch.zeros((), dtype=torch.bool, device="cpu"))
 
     def forget(self) -> None:
         """What was kept is of no use: the buffers have been loaded."""
-        self._slots = None
+        self._begun = False
 
     def remove(self) -> None:
         """Watch the model no longer."""
