@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,6 +110,8 @@ def measure_pair(
     runs_a = _nudge(a, own_a, given, weights, backward=backward)
     b_look = look and not b.opaque
     drawn = own_a.cotangents
+    if b.opaque:
+        _run_on_other_numbers(b, given, backward=backward)
     own_b = run_side(b.function, b.own_inputs(given), backward=backward, cotangents=drawn, look=b_look, around=b.around)
     exact_b: Ran | None = None
     try:
@@ -124,6 +127,10 @@ def measure_pair(
         if dtype in (_coarsest(runs_a.formats), _coarsest(runs_b.formats), torch.float32)
     }
     plain32 = exact if wide == torch.float32 and reference is None else run_wide(a, torch.float32)
+    every = [own_a, own_b, exact, plain32, runs_a.base, runs_b.base, *runs_a.nudged, *runs_b.nudged]
+    _count_as_outputs(
+        own_a.written | own_b.written, [*every, *algorithm.values(), *([exact_b] if exact_b is not None else [])]
+    )
     readings = _read(runs_a, runs_b, exact, exact_b, algorithm, plain32, "FP64" if wide == torch.float64 else "FP32")
     if not any(reading.phase == "forward" for reading in readings):
         raise ParityError(
@@ -139,6 +146,32 @@ def measure_pair(
             "numbers: it is the operation that both use."
         )
     return Measured(readings, own_a, own_b, exact, (runs_a.nudged[0], runs_b.nudged[0]), tuple(notes))
+
+
+def _run_on_other_numbers(side: Side, given: Given, *, backward: bool) -> None:
+    """Run compiled code once on other weights, buffers and inputs: numbers that it keeps instead of reading are old."""
+
+    def change(tensor: Tensor) -> None:
+        tensor.detach().mul_(0.5).add_(0.25)
+
+    held = [] if side.module is None else [*side.module.parameters(), *side.module.buffers()]
+    floats = [tensor for tensor in dict.fromkeys(held) if tensor.is_floating_point()]
+    before = [tensor.detach().clone() for tensor in floats]
+    other = side.own_inputs(given).fresh(None, tracked=False)
+    try:
+        for tensor in (*floats, *other.tensors().values()):
+            change(tensor)
+        with contextlib.suppress(Exception):  # not every computation takes any numbers; those that count come next
+            run_side(side.function, other, backward=backward, around=side.around)
+    finally:
+        for tensor, old in zip(floats, before, strict=True):
+            tensor.detach().copy_(old)
+
+
+def _count_as_outputs(written: set[str], runs: Sequence[Ran]) -> None:
+    """What arguments and buffers hold afterwards is a result, where one of the sides has written to them."""
+    for run in runs:
+        run.outputs |= {f"{name}, afterwards": run.after[name] for name in written if name in run.after}
 
 
 def is_same(a: Side, b: Side, given: Given, *, backward: bool, cotangents: Mapping[str, Tensor]) -> bool:

@@ -96,6 +96,11 @@ class Reading:
         return self._farther_side() if self.verdict == "farther" else ""
 
     @property
+    def blames_b(self) -> bool:
+        """Whether B is off and A is not, or not nearly as far: where both are off, the nearer one is not to blame."""
+        return self.side == "B" or (self.side == "both" and self.b > FARTHER * self.a)
+
+    @property
     def weight(self) -> tuple[int, bool, float]:
         """The heaviest of several readings is the one to tell; of like ones an output, since gradients follow it."""
         size = self.functions or 0.0 if self.verdict == "other-function" else max(self.excess_a, self.excess_b)

@@ -77,6 +77,8 @@ class Ran:
         layer_gradients: Gradients of these.
         calls: What modules were called with, by the same names.
         cotangents: What the gradients of the outputs were taken to be.
+        after: What floating-point arguments and buffers hold afterwards, by name.
+        written: Those that were written to.
         random: Whether random numbers were drawn; only a wide run tells.
     """
 
@@ -87,6 +89,8 @@ class Ran:
     layer_gradients: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     calls: dict[str, Given] = field(default_factory=dict[str, Given])
     cotangents: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    after: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    written: set[str] = field(default_factory=set[str])
     random: bool = False
 
 
@@ -244,16 +248,20 @@ def run_side(
         stack.enter_context(torch.set_grad_enabled(backward))
         if look and module is not None:
             stack.enter_context(_watched(module, ran))
+        held = {**fresh.tensors(), **_float_buffers(module)}
+        versions = {name: _count_writes(t) for name, t in held.items()}
         for mode in modes:
             stack.enter_context(mode)
         with around():
             made = function(*fresh.args, **fresh.kwargs)
+        ran.written = {name for name, t in held.items() if _count_writes(t) != versions[name]}
         tensors = _named(made, "output")
         floats = {name: t for name, t in tensors.items() if t.is_floating_point()}
         if backward:
             wanted = {name: p for name, p in weights.items() if p.requires_grad and p.is_floating_point()}
             wanted |= {name: t for name, t in fresh.tensors().items() if t.requires_grad}
             _differentiate(floats, wanted, cotangents, ran)
+        ran.after = {name: t.detach().clone() for name, t in held.items()}
     ran.outputs = {name: t.detach() for name, t in floats.items()}
     ran.choices = {name: t.detach() for name, t in tensors.items() if not t.is_floating_point()}
     ran.random = any(getattr(mode, "random", False) for mode in modes)
@@ -279,6 +287,16 @@ def _differentiate(
     outs, inputs, weights = list(tracked.values()), list(wanted.values()), list(ran.cotangents.values())
     found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(outs, inputs, weights, allow_unused=True))
     ran.gradients = {name: g.detach() for name, g in zip(wanted, found, strict=True) if g is not None}
+
+
+def _float_buffers(module: nn.Module | None) -> dict[str, Tensor]:
+    buffers = dict[str, Tensor]() if module is None else dict(unwrap(module).named_buffers())
+    return {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+
+
+def _count_writes(tensor: Tensor) -> int:
+    """How often a tensor was written to; 0 for one that does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from floatline.agreement.sides import Around, Given, Side
-from floatline.errors import ParityError
+from floatline.errors import ParityError, TargetError
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.dtypes import DTYPES
@@ -76,6 +76,57 @@ def open_target(text: str, *, seed: int = 0, batch: int = 0, plan: str | None = 
 
         around = autocast
     return OpenedTarget(text, model, given, chosen, around)
+
+
+@dataclass(frozen=True)
+class OpenedCallables:
+    """Functions of a file that has `inputs(seed)`, which says what they are called with.
+
+    Args:
+        a: The first.
+        b: The second; None where there is only one.
+        given: The inputs.
+    """
+
+    a: Side
+    b: Side | None
+    given: Given
+
+
+def open_callables(a: str, b: str | None, *, seed: int = 0) -> OpenedCallables | None:
+    """Plain functions of files, where A's file has `inputs`; None where it has none, or A is no name in a file.
+
+    Args:
+        a: 'FILE.py:name'.
+        b: The same, also of another file; None opens A alone.
+        seed: Of the inputs.
+
+    Raises:
+        TargetError: There is no such file or function.
+    """
+    place, _, name = a.rpartition(":")
+    if not place or not name.isidentifier():
+        return None
+    try:
+        inputs = load_target(f"{place}:inputs")
+    except TargetError:
+        return None
+    functions = [_function_of(text) for text in (a, b) if text is not None]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    given = _move(Given.of(inputs.call(seed)), device)
+    for function in functions:
+        if isinstance(function, nn.Module):
+            function.to(device)
+    sides = [Side.of(function) for function in functions]
+    return OpenedCallables(sides[0], sides[1] if b is not None else None, given)
+
+
+def _function_of(text: str) -> Callable[..., object]:
+    target = load_target(text)
+    found = target.builder or target.trainer
+    if found is None:
+        raise ParityError(f"'{text}' names no function. Give FILE.py:name.")
+    return found
 
 
 def give_weights(a: OpenedTarget, b: OpenedTarget) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,7 +20,13 @@ _LOGPROBS = (".jsonl", ".safetensors")
 
 
 def parity(
-    a: Annotated[str, typer.Argument(metavar="A", help="FILE.py, package.module:name or a reference workload.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="FILE.py, package.module:name or a reference workload; or FILE.py:function beside inputs().",
+        ),
+    ],
     b: Annotated[
         str | None,
         typer.Argument(metavar="B", help="Another one; or log-probs that another engine made: .jsonl, .safetensors."),
@@ -44,7 +51,8 @@ def parity(
 ) -> None:
     """Say whether two computations are the same numbers, where they part, and which is nearer to FP32.
 
-    A and B are models with weights of the same names: B gets A's. Each runs in the plan of its target. Exit code 0
+    A and B are models with weights of the same names: B gets A's. Each runs in the plan of its target. Or they are
+    functions, and inputs(seed) in A's file gives what both are called with. Exit code 0
     means that both are within rounding, 1 that one is wrong, farther, or another function; 2 that they cannot be
     compared.
     """
@@ -66,12 +74,37 @@ def parity(
             tell=tell,
         )
     files = {} if out is None else write_parity(found, Path(out))
+    command = say_validation(found, a, out)
     if output is OutputFormat.json:
-        print_json({**found.as_json(), "files": files})
+        print_json({**found.as_json(), "files": files, **({"validate": command} if command else {})})
     else:
         print_parity(found, files, text_console())
+        if command:
+            typer.echo(f"  whether it matters: {command}")
     if found.verdict != "agree":
         raise typer.Exit(1)
+
+
+def say_validation(found: AnyParity, target: str, out: str | None) -> str:
+    """The command that compares the best remedy with FP32 over seeds; '' where no plan trains like that.
+
+    Args:
+        found: What was compared.
+        target: A.
+        out: Folder that a plan is written to which has no name of its own; None writes none.
+    """
+    best = getattr(found, "best", None)
+    plan = None if best is None else best.plan
+    if plan is None:
+        return ""
+    name = plan.name
+    if plan.fp32_modules:
+        if out is None:
+            return ""
+        path = Path(out) / "plan.yaml"
+        plan.save(path)
+        name = str(path)
+    return f"floatline validate {shlex.quote(target)} --plan {shlex.quote(name)}"
 
 
 def _compare(
@@ -90,9 +123,22 @@ def _compare(
     from floatline.agreement.comparing import compare_sides
     from floatline.agreement.compiled.arms import compare_compiled
     from floatline.agreement.logprobs.comparing import compare_logprobs
-    from floatline.agreement.targets import give_weights, open_target
+    from floatline.agreement.targets import give_weights, open_callables, open_target
     from floatline.numerics.half_on_cpu import HalfOnCPU
 
+    functions = None if b is not None and b.endswith(_LOGPROBS) else open_callables(a, b, seed=seed)
+    if functions is not None:
+        if plans != (None, None) or batch:
+            raise typer.BadParameter(
+                "Functions run as they are, on inputs(). Leave out --plan-a, --plan-b and --batch."
+            )
+        tell("running in their formats and in FP32")
+        if functions.b is None:
+            folder = None if out is None else Path(out) / "reproducer"
+            plain = functions.a.function
+            return compare_compiled(plain, functions.given, backend=backend, backward=backward, folder=folder)
+        with HalfOnCPU():
+            return compare_sides(functions.a, functions.b, functions.given, backward=backward)
     tell(f"building {a}")
     ours = open_target(a, seed=seed, batch=batch, plan=plans[0])
     if b is None:

@@ -1,5 +1,6 @@
 """The recorder: the step stays the same bit for bit, and every operation says where it comes from."""
 
+import gc
 import inspect
 import math
 
@@ -270,3 +271,17 @@ def test_without_twins_the_figures_of_the_step_remain():
     values = [v for op in trace.ops for v in op.outputs]
     assert {v.error for v in values} == {None}
     assert max(v.largest for v in values) > 0
+
+
+def test_the_garbage_collector_is_as_it_was_before_a_recording_also_after_one_that_raised():
+    model = nn.Linear(4, 2)
+    assert gc.get_freeze_count() == 0
+    with Recorder(model):
+        assert gc.get_freeze_count() > 0
+        with Recorder(model):  # the outer one lets go of it
+            model(torch.ones(3, 4))
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    with pytest.raises(ValueError, match="the user's"), Recorder(model):
+        raise ValueError("the user's")
+    assert gc.get_freeze_count() == 0

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from floatline.agreement.compiled.backends import Compiler, find_compiler
+from floatline.agreement.compiled.backends import Compiler, find_compiler, measure_compiled
 from floatline.agreement.compiled.graphs import find_smallest
 from floatline.agreement.compiled.reproducer import write_reproducer
 from floatline.agreement.descent import DescentEnd, descend
-from floatline.agreement.measuring import Measured, measure_pair
-from floatline.agreement.place import EntryPlace, OpPlace
+from floatline.agreement.measuring import Measured
+from floatline.agreement.place import EntryPlace
 from floatline.agreement.reading import Reading
 from floatline.agreement.result import Parity, say
 from floatline.agreement.sides import Around, Given, Side
@@ -114,7 +114,7 @@ def compare_compiled(
 
 def _measure(a: Side, given: Given, compiler: Compiler, *, backward: bool) -> Measured:
     try:
-        return measure_pair(a, compiler.compile(a.plain, a.around), given, backward=backward, look=True)
+        return measure_compiled(a, compiler, given, backward=backward, look=True)
     except ParityError:
         raise
     except Exception as error:
@@ -163,19 +163,12 @@ def _shrink(
     found: DescentEnd, compiler: Compiler, notes: list[str], *, backward: bool, folder: str | Path | None
 ) -> tuple[EntryPlace, Path | None]:
     """The nodes that are wrong, and the script that shows it."""
-    part = find_smallest(found.a.plain, found.given, compiler, backward=backward)
+    part = find_smallest(found.a.plain, found.given, compiler, backward=backward, around=found.a.around)
     if part is None:
         notes.append("No part of its graph is wrong by itself: only the whole is.")
         return found.place, None
-    names = [_name_of(node.target) for node in part.nodes]
-    op = OpPlace(
-        op=", ".join(names),
-        file="",
-        line=0,
-        phase=part.measured.worst.phase,
-        seen=f"{' and '.join(names)}, compiled alone, {'is' if len(names) == 1 else 'are'} wrong on these inputs",
-    )
-    place = replace(found.place, op=op, reading=part.measured.worst)
+    own = part.place(found.place.module, found.place.kind)
+    place = replace(own, others=found.place.others)
     if folder is None:
         return place, None
     try:
@@ -183,7 +176,3 @@ def _shrink(
     except ParityError as error:
         notes.append(str(error))
         return place, None
-
-
-def _name_of(target: Any) -> str:
-    return target if isinstance(target, str) else getattr(target, "__name__", str(target))

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor, fx
 
-from floatline.agreement.sides import Around, Side
+from floatline.agreement.measuring import Measured, measure_pair
+from floatline.agreement.sides import Around, Given, Side
 from floatline.errors import ParityError
+from floatline.probe.steps.compiled_loss import NOT_COMPILED, count_graphs
 
 INDUCTOR = "inductor"
 
@@ -27,14 +30,21 @@ class Compiler:
     backend: str | Callable[..., Any] = INDUCTOR
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.backend if isinstance(self.backend, str) else getattr(self.backend, "__name__", "a backend")
+
     def compile(self, plain: Callable[..., Any], around: Around = nullcontext) -> Side:
         """The compiled side of something eager; nothing that was compiled before is used."""
         torch.compiler.reset()
         options = dict(self.options)
         if self.backend == INDUCTOR:
-            options = {"fx_graph_cache": False, **options}
+            # Inductor draws other random numbers than eager code unless it is told not to.
+            options = {"fx_graph_cache": False, "fallback_random": True, **options}
+        fresh = _renew(plain) if isinstance(plain, fx.GraphModule) else plain
         try:
-            made = torch.compile(plain, backend=self.backend, options=options or None, dynamic=False)  # pyright: ignore
+            made = torch.compile(fresh, backend=self.backend, options=options or None, dynamic=False)  # pyright: ignore
         except RuntimeError as error:
             reason = str(error).partition(", known options")[0]
             raise ParityError(f"torch.compile refuses this: {reason}. Check backend and options.") from error
@@ -45,6 +55,35 @@ class Compiler:
         if self.backend != INDUCTOR:
             return None
         return Compiler(self.backend, {**self.options, "emulate_precision_casts": True})
+
+
+def measure_compiled(
+    a: Side,
+    compiler: Compiler,
+    given: Given,
+    *,
+    backward: bool = True,
+    cotangents: Mapping[str, Tensor] | None = None,
+    look: bool = False,
+) -> Measured:
+    """An eager side against what a backend makes of it; see `measure_pair`.
+
+    Raises:
+        ParityError: Nothing of it was compiled, or see `measure_pair`.
+    """
+    b = compiler.compile(a.plain, a.around)
+    before = count_graphs()
+    measured = measure_pair(a, b, given, backward=backward, cotangents=cotangents, look=look)
+    if count_graphs() == before:
+        raise ParityError(NOT_COMPILED)
+    return measured
+
+
+def _renew(graph: fx.GraphModule) -> fx.GraphModule:
+    """The same operations as new code: torch.compile leaves alone what has run inside of its own."""
+    new = fx.Graph()
+    new.output(new.graph_copy(graph.graph, {}))
+    return fx.GraphModule(graph, new)
 
 
 def find_compiler(compiled: object) -> Compiler:

@@ -1,16 +1,36 @@
 """The graphs that torch.compile sees, cut to the smallest run of nodes that its backend gets wrong."""
 
+# torch shows the regions of a graph to Python under private names only.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor, fx
 
-from floatline.agreement.compiled.backends import Compiler
-from floatline.agreement.measuring import Measured, measure_pair
-from floatline.agreement.sides import Given, Side, run_side
+from floatline.agreement.compiled.backends import Compiler, measure_compiled
+from floatline.agreement.compiled.seen_graphs import (
+    OPENING,
+    GraphNotes,
+    SeenGraph,
+    find_line,
+    find_module,
+    is_operation,
+    is_region,
+)
+from floatline.agreement.place import EntryPlace, OpPlace
+from floatline.agreement.reading import Reading, Verdict
+from floatline.agreement.sides import Around, Given, Side, run_side
+from floatline.probe.steps.other_precision import AutocastState
+
+_EXIT: Callable[..., Any] = cast("Any", torch.amp.autocast_mode)._exit_autocast
+_MOST_WINDOWS = 30  # that are judged to find what rounding hides: four halvings
 
 
 @dataclass(frozen=True)
@@ -20,142 +40,220 @@ class GraphPart:
     Args:
         graph: The nodes as a module.
         values: The inputs, in order.
-        measured: Eager against compiled.
+        autocast: Autocast around it.
+        compiler: What is wrong with it.
+        reading: Eager against compiled, where it is off.
+        whole: The graph that the nodes are from.
     """
 
     graph: fx.GraphModule
     values: tuple[Any, ...]
-    measured: Measured
+    autocast: AutocastState
+    compiler: Compiler
+    reading: Reading
+    whole: fx.GraphModule
 
     @property
     def nodes(self) -> list[fx.Node]:
         """The nodes that compute."""
-        return _calls(self.graph)
+        return _operations(self.graph)
+
+    def place(self, module: str | None = None, kind: str = "") -> EntryPlace:
+        """Where it stands in the user's code.
+
+        Args:
+            module: Name of the module that it was looked for in; None: the one that the compiler knows.
+            kind: Its class.
+        """
+        names = [_name_of(node.target) for node in self.nodes]
+        lines = [line for node in self.nodes if (line := find_line(node))[0]]
+        worst = self.reading
+        amiss = "wrong" if worst.verdict == "wrong" else "farther from FP32 than rounding explains"
+        seen = f"{' and '.join(names)}, compiled alone, {'is' if len(names) == 1 else 'are'} {amiss} on these inputs"
+        file, line = lines[0] if lines else ("", 0)
+        op = OpPlace(op=", ".join(names), file=file, line=line, phase=worst.phase, seen=seen)
+        if module is None:
+            module, kind = find_module(self.nodes[0], self.whole)
+        return EntryPlace(module, kind, worst, op)
 
 
-@dataclass(frozen=True)
-class _SeenGraphs:
-    graph: fx.GraphModule
-    values: tuple[Any, ...]
-
-
-def find_smallest(plain: Callable[..., Any], given: Given, compiler: Compiler, *, backward: bool) -> GraphPart | None:
+def find_smallest(
+    plain: Callable[..., Any], given: Given, compiler: Compiler, *, backward: bool, around: Around = nullcontext
+) -> GraphPart | None:
     """The smallest run of nodes that shows a wrong result by itself; None where only the whole does.
-
-    The end is cut first, then the start, each by halves: nodes that are wrong together are taken to be so with fewer,
-    until they no longer are.
 
     Args:
         plain: The eager function or module.
         given: Its arguments.
         compiler: What is wrong with it.
         backward: Whether gradients are compared, too.
+        around: Gives the context that it runs in.
     """
-    for seen in _capture(plain, given, backward=backward):
-        values = _run_all(seen)
-        calls = _calls(seen.graph)
+    notes = GraphNotes(tracked=False)
+    run_side(Compiler(notes).compile(plain).function, given, backward=backward, around=around)
+    found = (shrink(seen, compiler, backward=backward) for seen in notes.graphs)
+    return next((part for part in found if part is not None), None)
 
-        def judge(
-            start: int, end: int, seen: _SeenGraphs = seen, values: Mapping[fx.Node, Any] = values
-        ) -> GraphPart | None:
-            return _judge(seen.graph, values, start, end, compiler, backward=backward)
 
-        part = judge(0, len(calls))
+def shrink(
+    seen: SeenGraph, compiler: Compiler, *, backward: bool, verdicts: Collection[Verdict] = ("wrong",)
+) -> GraphPart | None:
+    """The smallest run of a graph's nodes that is wrong by itself; None where only the whole is.
+
+    The end is cut first, then the start, each by halves: nodes that are wrong together are taken to be so with fewer,
+    until they no longer are.
+
+    Args:
+        seen: The graph.
+        compiler: What is wrong with it.
+        backward: Whether gradients are compared, too.
+        verdicts: What counts as wrong.
+    """
+    windows = _Windows(seen, compiler, backward, verdicts)
+    return windows.narrow(0, windows.num)
+
+
+def find_hidden(seen: SeenGraph, compiler: Compiler, *, backward: bool) -> GraphPart | None:
+    """The smallest run of nodes that is off by itself, where the rounding of what comes before hides it in the whole.
+
+    Each half, each quarter and so on is judged on the inputs that eager code gave it.
+
+    Args:
+        seen: The graph.
+        compiler: What is asked about.
+        backward: Whether gradients are compared, too.
+    """
+    windows = _Windows(seen, compiler, backward, ("wrong", "other-function", "farther"))
+    parts, judged = 2, 0
+    while parts < 2 * windows.num and judged < _MOST_WINDOWS:
+        edges = sorted({windows.num * place // parts for place in range(parts + 1)})
+        for start, end in itertools.pairwise(edges):
+            judged += 1
+            if windows.judge(start, end) is not None:
+                return windows.narrow(start, end)
+        parts *= 2
+    return None
+
+
+class _Windows:
+    """Runs of a graph's nodes, each on the inputs that eager code gave it."""
+
+    def __init__(self, seen: SeenGraph, compiler: Compiler, backward: bool, verdicts: Collection[Verdict]) -> None:
+        self._seen, self._compiler, self._backward, self._verdicts = seen, compiler, backward, verdicts
+        self._values, self._operations = _run_all(seen), _operations(seen.graph)
+        self.num = len(self._operations)
+
+    def judge(self, start: int, end: int) -> GraphPart | None:
+        """A window, where it is off by itself."""
+        seen, cut = self._seen, _cut(self._seen.graph, self._values, self._operations[start:end])
+        if cut is None:
+            return None
+        part, inputs = cut
+        try:
+            side, given = Side.of(part, seen.around), Given(inputs)
+            measured = measure_compiled(side, self._compiler, given, backward=self._backward)
+        except Exception:
+            return None  # nodes that cannot stand alone
+        off = [one for one in measured.readings if one.verdict in self._verdicts and one.blames_b]
+        if not off:
+            return None
+        worst = max(off, key=lambda one: one.weight)
+        return GraphPart(part, inputs, seen.autocast, self._compiler, worst, seen.graph)
+
+    def narrow(self, start: int, end: int) -> GraphPart | None:
+        """The smallest window inside of one that is off; None where that one is not."""
+        part = self.judge(start, end)
         if part is None:
-            continue
-        start, end = 0, len(calls)
-        low = 1
-        while low < end:  # the shortest prefix that is wrong
+            return None
+        low = start + 1
+        while low < end:  # the shortest prefix that is off
             middle = (low + end) // 2
-            found = judge(0, middle)
+            found = self.judge(start, middle)
             if found is None:
                 low = middle + 1
             else:
                 part, end = found, middle
         high = end - 1
-        while start < high:  # the latest start that is wrong
+        while start < high:  # the latest start that is off
             middle = (start + high + 1) // 2
-            found = judge(middle, end)
+            found = self.judge(middle, end)
             if found is None:
                 high = middle - 1
             else:
                 part, start = found, middle
         return part
-    return None
 
 
-def _capture(plain: Callable[..., Any], given: Given, *, backward: bool) -> list[_SeenGraphs]:
-    """The graphs of one run, with what each was called with."""
-    found: list[_SeenGraphs] = []
-
-    def note(graph: fx.GraphModule, _examples: Sequence[Any]) -> Callable[..., Any]:
-        def run(*values: Any) -> Any:
-            kept = tuple(v.detach().clone().requires_grad_(v.requires_grad) if _is_float(v) else v for v in values)
-            found.append(_SeenGraphs(graph, kept))
-            return graph(*values)
-
-        return run
-
-    side = Compiler(note).compile(plain)
-    run_side(side.function, given, backward=backward)
-    return found
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _run_all(seen: _SeenGraphs) -> dict[fx.Node, Any]:
-    """The value of every node."""
+def _run_all(seen: SeenGraph) -> dict[fx.Node, Any]:
+    """The value of every node, as it was before others wrote into it."""
     values: dict[fx.Node, Any] = {}
 
     class Keeping(fx.Interpreter):
         def run_node(self, n: fx.Node) -> Any:
-            values[n] = super().run_node(n)
-            return values[n]
+            made = super().run_node(n)
+            values[n] = made.clone() if isinstance(made, Tensor) else made
+            return made
 
-    Keeping(seen.graph).run(*seen.values)  # pyright: ignore[reportUnknownMemberType]
+    with seen.around(), torch.enable_grad():
+        Keeping(seen.graph).run(*seen.given.fresh(None, tracked=False).args)  # pyright: ignore
     return values
 
 
-def _calls(graph: fx.GraphModule) -> list[fx.Node]:
-    return [node for node in graph.graph.nodes if node.op.startswith("call_")]
-
-
-def _judge(
-    whole: fx.GraphModule, values: Mapping[fx.Node, Any], start: int, end: int, compiler: Compiler, *, backward: bool
-) -> GraphPart | None:
-    """A window of nodes, where it is wrong by itself."""
-    cut = _cut(whole, values, start, end)
-    if cut is None:
-        return None
-    part, inputs = cut
-    plain = Side.of(part)
-    try:
-        measured = measure_pair(plain, compiler.compile(part), Given(inputs), backward=backward)
-    except Exception:
-        return None  # nodes that cannot stand alone
-    return GraphPart(part, inputs, measured) if measured.worst.verdict == "wrong" else None
+def _operations(graph: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in graph.graph.nodes if is_operation(node)]
 
 
 def _cut(
-    whole: fx.GraphModule, values: Mapping[fx.Node, Any], start: int, end: int
+    whole: fx.GraphModule, values: Mapping[fx.Node, Any], window: list[fx.Node]
 ) -> tuple[fx.GraphModule, tuple[Any, ...]] | None:
     """Some nodes as a module of their own: it takes what they read from outside, and gives what is used outside."""
-    window = _calls(whole)[start:end]
     inside = set(window)
     graph = fx.Graph()
     mapped: dict[fx.Node, fx.Node] = {}
     inputs: list[Any] = []
     outside = list(dict.fromkeys(node for one in window for node in one.all_input_nodes if node not in inside))
     for node in outside:
+        if node.op == "get_attr":
+            mapped[node] = graph.node_copy(node)
+            continue
         mapped[node] = graph.placeholder(node.name)
         value = values[node]
-        inputs.append(value.detach().clone().requires_grad_(value.requires_grad) if _is_float(value) else value)
-    for node in window:
-        mapped[node] = graph.node_copy(node, lambda old: mapped[old])
+        floats = isinstance(value, Tensor) and value.is_floating_point()
+        inputs.append(value.detach().clone().requires_grad_(value.requires_grad) if floats else value)
+    for node in _with_regions(whole, window):
+        if node in inside or all(read in mapped for read in node.all_input_nodes):
+            mapped[node] = graph.node_copy(node, lambda old: mapped[old])
+    _close_regions(graph)
     used = [n for n in window if any(user not in inside for user in n.users) and isinstance(values[n], Tensor)]
-    if not used:
+    written = [mapped[node] for node in outside if node.op == "placeholder" and isinstance(values[node], Tensor)]
+    if not used and not written:
         return None
     graph.output(tuple(mapped[node] for node in used))
     return fx.GraphModule(whole, graph), tuple(inputs)
+
+
+def _with_regions(whole: fx.GraphModule, window: list[fx.Node]) -> list[fx.Node]:
+    """The nodes of a window with those that begin and end the regions around and between them."""
+    nodes = list(whole.graph.nodes)
+    first, last, inside = nodes.index(window[0]), nodes.index(window[-1]), set(window)
+    ended = {read for node in nodes[:first] if _name_of(node.target) in OPENING.values() for read in node.args}
+    before = [node for node in nodes[:first] if is_region(node)]
+    tracking = [node for node in before if node.target is torch._C._set_grad_enabled][-1:]
+    opened = [node for node in before if _name_of(node.target) in OPENING and node not in ended]
+    between = [node for node in nodes[first : last + 1] if node in inside or is_region(node)]
+    return [*tracking, *opened, *between]
+
+
+def _close_regions(graph: fx.Graph) -> None:
+    """End what is left open, the last first."""
+    nodes = list(graph.nodes)
+    ended = {read for node in nodes if _name_of(node.target) in OPENING.values() for read in node.args}
+    for node in reversed(nodes):
+        if _name_of(node.target) in OPENING and node not in ended:
+            graph.call_function(_EXIT, (node,))
+    if any(node.target is torch._C._set_grad_enabled for node in nodes):
+        graph.call_function(torch._C._set_grad_enabled, (True,))
+
+
+def _name_of(target: Any) -> str:
+    return target if isinstance(target, str) else getattr(target, "__name__", str(target))

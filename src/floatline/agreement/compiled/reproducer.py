@@ -17,25 +17,26 @@ from floatline.errors import ParityError
 
 INPUTS, SCRIPT = "inputs.safetensors", "reproduce.py"
 _SCRIPT = '''"""torch.compile gives other numbers than eager code and FP64 here: exit code 1. Made by floatline."""
-from math import inf, nan  # noqa: F401
+{numbers}
 from pathlib import Path
 import torch
 from safetensors.torch import load_file
 {import_backend}
 {part}
-def run(function, dtype=None):
-    values = [inputs[name].to(dtype if inputs[name].is_floating_point() else None) for name in NAMES]
-    values = [v.requires_grad_() if v.is_floating_point() else v for v in values]
-    outputs = [out for out in function(*values) if out.requires_grad]
-    wanted = [v for v in values if v.requires_grad]
-    gradients = torch.autograd.grad(sum(o.sin().sum() for o in outputs), wanted, allow_unused=True)
-    return [t.detach().double() for t in (*outputs, *gradients) if t is not None]
+def run(function, dtype=None, factor=1.0):
+    values = [(v * factor + 0.5 * (1 - factor)).to(dtype) if v.is_floating_point() else v for v in inputs]
+    leaves = [v.requires_grad_() for v, tracked in zip(values, {tracked}) if tracked]
+    with torch.autocast({autocast}):
+        outputs = [out for out in function(*values) if out.is_floating_point()]
+    loss = sum(out.sin().sum() for out in outputs if out.requires_grad)
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True) if isinstance(loss, torch.Tensor) else []
+    return [t.detach().double() for t in (*outputs, *values, *gradients) if t is not None and t.is_floating_point()]
 
-device, NAMES = torch.device, {names}
-inputs = load_file(Path(__file__).with_name("{inputs}"))
-exact, eager, compiled = run(part, torch.float64), run(part), run({compiled})
+device, tensors = torch.device, load_file(Path(__file__).with_name("{inputs}"))
+inputs, compiled = [tensors[name] for name in {names}], {compiled}
+run(compiled, factor=0.5)  # other numbers first: it must not keep them
 wrong = False
-for t, e, c in zip(exact, eager, compiled):
+for t, e, c in zip(run(part, torch.float64), run(part), run(compiled)):
     print(f"eager to FP64 {{(e - t).norm() / t.norm():.2e}}, compiled to FP64 {{(c - t).norm() / t.norm():.2e}}")
     wrong |= not (c - t).norm() <= 4 * (e - t).norm() + 1e-6 * t.norm()
 raise SystemExit(int(wrong))
@@ -57,10 +58,16 @@ def write_reproducer(part: GraphPart, compiler: Compiler, folder: Path) -> Path:
     import_backend, backend = _spell(compiler)
     options = f", options={dict(compiler.options)!r}" if compiler.options else ""
     names = [node.name for node in part.graph.graph.nodes if node.op == "placeholder"]
+    if not all(isinstance(value, Tensor) for value in part.values):
+        raise ParityError("The smallest part that is wrong takes numbers that are no tensors: no script is written.")
+    function = _function_of(part)
     text = _SCRIPT.format(
         import_backend=import_backend,
-        part=_function_of(part),
+        part=function,
+        numbers="from math import inf, nan" if re.search(r"\b(inf|nan)\b", function) else "",
         names=names,
+        tracked=[int(isinstance(value, Tensor) and value.requires_grad) for value in part.values],
+        autocast=_spell_autocast(part),
         inputs=INPUTS,
         compiled=f"torch.compile(part, backend={backend}{options})",
     )
@@ -78,6 +85,14 @@ def write_reproducer(part: GraphPart, compiler: Compiler, folder: Path) -> Path:
     except OSError as error:
         raise ParityError(f"The reproducer cannot be written to '{folder}': {error.strerror}. Name another.") from None
     return folder / SCRIPT
+
+
+def _spell_autocast(part: GraphPart) -> str:
+    """Arguments of torch.autocast, as it was around the part."""
+    states = part.autocast.devices
+    device = next((kind for kind, (enabled, _) in states.items() if enabled), next(iter(states)))
+    enabled, dtype = states[device]
+    return f"{device!r}, {dtype}, {enabled}"
 
 
 def _plain(value: Tensor) -> Tensor:

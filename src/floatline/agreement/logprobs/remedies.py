@@ -15,7 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from floatline.agreement.logprobs.files import Scored
 from floatline.agreement.logprobs.ratios import Ratios, measure_ratios
 from floatline.agreement.logprobs.scoring import logits_of, score
-from floatline.plans.plan import name_modules
+from floatline.plans import Plan
+from floatline.plans.plan import KeptModule, name_modules
+from floatline.plans.presets import resolve_plan
 from floatline.precision.islands import Islands
 
 _KERNELS = {
@@ -34,12 +36,14 @@ class TriedRemedy:
         ratios: Against the file; None where it could not be done.
         gap_to_fp32: Mean of |ours - FP32| over tokens.
         problem: Why it could not be done; '' where it could.
+        plan: The plan that trains like that, for `floatline validate`; None where none does.
     """
 
     name: str
     ratios: Ratios | None
     gap_to_fp32: float = 0.0
     problem: str = ""
+    plan: Plan | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -53,6 +57,7 @@ class _Arm:
     change: Callable[[nn.Module], nn.Module]
     context: Callable[[], Any] = nullcontext
     batch_size: int | None = None
+    plan: Plan | None = None
 
 
 def try_remedies(
@@ -85,7 +90,7 @@ def try_remedies(
             found.append(TriedRemedy(arm.name, None, problem=reason))
             continue
         gap = float((ours - exact)[known].abs().mean())
-        found.append(TriedRemedy(arm.name, measure_ratios(ours, theirs, sequences, band), gap))
+        found.append(TriedRemedy(arm.name, measure_ratios(ours, theirs, sequences, band), gap, plan=arm.plan))
     return tuple(found)
 
 
@@ -93,19 +98,40 @@ def _list_arms(model: nn.Module, sequences: Sequence[Scored], batch_size: int) -
     head = _find_head(model, sequences)
     norms = [n for n, m in name_modules(model).items() if _is_one(m, "norm")]
     rotary = [n for n, m in name_modules(model).items() if _is_one(m, "rotary", "rope")]
-    arms = [_Arm("FP16 scoring", _in_format(torch.float16), _without_autocast)]
+    arms = [_Arm("FP16 scoring", _in_format(torch.float16), _without_autocast, plan=resolve_plan("fp16-mixed"))]
+    own = _find_compute(model)
     if head:
-        arms.append(_Arm("FP32 head", _with_islands([head], outputs="fp32")))
+        plan = _keep(own, "fp32-head", [head])
+        arms.append(_Arm("FP32 head", _with_islands([head], outputs="fp32"), plan=plan))
     if norms or rotary:
         name = "FP32 norms and rotary" if rotary else "FP32 norms"
-        arms.append(_Arm(name, _with_islands([*norms, *rotary])))
+        plan = _keep(own, "fp32-norms", [*norms, *rotary])
+        arms.append(_Arm(name, _with_islands([*norms, *rotary]), plan=plan))
     if len(sequences) > 1:
         other = len(sequences) if batch_size == 1 else 1
         arms.append(_Arm(f"{other} {'sequence' if other == 1 else 'sequences'} at a time", _same, batch_size=other))
     arms += [_Arm(name, _same, _kernel(kind)) for name, kind in _KERNELS.items()]
-    arms.append(_Arm("BF16 scoring", _in_format(torch.bfloat16), _without_autocast))
-    arms.append(_Arm("FP32 scoring", _in_format(torch.float32), _without_autocast))
+    bf16, fp32 = resolve_plan("bf16-mixed"), resolve_plan("fp32")
+    arms.append(_Arm("BF16 scoring", _in_format(torch.bfloat16), _without_autocast, plan=bf16))
+    arms.append(_Arm("FP32 scoring", _in_format(torch.float32), _without_autocast, plan=fp32))
     return arms
+
+
+def _find_compute(model: nn.Module) -> str:
+    """The plan that a model computes in now: by its weights, or by the autocast around it."""
+    weight = next(model.parameters())
+    kind = weight.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    return {torch.bfloat16: "bf16-mixed", torch.float16: "fp16-mixed"}.get(compute, "fp32")
+
+
+def _keep(name: str, called: str, modules: Sequence[str]) -> Plan | None:
+    """A plan that keeps modules in FP32 besides; None where all of it is."""
+    plan = resolve_plan(name)
+    if plan.compute == "fp32":
+        return None
+    kept = tuple(KeptModule(pattern=module, reason="log-probs nearer to the rollout's") for module in modules)
+    return plan.model_copy(update={"name": f"{name}-{called}", "fp32_modules": (*plan.fp32_modules, *kept)})
 
 
 def _same(model: nn.Module) -> nn.Module:

@@ -22,7 +22,7 @@ from floatline.probe.runs.plain_loop import batches_of
 from floatline.probe.runs.target_steps import PlannedLoss, capture_target, origin_of
 from floatline.probe.steps.bundle_files import read_files, unpack, write_files
 from floatline.probe.steps.capture import CapturedStep, capture_step
-from floatline.probe.steps.captured_step import StepOrigin, describe_origin
+from floatline.probe.steps.origin import StepOrigin, describe_origin
 from floatline.probe.steps.other_precision import AutocastState
 from floatline.workload import Target, Workload, load_target
 

@@ -49,8 +49,8 @@ class PlainLoop:
         elif whole:
             model.to(DTYPES[plan.compute])
         self.optimizer = workload.make_optimizer(model)
-        if whole and plan.update is not None:
-            self.optimizer = optim.convert(self.optimizer, update=plan.update)
+        if whole and (plan.update or plan.states):
+            self.optimizer = optim.convert(self.optimizer, update=plan.update or "exact", states=plan.states)
         self._applied = AppliedPlan(model, plan, loss_fn=workload.loss_fn)
         self._workload = replace(workload, loss_fn=self._applied.loss_fn or workload.loss_fn)
         self.device = next((p.device.type for p in model.parameters()), "cpu")

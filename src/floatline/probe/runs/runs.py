@@ -228,7 +228,7 @@ def _run(target: Target, record: RunRecord, seen: Watch, *, steps: int | None, s
         record.exception = _catch(seen, lambda: train_plainly(workload, seen, _STEPS if steps is None else steps))
         return
     trainer = cast("Callable[..., object]", target.trainer)
-    arguments = _arguments(trainer, target.text, steps=steps, seed=seed)
+    arguments = choose_arguments(trainer, target.text, steps=steps, seed=seed)
 
     def call() -> None:
         record.result = trainer(**arguments)
@@ -246,7 +246,18 @@ def _catch(seen: Watch, run: Callable[[], None]) -> Failure | None:
     return None
 
 
-def _arguments(trainer: Callable[..., object], text: str, *, steps: int | None, seed: int) -> dict[str, int]:
+def choose_arguments(trainer: Callable[..., object], text: str, *, steps: int | None, seed: int) -> dict[str, int]:
+    """What a train() function is called with: of steps and seed, what it takes.
+
+    Args:
+        trainer: The function.
+        text: Its target, for messages.
+        steps: None leaves it to the function.
+        seed: Of the run.
+
+    Raises:
+        TargetError: It needs anything else.
+    """
     parameters = inspect.signature(trainer).parameters
     given = {"steps": steps, "seed": seed}
     wanted = {name: value for name, value in given.items() if name in parameters and value is not None}

@@ -18,7 +18,7 @@ from floatline.probe.runs.conditions import set_seeds
 from floatline.probe.runs.plain_loop import PlainLoop, batches_of, first_batch
 from floatline.probe.runs.target_steps import PlannedLoss, origin_of
 from floatline.probe.steps.capture import CapturedStep, capture_step
-from floatline.probe.steps.captured_step import StepOrigin
+from floatline.probe.steps.origin import StepOrigin
 from floatline.workload import Target, Workload
 
 # Skipped steps in a row after which it is no search for a loss scale: from 2**16 it reaches 1 in 16.

@@ -20,7 +20,7 @@ from floatline.precision.random_state import RandomState
 from floatline.probe.runs.plain_loop import batches_of, first_batch
 from floatline.probe.runs.runs import run_target
 from floatline.probe.steps.capture import CapturedStep, capture_step
-from floatline.probe.steps.captured_step import StepOrigin
+from floatline.probe.steps.origin import StepOrigin
 from floatline.probe.watch.patches import Patches
 from floatline.workload import Target, Workload
 

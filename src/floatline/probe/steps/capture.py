@@ -15,7 +15,8 @@ from floatline.plans.presets import resolve_plan
 from floatline.precision.micro_batches import Loss
 from floatline.precision.random_state import RandomState
 from floatline.precision.wrappers import unwrap
-from floatline.probe.steps.captured_step import CapturedStep, Precision, StepOrigin, is_half_on_cpu
+from floatline.probe.steps.captured_step import CapturedStep, Precision, is_half_on_cpu
+from floatline.probe.steps.origin import StepOrigin
 from floatline.probe.steps.replayed import Agreement, Replay, StepComparison, compare_steps
 
 __all__ = [

@@ -19,9 +19,12 @@ from floatline.precision.islands import Islands
 from floatline.precision.nested import find_tensors, map_tensors
 from floatline.precision.random_state import RandomState
 from floatline.precision.user_frames import end_search_at
-from floatline.probe.steps.captured_step import CapturedStep, Precision, StepOrigin, Stopwatch
+from floatline.probe.steps.captured_step import CapturedStep, Precision
+from floatline.probe.steps.compiled_loss import Backend
+from floatline.probe.steps.origin import StepOrigin
 from floatline.probe.steps.outputs import OutputMatch, find_logits, match_output, name_outputs
 from floatline.probe.steps.replayed import Replay
+from floatline.probe.steps.stopwatch import Stopwatch
 from floatline.probe.trace.recorder import Recorder
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.patches import Aside
@@ -71,8 +74,11 @@ class CapturedForward(CapturedStep):
         islands: Sequence[str] = (),
         trace: bool = False,
         update: bool = False,
+        compiled: Backend = False,
     ) -> Replay:
         """Run the forward pass again, on copies; None is the plan's precision."""
+        if compiled is not False:
+            raise ReplayError("A forward pass is not replayed compiled. Give model and inputs to parity.")
         if scale not in (None, 1.0) or update:
             raise ReplayError("A forward pass has no loss scale and no update. Leave both out.")
         self._check(precision, scale, islands, update=update)
@@ -146,8 +152,10 @@ class CapturedForward(CapturedStep):
     def _make_recorder(self, inputs: Any) -> Recorder:
         held = {**self.state.captured, **self.state.captured_buffers}
         now = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        cast = {name: values for name, values in held.items() if name in now and _is_cast(values, now[name])}
         # Where a format holds what was captured, the tensor is its own FP32 value already.
-        moved = {name: values.float() for name, values in held.items() if name in now and _differs(values, now[name])}
+        same = [(now[name].to(values.dtype) == values).all() for name, values in cast.items()]
+        moved = {name: cast[name].float() for name, is_same in zip(cast, read_flags(same), strict=True) if not is_same}
         return Recorder(self.model, batch=(find_tensors(inputs), ()), weights=moved)
 
     def _find_whole(self, inputs: Any) -> list[str]:
@@ -247,10 +255,21 @@ def cast_all_buffers(step: CapturedForward) -> None:
     step.state.cast_too |= names
 
 
-def _differs(values: Tensor, now: Tensor) -> bool:
-    if not values.is_floating_point() or values.dtype == now.dtype or values.shape != now.shape:
-        return False
-    return not bool((now.to(values.dtype) == values).all())
+def _is_cast(values: Tensor, now: Tensor) -> bool:
+    return values.is_floating_point() and values.dtype != now.dtype and values.shape == now.shape
+
+
+def read_flags(flags: Sequence[Tensor]) -> list[bool]:
+    """Truth values that lie on devices, which are waited for once each."""
+    by_device: dict[torch.device, list[int]] = {}
+    for number, flag in enumerate(flags):
+        by_device.setdefault(flag.device, []).append(number)
+    found = [False] * len(flags)
+    for numbers in by_device.values():
+        values = cast("list[bool]", torch.stack([flags[one] for one in numbers]).tolist())
+        for number, value in zip(numbers, values, strict=True):
+            found[number] = value
+    return found
 
 
 def copy_inputs(inputs: Any) -> Any:

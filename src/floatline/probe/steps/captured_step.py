@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import platform
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -28,35 +26,14 @@ from floatline.precision.micro_batches import Loss, LossSum, run_micro_batches
 from floatline.precision.nested import find_tensors, map_tensors
 from floatline.precision.random_state import RandomState
 from floatline.probe.steps.bundle_files import DATA, STATE, pack, write_files
+from floatline.probe.steps.compiled_loss import Backend, compile_loss
+from floatline.probe.steps.origin import StepOrigin, describe_origin
 from floatline.probe.steps.other_precision import AutocastState, as_bf16, as_fp16, as_fp32
 from floatline.probe.steps.replayed import Replay
+from floatline.probe.steps.stopwatch import Stopwatch
 from floatline.probe.steps.weight_copies import StandIns
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.patches import Aside
-
-
-@dataclass(frozen=True)
-class StepOrigin:
-    """Where a step comes from.
-
-    Args:
-        target: The target, as the user wrote it; '' where there is none.
-        file: Its source file; '' where there is none.
-        sha256: Checksum of that file.
-        seed: Seed that it was built with.
-        step: Number of the step, from 0.
-        batch: Place of its first batch in the target's batches; None where it is not known.
-        islands: Modules that computed in FP32 in the step.
-    """
-
-    target: str = ""
-    file: str = ""
-    sha256: str = ""
-    seed: int = 0
-    step: int = 0
-    batch: int | None = None
-    islands: tuple[str, ...] = ()
-
 
 Precision = Literal["fp32", "bf16", "fp16"]
 
@@ -123,6 +100,7 @@ class CapturedStep:
         islands: Sequence[str] = (),
         trace: bool = False,
         update: bool = False,
+        compiled: Backend = False,
     ) -> Replay:
         """Run the step again, on copies.
 
@@ -131,6 +109,7 @@ class CapturedStep:
             one is given; 'fp16' does so with BF16, and switches autocast on for a step in FP32. Weights and batches
             of 16 bits are widened exactly to FP32, and rounded to another 16-bit format.
             Gradients are those of the mean over the batches, still scaled in `Replay.raw`.
+            Compiled, a step runs without `HalfOnCPU`, which torch.compile does not look through.
 
         Args:
             precision: What to compute in; None is as it was.
@@ -138,11 +117,15 @@ class CapturedStep:
             islands: Modules that compute in FP32, beside those that do already.
             trace: Record every operation beside its FP32 value.
             update: Make the optimizer's step, too.
+            compiled: Compile the loss function with all that it calls: True by Inductor, or the backend to use.
 
         Raises:
-            ReplayError: The precision, scale or module is not known, or an update cannot be made.
+            ReplayError: The precision, scale or module is not known, an update cannot be made, or nothing could be
+                compiled.
         """
         self._check(precision, scale, islands, update=update)
+        if compiled is not False and (precision or trace or islands):
+            raise ReplayError("Compiled code runs in the step's own precision, unseen. Leave the others out.")
         if scale is None:
             scale = self.scale if precision in (None, "fp16") else 1.0
         wide = None if precision is None else DTYPES[precision]
@@ -152,7 +135,8 @@ class CapturedStep:
         with contextlib.ExitStack() as stack:
             stack.enter_context(self.random_state.replayed())
             stack.enter_context(self.state.in_place(narrow_as=wide))
-            stack.enter_context(self._surroundings(precision, eager=bool(precision or trace or islands)))
+            eager, half = bool(precision or trace or islands), False if compiled is not False else None
+            stack.enter_context(self._surroundings(precision, eager=eager, half_on_cpu=half))
             stack.enter_context(self.around())
             if islands:
                 stack.callback(Islands(self.model, islands).remove)
@@ -160,9 +144,10 @@ class CapturedStep:
                 from floatline.probe.trace.recorder import Recorder
 
                 recorder = stack.enter_context(Recorder(self.model, batch=_roles(batches), twins=True))
+            compute_loss = stack.enter_context(compile_loss(self._compute_loss, compiled))
             with Stopwatch(self.device) as stopwatch:
                 total = run_micro_batches(
-                    self._compute_loss,
+                    compute_loss,
                     batches,
                     model=self.model,
                     autocast=lambda: self._autocast(precision),
@@ -230,7 +215,9 @@ class CapturedStep:
             )
 
     @contextlib.contextmanager
-    def _surroundings(self, precision: Precision | None, *, eager: bool) -> Generator[None]:
+    def _surroundings(
+        self, precision: Precision | None, *, eager: bool, half_on_cpu: bool | None = None
+    ) -> Generator[None]:
         """Autocast, arithmetic and gradient mode as they were, and then the precision that is asked for."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(False))
@@ -239,7 +226,10 @@ class CapturedStep:
             if eager:
                 # Compiled code would not show its operations.
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            wanted = self.half_on_cpu or (self.device.type == "cpu" and precision in ("fp16", "bf16"))
+            # For a model on another device it does nothing, and would be asked about every operation.
+            on_cpu = self.device.type == "cpu" or any(t.device.type == "cpu" for t in self.state.live.values())
+            wanted = on_cpu and (self.half_on_cpu or precision in ("fp16", "bf16"))
+            wanted = wanted if half_on_cpu is None else half_on_cpu
             if wanted and not is_half_on_cpu():
                 stack.enter_context(HalfOnCPU())
             if precision == "fp32":
@@ -339,21 +329,6 @@ def write_step(step: CapturedStep, folder: Path, *, with_data: bool, findings: S
     return write_files(folder, fields, {**parts, DATA: data} if with_data else parts)
 
 
-def describe_origin(kind: str, origin: StepOrigin, findings: Sequence[Finding]) -> dict[str, Any]:
-    """The fields that every bundle has."""
-    return {
-        "kind": kind,
-        "origin": {**asdict(origin), "islands": list(origin.islands)},
-        "findings": [finding.as_json() for finding in findings],
-        "versions": _versions(),
-    }
-
-
-def _versions() -> dict[str, str]:
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine()
-    return {"python": platform.python_version(), "torch": str(torch.__version__), "device": device}
-
-
 def _pack_optimizer(optimizer: torch.optim.Optimizer | None) -> tuple[Any, dict[str, Tensor]]:
     if optimizer is None:
         return None, {}
@@ -365,34 +340,3 @@ def _pack_optimizer(optimizer: torch.optim.Optimizer | None) -> tuple[Any, dict[
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
     }
     return pack(tree, "optimizer")
-
-
-class Stopwatch:
-    """Times what runs inside it: on a GPU between two events in its stream, elsewhere by the clock.
-
-    Args:
-        device: Where the work is done.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if device.type == "cuda" else []
-        self._began = self._seconds = 0.0
-
-    def __enter__(self) -> Stopwatch:
-        if self._events:
-            self._events[0].record(torch.cuda.current_stream(self._device))
-        self._began = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._seconds = time.perf_counter() - self._began
-        if self._events:
-            self._events[1].record(torch.cuda.current_stream(self._device))
-
-    def read(self) -> float:
-        """Seconds; waits for the device."""
-        if not self._events:
-            return self._seconds
-        self._events[1].synchronize()
-        return self._events[0].elapsed_time(self._events[1]) / 1e3

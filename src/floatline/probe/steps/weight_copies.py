@@ -83,7 +83,8 @@ class StandIns:
                 tensor.grad = None
                 tensor.data = tensor.detach().clone()
             for name, module in name_all_modules(self._model):
-                module.training = self.training.get(name, module.training)
+                if module.training is not (wanted := self.training.get(name, module.training)):
+                    module.training = wanted
             yield
 
     def _fill(self, tensor: Tensor, values: Tensor, wanted: torch.dtype | None) -> Tensor:
@@ -125,49 +126,44 @@ def _remember(module: nn.Module) -> Callable[[], None]:
     """How to put a module's attributes back: which there are, and what lies in its containers."""
     attributes = vars(module)
     own = dict(attributes)
-    filled = [again for value in own.values() if (again := _remember_content(value)) is not None]
+    filled: list[Any] = []
+    contents: list[Any] = []  # of each; most are empty tables of hooks
+    for value in own.values():
+        if isinstance(value, _CONTAINERS):
+            filled.append(value)
+            contents.append(_content_of(value) if value else ())
+        elif type(value) not in _PLAIN and isinstance(value, torch.Generator):
+            filled.append(value)
+            contents.append(value.get_state())
 
     def undo() -> None:
-        for one in filled:
-            one()
+        for value, content in zip(filled, contents, strict=True):
+            _refill(value, content)
         attributes.clear()
         attributes.update(own)
 
     return undo
 
 
-def _remember_content(value: Any) -> Callable[[], None] | None:
-    if isinstance(value, torch.Generator):
-        state = value.get_state()
-        return lambda: cast("None", value.set_state(state))
-    if isinstance(value, dict):
-        table = cast("dict[Any, Any]", value)
-        items = list(table.items())
+_CONTAINERS = (dict, list, set, deque)
+_PLAIN = frozenset((type(None), bool, int, float, str))
 
-        def refill() -> None:
-            table.clear()
-            table.update(items)
 
-        return refill
+def _content_of(value: Any) -> list[Any]:
+    return list(cast("dict[Any, Any]", value).items()) if isinstance(value, dict) else list(value)
+
+
+def _refill(value: Any, content: Any) -> None:
     if isinstance(value, list):
-        row = cast("list[Any]", value)
-        before = list(row)
-
-        def put_back() -> None:
-            row[:] = before
-
-        return put_back
-    if isinstance(value, set | deque):
-        bag = cast("set[Any] | deque[Any]", value)
-        content = list(bag)
-
-        def fill_again() -> None:
-            bag.clear()
-            for item in content:
-                bag.add(item) if isinstance(bag, set) else bag.append(item)
-
-        return fill_again
-    return None
+        value[:] = content
+    elif not isinstance(value, _CONTAINERS):
+        value.set_state(content)
+    elif value or content:
+        value.clear()
+        if isinstance(value, deque):
+            value.extend(content)
+        else:
+            cast("dict[Any, Any] | set[Any]", value).update(content)
 
 
 def _loose_tensors(model: nn.Module) -> Iterator[Tensor]:
@@ -175,7 +171,7 @@ def _loose_tensors(model: nn.Module) -> Iterator[Tensor]:
     seen: set[int] = set()
     for module in model.modules():
         for name, value in vars(module).items():
-            if name.startswith("_"):
+            if type(value) in _PLAIN or name.startswith("_"):
                 continue
             for tensor in _tensors_in(value):
                 if id(tensor) not in seen and tensor.is_leaf and tensor.layout is torch.strided:
@@ -186,7 +182,7 @@ def _loose_tensors(model: nn.Module) -> Iterator[Tensor]:
 def _tensors_in(value: Any, depth: int = 3) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif depth and isinstance(value, list | tuple | dict):
+    elif depth and isinstance(value, (list, tuple, dict)):
         items = list(cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value))
         for item in items:
             yield from _tensors_in(item, depth - 1)

@@ -52,13 +52,14 @@ class Rows:
     def read(self) -> list[tuple[list[int], list[float]]]:
         """Counts and magnitudes of every row, in the order of `reduce_on_device`; waits for the device."""
         rows: list[tuple[list[int], list[float]]] = []
-        for counts, bits, squares in self._tables:
+        for number, table in enumerate(self._tables):
+            counts, bits, squares = (part[: len(self._twins) - number * _ROWS] for part in table)
             bits[:, 1] = _INF_BITS - bits[:, 1]
             sizes = bits.view(torch.float32).double()
             norms = squares.sqrt()
             both = torch.cat([sizes[:, :2], sizes[:, 2:], norms], 1)
             rows += zip(cast("list[Any]", counts.tolist()), cast("list[Any]", both.tolist()), strict=True)
-        read = [(c, s) if twin else (c[:4], s[:2]) for (c, s), twin in zip(rows, self._twins, strict=False)]
+        read = [(c, s) if twin else (c[:4], s[:2]) for (c, s), twin in zip(rows, self._twins, strict=True)]
         self._tables, self._twins = [], []
         return read
 

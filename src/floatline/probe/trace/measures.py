@@ -6,6 +6,7 @@ import importlib.util
 import math
 import sys
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -64,7 +65,7 @@ class Measures:
             twin: Its FP32 twin; None where it has none of its own.
             exact: Whether it is its own twin.
         """
-        values = Values(str(x.dtype).removeprefix("torch."), tuple(x.shape), x.numel())
+        values = Values(_name_dtype(x.dtype), tuple(x.shape), x.numel())
         if exact:
             values.twin_largest, values.twin_nonfinite, values.lost, values.blown, values.error = 0.0, 0, 0, 0, 0.0
         if x.is_sparse:
@@ -111,8 +112,8 @@ class Measures:
 
     def count_stuck(self, op: Op, candidates: list[list[RunningSum | None]], results: list[Tensor]) -> None:
         """Count what stood still in a sum; to be read after `read`."""
-        counts = [count for sums in candidates if (count := count_stuck(sums, results)) is not None]
-        self._sums.extend((op, count) for count in counts)
+        if candidates:
+            self._sums.extend((op, count) for count in count_stuck(candidates, results))
 
     def read(self) -> None:
         """Fill in the figures of all tensors measured so far; waits for the device."""
@@ -136,6 +137,11 @@ class Measures:
             if op.stuck is None or stuck > op.stuck:  # of several operands, the one that stood still the most
                 op.moved, op.stuck = moved, stuck
         self._copies, self._sums = [], []
+
+
+@cache
+def _name_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _copy(x: Tensor) -> Tensor:
@@ -302,12 +308,22 @@ def find_sums(call: TracedCall) -> list[list[RunningSum | None]]:
     ]
 
 
-def count_stuck(sums: list[RunningSum | None], results: list[Tensor]) -> Tensor | None:
-    """Elements that the exact sum changes, and those of them that came out unchanged."""
-    counts = [
-        torch.stack([moved.sum(), (moved & (one.before == result)).sum()])
-        for one, result in zip(sums, results, strict=False)
-        if one is not None and one.before.shape == result.shape
-        for moved in [(one.exact != one.before) & one.exact.isfinite() & one.before.isfinite()]
-    ]
-    return torch.stack(counts).sum(0) if counts else None
+def count_stuck(candidates: list[list[RunningSum | None]], results: list[Tensor]) -> list[Tensor]:
+    """Elements that the exact sum changes, and those of them that came out unchanged: once for each row of operands.
+
+    A sum of what is not finite is not finite, so operands need not be asked.
+    """
+    finite: dict[int, Tensor] = {}
+    counts: list[Tensor] = []
+    for sums in candidates:
+        own: list[Tensor] = []
+        for one, result in zip(sums, results, strict=False):
+            if one is None or one.before.shape != result.shape:
+                continue
+            known = finite.get(id(one.exact))
+            known = finite[id(one.exact)] = one.exact.abs() < math.inf if known is None else known
+            moved = (one.exact != one.before) & known
+            own.append(torch.stack([moved, moved & (one.before == result)]).reshape(2, moved.numel()).sum(1))
+        if own:
+            counts.append(own[0] if len(own) == 1 else torch.stack(own).sum(0))
+    return counts

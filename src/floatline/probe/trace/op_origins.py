@@ -18,7 +18,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from floatline.plans.plan import name_all_modules
-from floatline.precision.user_frames import NOWHERE, Spot, ends_search, find_spot
+from floatline.precision.user_frames import NOWHERE, Spot, ends_search, find_outer, find_spot
 from floatline.probe.trace.trace import Phase
 
 _CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
@@ -59,6 +59,7 @@ class Whereabouts:
         # By sequence number of its autograd node, the first operation that ran after the node was made.
         self._made: dict[int, tuple[int | None, OpOrigin]] = {}
         self._hooks: list[Any] = []
+        self._known: dict[tuple[Any, ...], OpOrigin] = {}
 
     def name_modules(self, model: nn.Module) -> None:
         """Give the modules and parameters of a model the names that they have in it."""
@@ -110,10 +111,18 @@ class Whereabouts:
         spot, checkpointed = _user_spot(backward=backward)
         phase: Phase = "forward" if checkpointed else "backward" if backward else self._phase(tracked=tracked)
         self._after_backward = self._after_backward or backward
-        origin = OpOrigin(phase, self._stack[-1] if self._stack else "", recomputed=checkpointed)
-        if spot.file:
-            origin = OpOrigin(phase, origin.module, spot.file, spot.line, spot.function, "", None, checkpointed)
-        return self._locate_backward(origin) if phase == "backward" else origin
+        module = self._stack[-1] if self._stack else ""
+        if checkpointed:
+            return OpOrigin(phase, module, spot.file, spot.line, spot.function, recomputed=True)
+        key = (phase, module, spot.file, spot.line, spot.function)
+        origin = self._known.get(key)
+        if origin is None:
+            origin = self._known[key] = OpOrigin(phase, module, spot.file, spot.line, spot.function)
+        return self._locate_backward(origin) if backward else origin
+
+    def needs_place(self) -> bool:
+        """Whether anybody will ask where a view comes from: autograd made a node for it, or runs itself."""
+        return _in_backward() or _sequence_number() - 1 not in self._made
 
     def remember(self, index: int | None, origin: OpOrigin, *, in_place: bool = False) -> None:
         """Note which operation ran first after the newest autograd node was made; None: a view."""
@@ -159,16 +168,16 @@ def _user_spot(*, backward: bool) -> tuple[Spot, bool]:
     In backward the frames end where the engine began: what lies outside has called `backward`.
     """
     frame: FrameType | None = sys._getframe(2)
+    if not backward:
+        return find_outer(frame), False
     found = NOWHERE
     while frame is not None and not ends_search(frame):
         code = frame.f_code
-        if backward and code.co_name == "_engine_run_backward":
+        if code.co_name == "_engine_run_backward":
             return found, False
-        if backward and found.file and code.co_filename == _CHECKPOINT:
+        if found.file and code.co_filename == _CHECKPOINT:
             return found, True
         if not found.file:
             found = find_spot(frame)
-            if found.file and not backward:
-                break
         frame = frame.f_back
     return found, False

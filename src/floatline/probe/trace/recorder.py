@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from collections import Counter
@@ -22,7 +23,7 @@ from floatline.numerics.half_on_cpu import unwraps_itself
 from floatline.optim.mesh import local_part
 from floatline.probe.trace.measures import Measures, RunningSum, find_sums
 from floatline.probe.trace.op_origins import OpOrigin, Whereabouts
-from floatline.probe.trace.schemas import TracedCall, count_parts, find_places, tensors_of
+from floatline.probe.trace.schemas import TracedCall, count_parts, find_places, schema_of, tensors_of
 from floatline.probe.trace.storages import (
     Storages,
     batch_tensors,
@@ -40,7 +41,6 @@ from floatline.probe.watch.patches import Aside
 # Elements of all gradients up to which they are compared on the host: no operation must be loaded onto a GPU for them.
 _SMALL = 2**18
 _LOWEST = -200  # exponents below are counted there: FP32 itself ends at -149
-_ORIGIN = tuple(OpOrigin.__dataclass_fields__)
 
 
 class Recorder(TorchDispatchMode):
@@ -141,6 +141,10 @@ class Recorder(TorchDispatchMode):
         return (None if memory is None else memory.made_by), twin
 
     def __enter__(self) -> Recorder:
+        # A trace is many small objects: Python would look through all that there is for garbage again and again.
+        self._freezes = gc.get_freeze_count() == 0
+        if self._freezes:
+            gc.freeze()
         self._whereabouts.__enter__()
         super().__enter__()  # pyright: ignore[reportUnknownMemberType]
         return self
@@ -148,10 +152,14 @@ class Recorder(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # pyright: ignore[reportUnknownMemberType]
         self._whereabouts.__exit__()
-        with Aside():
-            if self._gradients_due:
-                self._read_gradients()
-            self._measures.read()
+        try:
+            with Aside():
+                if self._gradients_due:
+                    self._read_gradients()
+                self._measures.read()
+        finally:
+            if self._freezes:
+                gc.unfreeze()
         self.trace.meta["twin_failures"] = dict(self._twins.failures) if self._twins else {}
         self.trace.meta["failures"] = dict(self._failures)
 
@@ -170,19 +178,36 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)  # shapes only: nothing to record
         if any(unwraps_itself(kind) for kind in types):
             return NotImplemented  # a tensor subclass unwraps itself first; its plain tensors come here
+        schema = schema_of(func)
+        if schema.silent or schema.empty:
+            return func(*args, **kwargs)
+        if schema.view:
+            if self._whereabouts.needs_place():
+                self._whereabouts.remember(None, self._locate(TracedCall(func, args, kwargs)))
+            return func(*args, **kwargs)
         call = TracedCall(func, args, kwargs)
-        if call.schema.silent or call.schema.empty:
-            return call.run()
-        origin = self._whereabouts.locate(tracked=any(a.tensor.requires_grad for a in call.tensors))
-        if call.schema.view:
-            self._whereabouts.remember(None, origin)
-            return call.run()
-        return self._record(call, origin)
+        return self._record(call, self._locate(call))
+
+    def _locate(self, call: TracedCall) -> OpOrigin:
+        return self._whereabouts.locate(tracked=any(a.tensor.requires_grad for a in call.tensors))
 
     def _record(self, call: TracedCall, origin: OpOrigin) -> Any:
-        where = {name: getattr(origin, name) for name in _ORIGIN}
         first, num = len(self.trace.ops), count_parts(call)
-        ops = [Op(first + i, call.schema.name, **where) for i in range(num)]
+        ops = [
+            Op(
+                first + i,
+                call.schema.name,
+                origin.phase,
+                origin.module,
+                origin.file,
+                origin.line,
+                origin.function,
+                node=origin.node,
+                forward=origin.forward,
+                recomputed=origin.recomputed,
+            )
+            for i in range(num)
+        ]
         attempt, sums = self._prepare(ops, call)
         for op in ops:
             self._gradients_due = self._gradients_due or op.phase == "backward"
@@ -196,7 +221,8 @@ class Recorder(TorchDispatchMode):
             self.trace.meta["exception"] = {"op": first, "type": type(error).__name__, "message": message}
             raise
         # Results in the memory of an argument are views of it, or the argument itself after it was written.
-        old = {storage_key(a.tensor) for a in call.tensors if a.name not in call.schema.outs} - {None}
+        old = {storage_key(a.tensor) for a in call.tensors if a.name not in call.schema.outs}
+        old.discard(None)
         fresh = [None if t is None or storage_key(t) in old else t for t in tensors_of(result)]
         if not call.schema.writes and not any(t is not None for t in fresh):
             self._whereabouts.remember(None, origin)
@@ -239,6 +265,9 @@ class Recorder(TorchDispatchMode):
         sums: list[list[RunningSum | None]],
     ) -> None:
         """Twins, makers and figures of what an operation gave."""
+        if len(ops) == 1 and len(fresh) == 1 and not call.written:
+            self._settle_one(ops[0], call, attempt, fresh, sums)
+            return
         shadows = [Shadow() for _ in (*fresh, *call.written)]
         if self._twins:
             shadows[: len(fresh)] = self._twins.finish(attempt, call, fresh)
@@ -262,6 +291,28 @@ class Recorder(TorchDispatchMode):
             own = sums if len(ops) == 1 else [candidates[i : i + 1] for candidates in sums]
             self._measures.count_stuck(op, own, made[op.index])
 
+    def _settle_one(
+        self,
+        op: Op,
+        call: TracedCall,
+        attempt: Attempt,
+        fresh: list[Tensor | None],
+        sums: list[list[RunningSum | None]],
+    ) -> None:
+        """The same for an operation that gives one new tensor, as most do."""
+        (shadow,) = self._twins.finish(attempt, call, fresh) if self._twins else (Shadow(),)
+        changes = self._twins.measure_changes(call, fresh) if self._twins and not call.schema.writes else ()
+        tensor = fresh[0]
+        if tensor is None:
+            return
+        values = self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
+        for changed in changes:
+            values.error = values.error if changed is None else changed
+        op.outputs.append(values)
+        self._note_maker(op, tensor, values)
+        if sums:
+            self._measures.count_stuck(op, sums, [tensor])
+
     def _note_maker(self, op: Op, tensor: Tensor, values: Values) -> None:
         memory = self._storages.open(tensor)
         if memory is None:
@@ -280,6 +331,8 @@ class Recorder(TorchDispatchMode):
         op.file, op.line, op.function, op.module = maker.file, maker.line, maker.function, op.module or maker.module
 
     def _operands(self, read: list[Tensor]) -> list[Operand]:
+        if len(read) == 1:
+            return [self._operand(read[0])]
         seen = [(key, geometry(t)) if (key := storage_key(t)) is not None else id(t) for t in read]
         return [self._operand(t, shared=seen.count(view) > 1) for t, view in zip(read, seen, strict=True)]
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -37,6 +36,7 @@ class Schema:
         silent: Whether it makes no numbers.
         empty: Whether it makes memory without meaning.
         view: Whether it only looks at memory in another way.
+        pointwise: Whether it computes each element for itself, without products of matrices.
     """
 
     name: str
@@ -49,11 +49,21 @@ class Schema:
     silent: bool
     empty: bool
     view: bool
+    pointwise: bool
 
 
-@cache
+_SCHEMAS: dict[int, tuple[OpOverload[..., Any], Schema]] = {}
+
+
 def schema_of(func: OpOverload[..., Any]) -> Schema:
-    """The facts about an operation, looked up once."""
+    """The facts about an operation, looked up once; by its identity, since torch hashes operations in Python."""
+    known = _SCHEMAS.get(id(func))
+    if known is None:
+        known = _SCHEMAS[id(func)] = (func, _read_schema(func))
+    return known[1]
+
+
+def _read_schema(func: OpOverload[..., Any]) -> Schema:
     schema = func._schema
     arguments = schema.arguments
     namespace, _, name = schema.name.partition("::")
@@ -71,11 +81,11 @@ def schema_of(func: OpOverload[..., Any]) -> Schema:
         silent=name in _SILENT,
         empty=name.startswith(_EMPTY),
         view=not written and bool(returned) and all(alias is not None for alias in returned),
+        pointwise=torch.Tag.pointwise in func.tags,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(NamedTuple):
     """One tensor among the arguments: its name and the tensor."""
 
     name: str
@@ -95,9 +105,15 @@ class TracedCall:
         self.func, self.args, self.kwargs = func, args, kwargs
         self.schema = schema_of(func)
         self.named: list[tuple[str, Any]] = [*zip(self.schema.names, args, strict=False), *kwargs.items()]
-        self.tensors = [Argument(name, t) for name, value in self.named for t in tensors_of(value) if t is not None]
+        self.tensors: list[Argument] = []
+        for name, value in self.named:
+            if isinstance(value, Tensor):
+                self.tensors.append(Argument(name, value))
+            elif isinstance(value, (list, tuple)):
+                self.tensors += [Argument(name, t) for t in tensors_of(value) if t is not None]
         self.floats = [a.tensor for a in self.tensors if has_twin(a.tensor)]
-        self.written = [a.tensor for a in self.tensors if a.name in self.schema.writes - self.schema.outs]
+        written = self.schema.writes - self.schema.outs if self.schema.writes else ()
+        self.written = [a.tensor for a in self.tensors if a.name in written] if written else []
 
     def run(self) -> Any:
         """Run the operation."""
@@ -105,18 +121,25 @@ class TracedCall:
 
     def numbers(self) -> tuple[float, ...]:
         """The Python numbers among the arguments."""
-        return tuple(
-            float(item)
-            for name, value in self.named
-            if name in self.schema.numbers
-            for item in (value if isinstance(value, (list, tuple)) else (value,))  # pyright: ignore[reportUnknownVariableType]
-            if isinstance(item, (int, float)) and not isinstance(item, bool)
-        )
+        found: list[float] = []
+        for name, value in self.named:
+            if isinstance(value, Tensor) or name not in self.schema.numbers:
+                continue
+            several = cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,)
+            found += [float(n) for n in several if isinstance(n, (int, float)) and not isinstance(n, bool)]
+        return tuple(found)
+
+
+_WITH_TWIN = frozenset(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and (dtype.is_floating_point or dtype.is_complex)
+)
 
 
 def has_twin(tensor: Tensor) -> bool:
     """Whether a tensor holds numbers that FP32 would hold otherwise."""
-    return tensor.is_floating_point() or tensor.is_complex()
+    return tensor.dtype in _WITH_TWIN
 
 
 def tensors_of(result: Any) -> list[Tensor | None]:
@@ -141,9 +164,11 @@ def count_parts(call: TracedCall) -> int:
 
 def find_places(names: Sequence[str], num_parts: int) -> list[int | None]:
     """For each tensor, given the name of its argument, its place in the list; None: it belongs to all of them."""
+    if num_parts <= 1:
+        return [None] * len(names)
     count, sizes = Counter[str](), Counter(names)
     places: list[int | None] = []
     for name in names:
-        places.append(count[name] if num_parts > 1 and sizes[name] == num_parts else None)
+        places.append(count[name] if sizes[name] == num_parts else None)
         count[name] += 1
     return places

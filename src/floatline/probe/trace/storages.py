@@ -112,7 +112,7 @@ def geometry(tensor: Tensor) -> Geometry:
 
 def is_whole(tensor: Tensor) -> bool:
     """Whether a tensor shows every element of its storage once."""
-    return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes() and (
+    return tensor.nbytes == tensor.untyped_storage().nbytes() and (
         tensor.is_contiguous() or torch.ops.aten.is_non_overlapping_and_dense.default(tensor)
     )
 

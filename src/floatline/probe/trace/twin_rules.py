@@ -97,7 +97,10 @@ def widened(call: TracedCall, widen: Callable[[str, Tensor], Tensor]) -> tuple[l
             return [replace(name, item) for item in value]  # pyright: ignore[reportUnknownVariableType]
         return dtype_of_twin(value) if isinstance(value, torch.dtype) else value
 
-    args = [replace(name, value) for name, value in zip(call.schema.names, call.args, strict=False)]
+    args = [
+        widen(name, value) if isinstance(value, Tensor) else replace(name, value)
+        for name, value in zip(call.schema.names, call.args, strict=False)
+    ]
     return args, {name: replace(name, value) for name, value in call.kwargs.items()}
 
 

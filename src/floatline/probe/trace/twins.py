@@ -82,7 +82,15 @@ class Twins:
 
     def start_from(self, tensor: Tensor, value: Tensor) -> None:
         """Give a tensor another FP32 value than its own to start from."""
-        if has_twin(tensor) and value.shape == tensor.shape:
+        if not has_twin(tensor) or value.shape != tensor.shape:
+            return
+        memory = self._storages.open(tensor)
+        alike = tensor.is_contiguous() and tensor.nbytes == _bytes(tensor) and value.is_contiguous()
+        if memory is not None and memory.twin is None and alike and value.dtype == dtype_of_twin(tensor.dtype):
+            # The value itself, which the step must not write to.
+            memory.twin, memory.dtype = value.detach().clone().view(-1), tensor.dtype
+            self._storages.grew(4 * value.numel())
+        else:
             self._view(self._materialize(tensor), tensor).copy_(value)
 
     def begin(self, call: TracedCall) -> Attempt:
@@ -121,8 +129,10 @@ class Twins:
     def measure_changes(self, call: TracedCall, outputs: Sequence[Tensor | None]) -> list[float | None]:
         """Of each integer or boolean output, the share of elements that FP32 would choose otherwise; None elsewhere."""
         none: list[float | None] = [None for _ in outputs]
+        if call.schema.base not in CHOICES:
+            return none
         chosen = [t is not None and not has_twin(t) for t in outputs]
-        if call.schema.base not in CHOICES or not any(chosen) or all(self._own(t) is None for t in call.floats):
+        if not any(chosen) or not any(map(self._has_own, call.floats)):
             return none
         try:
             twins = tensors_of(self._call(call, outputs))
@@ -166,7 +176,7 @@ class Twins:
 
     def _stays_exact(self, call: TracedCall, made: Sequence[Tensor]) -> bool:
         """Whether an operation gives in its own dtypes what it gives in FP32."""
-        if any(self._own(t) is not None for t in call.floats):
+        if any(map(self._has_own, call.floats)):
             return False
         return does_not_round(call, {t.dtype for t in made})
 
@@ -174,11 +184,14 @@ class Twins:
         schema = call.schema
 
         def widen(name: str, tensor: Tensor) -> Tensor:
+            if not schema.writes:
+                return self._widen(tensor, written=False, out=False)
             return self._widen(tensor, written=name in schema.writes, out=name in schema.outs)
 
         args, kwargs = widened(call, widen)
         rule = RULES.get(schema.base)
-        with full_float32() if any(t.is_cuda for t in call.floats) else nullcontext():
+        multiplies = not schema.pointwise and any(t.is_cuda for t in call.floats)
+        with full_float32() if multiplies else nullcontext():
             return rule(Wide(call.func, args, kwargs, outputs)) if rule else call.func(*args, **kwargs)
 
     def _widen(self, tensor: Tensor, *, written: bool, out: bool) -> Tensor:
@@ -191,6 +204,10 @@ class Twins:
             return twin
         return tensor.to(dtype_of_twin(tensor.dtype))
 
+    def _has_own(self, tensor: Tensor) -> bool:
+        memory = self._storages.find(tensor)
+        return memory is not None and memory.twin is not None and _twin_for(memory, tensor) is not None
+
     def _own(self, tensor: Tensor) -> Tensor | None:
         memory = self._storages.find(tensor)
         twin = None if memory is None else _twin_for(memory, tensor)
@@ -198,6 +215,9 @@ class Twins:
 
     @staticmethod
     def _view(base: Tensor, tensor: Tensor) -> Tensor:
+        alike = base.shape == tensor.shape and base.stride() == tensor.stride() and not tensor.storage_offset()
+        if alike and not (tensor.is_conj() or tensor.is_neg()):
+            return base  # most tensors show their storage as it was made
         view = base.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
         view = view.conj() if tensor.is_conj() else view
         return torch.ops.aten._neg_view.default(view) if tensor.is_neg() else view
