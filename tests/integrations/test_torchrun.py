@@ -97,6 +97,7 @@ def test_accelerate_by_itself_spreads_the_nan_to_all_processes():
         assert all(map(math.isnan, rank["plain"]["weights"]))
 
 
+@slow
 def test_the_trainer_skips_on_all_processes_and_one_writes_the_ledger():
     found, history = found_by_all()
     for rank in found:
@@ -108,6 +109,7 @@ def test_the_trainer_skips_on_all_processes_and_one_writes_the_ledger():
     assert history.reason == [None, None, None, "forward-nonfinite", None, None]
 
 
+@slow
 def test_a_process_that_leaves_out_a_batch_alone_mixes_steps_and_is_missing_at_the_end():
     first, second = (rank["alone"] for rank in found_by_all()[0])
     # The second's gradients of step 4 were averaged with the first's of step 3, and so on.

@@ -27,9 +27,10 @@ def exchange(optimizer: Any, plan: Plan) -> torch.optim.Optimizer:
         )
     if plan.weights == "fp32":
         return optimizer
-    if isinstance(optimizer, optim.Optimizer) and plan.update in (None, optimizer.update):
+    own = isinstance(optimizer, optim.Optimizer)
+    if own and plan.update in (None, optimizer.update) and plan.states in (None, optimizer.states):
         return optimizer
-    return optim.convert(optimizer, update=plan.update or "exact")
+    return optim.convert(optimizer, update=plan.update or "exact", states=plan.states)
 
 
 def follow(scheduler: Any, *, old: torch.optim.Optimizer, new: torch.optim.Optimizer) -> None:

@@ -179,7 +179,8 @@ class GuardedTrainer(Trainer):
             return optimizer
         narrow = (torch.float16, torch.bfloat16)
         if any(param.dtype in narrow for group in optimizer.param_groups for param in group["params"]):
-            self.optimizer = optim.convert(optimizer, update=self._guarding.plan.update or "exact")
+            plan = self._guarding.plan
+            self.optimizer = optim.convert(optimizer, update=plan.update or "exact", states=plan.states)
         return self.optimizer
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Tensor:
