@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.marks import needs_fsdp2
+from tests.slow import slow
 
-pytestmark = needs_fsdp2
+pytestmark = [needs_fsdp2, slow]
 
 
 @pytest.fixture(scope="module")

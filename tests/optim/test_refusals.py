@@ -17,6 +17,9 @@ def weight(dtype=torch.float16, **options):
 CASES = {
     "update": (lambda: optim.AdamW([weight()], update="exakt"), r"'exakt' is not known\. Did you mean 'exact'"),
     "states": (lambda: optim.AdamW([weight()], states="int4"), r"'int4' are not known\. Did you mean 'int8'\?"),
+    "no lr": (lambda: optim.AdamW([weight()], lr=None), r"lr is None\. Use a finite number from 0 up"),
+    "words for lr": (lambda: optim.SGD([weight()], lr="1e-3"), r"lr is '1e-3'\. Use a finite number from 0 up"),
+    "words for decay": (lambda: optim.Muon([weight()], weight_decay="a"), r"weight_decay is 'a'\. Use a finite"),
     "seed": (lambda: optim.AdamW([weight()], seed=-1), r"Seed -1 .* Use 0 to"),
     "nan lr": (lambda: optim.AdamW([weight()], lr=float("nan")), r"lr is nan\. Use a finite number from 0 up"),
     "negative lr": (lambda: optim.SGD([weight()], lr=-1e-3), r"lr is -0\.001\."),
@@ -78,8 +81,10 @@ def weights_after(kind, **options):
     return params, optimizer
 
 
-@pytest.mark.parametrize("flags", FLAGS)
-@pytest.mark.parametrize("kind", [*KINDS, optim.Lion])
+@pytest.mark.parametrize(
+    ("kind", "flags"),
+    [(kind, flags) for kind in (*KINDS, optim.Lion) for flags in FLAGS] + [(optim.Muon, flags) for flags in FLAGS[:4]],
+)
 def test_torchs_flags_are_taken_and_change_nothing(kind, flags):
     plain, without = weights_after(kind)
     params, given = weights_after(kind, **flags)
@@ -96,7 +101,15 @@ def test_the_comparison_above_sees_a_setting_that_counts():
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_setting_of_torchs_class_is_taken_here(kind):
     torchs = inspect.signature(KINDS[kind]).parameters.keys()
-    assert torchs - inspect.signature(kind).parameters.keys() <= {"decoupled_weight_decay"}  # that one is AdamW
+    assert torchs <= inspect.signature(kind).parameters.keys()
+
+
+def test_adam_with_decoupled_decay_is_adamw():
+    expected, _ = weights_after(optim.AdamW, weight_decay=0.1)
+    params, _ = weights_after(optim.Adam, weight_decay=0.1, decoupled_weight_decay=True)
+    coupled, _ = weights_after(optim.Adam, weight_decay=0.1)
+    assert all(torch.equal(a, b) for a, b in zip(params, expected, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(params, coupled, strict=True))
 
 
 def test_sparse_gradients_are_refused_before_anything_changes():

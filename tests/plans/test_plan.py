@@ -40,7 +40,7 @@ def refusal(tmp_path: Path, text: str) -> str:
 def test_the_named_plans_are_these():
     assert list(PLANS) == [
         *("fp32", "fp16-mixed", "bf16-mixed", "fp16-true", "bf16-true"),
-        *("safe", "balanced", "ultra-conservative"),
+        *("safe", "balanced", "ultra-conservative", "compact"),
     ]
 
 

@@ -87,6 +87,7 @@ class Adam(Optimizer):
         fused: Taken and ignored; a step is fused where the device can do it.
         capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
         differentiable: Not supported; True is refused.
+        decoupled_weight_decay: Weights shrink by themselves, as AdamW's do.
         update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
         states: How moments are stored: "fp32", "bf16" or "int8".
         seed: Key of random choices.
@@ -106,6 +107,7 @@ class Adam(Optimizer):
         fused: bool | None = None,  # noqa: ARG002
         capturable: bool = False,  # noqa: ARG002
         differentiable: bool = False,
+        decoupled_weight_decay: bool = False,
         update: UpdateName = "exact",
         states: StatesName = "fp32",
         seed: int = 0,
@@ -115,7 +117,8 @@ class Adam(Optimizer):
             defaults["amsgrad"] = amsgrad
         if differentiable:
             defaults["differentiable"] = differentiable
-        super().__init__(params, defaults, rule=rules.ADAM, update=update, states=states, seed=seed)
+        rule = rules.ADAMW if decoupled_weight_decay else rules.ADAM
+        super().__init__(params, defaults, rule=rule, update=update, states=states, seed=seed)
 
 
 class Lion(Optimizer):
@@ -233,7 +236,7 @@ if hasattr(torch.optim, "Muon"):  # from torch 2.9 on
 _HOW = ("foreach", "fused", "capturable", "differentiable", "decoupled_weight_decay")
 
 
-def convert(optimizer: torch.optim.Optimizer, *, update: UpdateName) -> Optimizer:
+def convert(optimizer: torch.optim.Optimizer, *, update: UpdateName, states: StatesName | None = None) -> Optimizer:
     """The same optimizer, of the same kind, groups and hyperparameters, with another update of 16-bit weights.
 
     The given one is not changed, and should not be used any more. Hooks of its steps listen to the new one.
@@ -245,6 +248,7 @@ def convert(optimizer: torch.optim.Optimizer, *, update: UpdateName) -> Optimize
     Args:
         optimizer: torch.optim's AdamW, Adam, SGD or Muon, or one of floatline.optim.
         update: "exact", "stochastic", "kahan" or "nearest".
+        states: How moments are stored: "fp32", "bf16" or "int8". None: as the given one stores them.
     """
     kind = _KINDS.get(type(optimizer))
     if kind is None:
@@ -261,6 +265,8 @@ def convert(optimizer: torch.optim.Optimizer, *, update: UpdateName) -> Optimize
             raise OptimizerError(f"{kind.__name__} with amsgrad has no counterpart here. Use FP32 weights.")
         groups.append({k: v for k, v in group.items() if k not in _HOW and k != "amsgrad"})
     own = {name: getattr(optimizer, name) for name in ("states", "seed", "adamw") if hasattr(optimizer, name)}
+    if states is not None:
+        own["states"] = states
     defaults = {k: v for k, v in optimizer.defaults.items() if k in known and k not in _HOW and k != "amsgrad"}
     made: Any = kind
     new: Optimizer = made(groups, **defaults, **own, update=update)

@@ -43,8 +43,12 @@ def check_group(group: dict[str, Any]) -> None:
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise OptimizerError(f"lr is a tensor of shape {tuple(lr.shape)}. Use one number.")
     for name in _NOT_NEGATIVE:
-        value = group.get(name)
-        if value is not None and not 0 <= float(value) < math.inf:
+        if name not in group:
+            continue
+        value = group[name]
+        if not isinstance(value, (Real, Tensor)):
+            raise OptimizerError(f"{name} is {value!r}. Use a finite number from 0 up.")
+        if not 0 <= float(value) < math.inf:
             raise OptimizerError(f"{name} is {float(value)}. Use a finite number from 0 up.")
     if "betas" in group and not _are_betas(group["betas"]):
         raise OptimizerError(f"betas are {group['betas']}. Use two numbers from 0 up to, and without, 1.")

@@ -40,6 +40,9 @@ class Muon(Optimizer):
         adjust_lr_fn: How the step's size follows the shape: "original" (sqrt of rows / columns, at least 1), which is
             also None's, or "match_rms_adamw" (0.2 · sqrt of the longer side), with which AdamW's lr can be used.
         maximize: Go up the gradient.
+        foreach: Taken and ignored, so that another class can be replaced by name: there is one implementation.
+        fused: Taken and ignored; a step is fused where the device can do it.
+        capturable: Taken and ignored; on a GPU every step can be captured in a CUDA graph.
         ns_dtype: What Newton–Schulz computes in: "bf16" (torch's), "fp16" (a tenth of its error) or "fp32".
         adamw: AdamW's lr, betas, eps and weight_decay, where they are not torch's.
         update: How a 16-bit weight takes its update: "exact", "stochastic", "kahan" or "nearest".
@@ -64,6 +67,9 @@ class Muon(Optimizer):
         adjust_lr_fn: str | None = None,
         *,
         maximize: bool = False,
+        foreach: bool | None = None,  # noqa: ARG002
+        fused: bool | None = None,  # noqa: ARG002
+        capturable: bool = False,  # noqa: ARG002
         ns_dtype: NewtonSchulzName = "bf16",
         adamw: Mapping[str, Any] | None = None,
         update: UpdateName = "exact",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DtypeName = Literal["fp32", "fp16", "bf16"]
 UpdateName = Literal["exact", "stochastic", "kahan", "nearest"]
+StatesName = Literal["fp32", "bf16", "int8"]
 RewriteKind = Literal[
     "log-sigmoid", "log-softmax", "softplus", "exp-ratio", "bce-with-logits", "mask-constant", "small-eps"
 ]
@@ -178,6 +179,7 @@ class Plan(Frozen):
         clip: Gradient clipping; None is no clipping.
         accumulate: Batches summed up before each update.
         update: How the optimizer updates 16-bit weights, see `floatline.optim`; None leaves the optimizer as it is.
+        states: How that optimizer stores its moments; None leaves it as it is.
         fp32_modules: Modules that stay in FP32.
         fp32_functions: Functions and lines of code that compute in FP32.
         tf32: Whether the products of what stays in FP32 use TF32 where the GPU has it: FP32's range at half of FP16's
@@ -195,6 +197,7 @@ class Plan(Frozen):
     clip: Clip | None = Field(default=None, description="null or a mapping with max_norm or max_value")
     accumulate: int = Field(default=1, strict=True, ge=1, description="a whole number, 1 or more")
     update: UpdateName | None = Field(default=None, description=f"null, {', '.join(get_args(UpdateName))}")
+    states: StatesName | None = Field(default=None, description=f"null, {', '.join(get_args(StatesName))}")
     fp32_modules: tuple[KeptModule, ...] = Field(default=(), description="a list of mappings with pattern and reason")
     fp32_functions: tuple[KeptFunction, ...] = Field(
         default=(), description="a list of mappings with function and reason"
@@ -220,6 +223,11 @@ class Plan(Frozen):
                 f"weights {self.weights} with compute {self.compute} is not a plan. "
                 f"Use weights fp32 (mixed) or compute {self.weights} (true)."
             )
+        if self.states is not None and self.weights == "fp32":
+            raise PlanError(
+                f"states {self.states} with weights fp32 is not a plan: only the optimizer of 16-bit weights is "
+                f"exchanged. Use weights {'bf16' if self.compute == 'fp32' else self.compute}, or leave states out."
+            )
         if self.tf32 and self.compute == "fp32":
             raise PlanError("tf32 with compute fp32 would not be FP32 any more. Leave tf32 out, or compute in 16 bits.")
         for key in self.reasons:
@@ -231,6 +239,16 @@ class Plan(Frozen):
     def mixed(self) -> bool:
         """Whether FP32 weights are computed with in 16 bits."""
         return self.weights != self.compute
+
+    @property
+    def master_bytes(self) -> int:
+        """Bytes beside each trained weight for what 16 bits drop of it: 2, or none where it is dropped or not there."""
+        return 0 if self.weights == "fp32" or self.update in ("stochastic", "nearest") else 2
+
+    @property
+    def states_share(self) -> float:
+        """Bytes of the optimizer's moments as a share of FP32's; in 8 bits 256 elements share a scale of 4 bytes."""
+        return {"bf16": 1 / 2, "int8": (256 + 4) / (4 * 256)}.get(self.states or "fp32", 1.0)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
