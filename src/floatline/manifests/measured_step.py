@@ -18,6 +18,7 @@ from floatline.manifests.rows import StateRow, SumRow, TiedRow, UpdateRow
 from floatline.manifests.samples import GradientSums, StepSamples, find_stuck_states
 from floatline.manifests.surroundings import find_devices, find_exchanges, find_tied, read_switches
 from floatline.manifests.work import WorkWatch
+from floatline.precision.declared_masters import read_masters
 from floatline.precision.holding import Holding
 from floatline.precision.live_holdings import NamedWeight, find_holdings, format_name, name_weights
 from floatline.probe.scripts.weight_copies import all_weights
@@ -208,7 +209,8 @@ class MeasuredStep:
             return
         self._scaled = self._scaled or any(factor != 1.0 for factor in event.factors)
         weights, held = self._weights(), [p for group in optimizer.param_groups for p in group["params"]]
-        self._masters |= match_masters([p for p in held if id(p) not in weights], [w.tensor for w in weights.values()])
+        strangers, own = [p for p in held if id(p) not in weights], [w.tensor for w in weights.values()]
+        self._masters |= match_masters(strangers, own) | read_masters(own, strangers)
         owners = dict(weights)
         for key, parts in self._masters.items():
             owner = next((weights[id(part)] for part in parts if id(part) in weights), None)

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from floatline.optim.mesh import local_part
 from floatline.plans import Plan
+from floatline.precision.declared_masters import read_fragment, read_masters
 from floatline.precision.holding import HeldKind, Holding, LayerGroup, describe_holdings
 from floatline.precision.wrappers import unwrap
 
@@ -95,15 +96,20 @@ def find_holdings(
             rows.add("gradients", weight, "", weight.tensor.grad)
         if isinstance(buffer := getattr(weight.tensor, "main_grad", None), Tensor):  # Megatron
             rows.add("accumulation", weight, "", buffer)
+    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+    masters = {**(masters or {}), **read_masters([weight.tensor for weight in weights.values()], held)}
     for optimizer in optimizers:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-            owner = _find_owner(parameter, weights, masters or {})
-            if owner is None:
-                continue
-            if owner.tensor is not parameter:
-                rows.add("master", owner, "", parameter)
-            for name, state, kind in find_states(optimizer, parameter):
-                rows.add(kind, owner, name if kind == "states" else "", state, _WITH_WEIGHT.get(name, ""))
+            owners = _find_owners(parameter, weights, masters)
+            states = list(find_states(optimizer, parameter))
+            for owner in owners:
+                # A flat tensor holds many weights, or parts of them.
+                num = None if len(owners) == 1 else _count(owner.tensor)
+                if owner.tensor is not parameter:
+                    rows.add("master", owner, "", parameter, num=num)
+                for name, state, kind in states:
+                    form = _WITH_WEIGHT.get(name, "")
+                    rows.add(kind, owner, name if kind == "states" else "", state, form, num=num)
     for model in map(unwrap, models):
         for name, buffer in model.named_buffers():
             if buffer.is_floating_point():
@@ -128,14 +134,19 @@ def describe_start(model: nn.Module, optimizer: Optimizer, plan: Plan) -> str:
     return f"{held}; {type(optimizer).__name__}; computes in {plan.compute.upper()}{where}"
 
 
-def _find_owner(
+def _find_owners(
     parameter: Tensor, weights: Mapping[int, NamedWeight], masters: Mapping[int, list[Tensor]]
-) -> NamedWeight | None:
-    """The weight that a tensor of an optimizer is, or is the master copy of."""
+) -> list[NamedWeight]:
+    """The weights that a tensor of an optimizer is, or is the master copy of."""
     if id(parameter) in weights:
-        return weights[id(parameter)]
-    parts = masters.get(id(parameter), [])
-    return next((weights[id(part)] for part in parts if id(part) in weights), None)
+        return [weights[id(parameter)]]
+    return [weights[id(part)] for part in masters.get(id(parameter), []) if id(part) in weights]
+
+
+def _count(weight: Tensor) -> int:
+    """Elements that this process has of a weight in a flat tensor."""
+    fragment = read_fragment(weight)
+    return local_part(weight).numel() if fragment is None else fragment.numel()
 
 
 def find_states(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tensor, HeldKind]]:
@@ -162,14 +173,24 @@ class _Rows:
     def __init__(self) -> None:
         self._found: dict[tuple[HeldKind, LayerGroup, str, str], Holding] = {}
 
-    def add(self, kind: HeldKind, weight: NamedWeight, name: str, tensor: Tensor, form: str = "") -> None:
+    def add(
+        self,
+        kind: HeldKind,
+        weight: NamedWeight,
+        name: str,
+        tensor: Tensor,
+        form: str = "",
+        *,
+        num: int | None = None,
+    ) -> None:
         if not (tensor.is_floating_point() or kind in ("master", "states")):
             return
         key = kind, weight.group, name, form if kind == "master" and form else format_name(tensor.dtype)
         held = self._found.get(key)
-        num, size = (0, 0) if held is None else (held.num_tensors, held.num_elements)
+        count, size = (0, 0) if held is None else (held.num_tensors, held.num_elements)
         example = weight.name if held is None else held.example
-        self._found[key] = Holding(*key, num + 1, size + local_part(tensor).numel(), example)
+        size += local_part(tensor).numel() if num is None else num
+        self._found[key] = Holding(*key, count + 1, size, example)
 
     @property
     def made(self) -> tuple[Holding, ...]:

@@ -134,6 +134,8 @@ def _draw(placed: Sequence[Placement], plan: Plan) -> str:
     lines += [_say(f"{at.module or at.function}: {at.kind} rewritten", at.reason) for at in plan.rewrites]
     if plan.update is not None:
         lines.append(_say(f"update: {plan.update}", plan.reasons.get("update", "")))
+    if plan.states is not None:
+        lines.append(_say(f"states: {plan.states}", plan.reasons.get("states", "")))
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import torch
 
@@ -20,6 +20,10 @@ _PACKAGES = (str(Path(torch.__file__).parent) + "/", str(Path(__file__).parents[
 # The reference systems stand in for a user's code.
 _SYSTEMS = str(Path(__file__).parents[1] / "systems") + "/"
 _STANDARD = tuple(sysconfig.get_paths()[name] + "/" for name in ("stdlib", "platstdlib"))
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +42,12 @@ class Spot:
 
 
 NOWHERE = Spot()
-_ENDS: set[CodeType] = set()
+# By the identity of code objects, which are kept: comparing them takes longer than all else here.
+_ENDS: dict[int, CodeType] = {}
+_SPOTS: dict[tuple[int, int], tuple[CodeType, Spot]] = {}
+_PASSED: dict[int, CodeType] = {}  # torch's, floatline's and Python's
+_MOST = 1 << 16  # of each, for code that is made again and again
+_GRAPH = "<eval_with_key"  # a file of code that torch.fx has made
 _TRACED = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 # A shorter text is in a message by chance.
 _FEWEST_LETTERS = 10
@@ -59,32 +68,55 @@ def find_caller() -> Spot:
 
     What lies behind what `end_search_at` was told of is not the user's model, but who asked for it to be run.
     """
-    frame: FrameType | None = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
-    while frame is not None and not ends_search(frame):
-        spot = find_spot(frame)
-        if spot.file:
-            return spot
+    return find_outer(sys._getframe(1))  # pyright: ignore[reportPrivateUsage]
+
+
+def find_outer(frame: FrameType | None) -> Spot:
+    """The user's line that a frame, or the innermost one of those that called it, is at."""
+    while frame is not None:
+        code = frame.f_code
+        if id(code) not in _PASSED:
+            if ends_search(frame):
+                return NOWHERE
+            spot = find_spot(frame)
+            if spot.file:
+                return spot
+            if not code.co_filename.startswith(_GRAPH):
+                _keep(_PASSED, id(code), code)
         frame = frame.f_back
     return NOWHERE
 
 
 def find_spot(frame: FrameType) -> Spot:
     """The user's line that a frame is at; NOWHERE where it is not the user's."""
-    file = frame.f_code.co_filename
-    if is_users(file):
-        return Spot(file, frame.f_lineno, _name(frame.f_code))
-    return _find_in_graph(frame) if file.startswith("<eval_with_key") else NOWHERE
+    code = frame.f_code
+    file = code.co_filename
+    if not is_users(file):
+        return _find_in_graph(frame) if file.startswith(_GRAPH) else NOWHERE
+    key = (id(code), frame.f_lineno)
+    known = _SPOTS.get(key)
+    if known is None:
+        known = _keep(_SPOTS, key, (code, Spot(file, frame.f_lineno, _name(code))))
+    return known[1]
+
+
+def _keep(table: dict[_Key, _Value], key: _Key, value: _Value) -> _Value:
+    if len(table) >= _MOST:
+        table.clear()
+    table[key] = value
+    return value
 
 
 def ends_search(frame: FrameType) -> bool:
     """Whether a frame is one that `end_search_at` was told of."""
-    return frame.f_code in _ENDS
+    return id(frame.f_code) in _ENDS
 
 
 def end_search_at(function: Any) -> None:
     """Say that a function runs the user's model: its callers are not looked at."""
     if isinstance(function, FunctionType):
-        _ENDS.add(function.__code__)
+        _ENDS[id(function.__code__)] = function.__code__
+        _PASSED.pop(id(function.__code__), None)
 
 
 def _find_in_graph(frame: FrameType) -> Spot:
