@@ -92,7 +92,6 @@ def main() -> int:
     if faults:
         return 1
     print(f"{len(list(SITE.rglob('*.html')))} pages: open {SITE / 'index.html'}")
-    print("With search: python -m http.server --directory site")
     return 0
 
 

@@ -4,6 +4,18 @@ import os
 import shutil
 
 import pytest
+from tests.report.auditing import PAINTED
+
+# A browser that asks nobody for anything, also where there is no screen, no sandbox and no graphics card.
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +30,7 @@ def browser(tmp_path_factory):
     places = {"HOME": home, "XDG_CONFIG_HOME": home / "config", "XDG_CACHE_HOME": home / "cache"}
     with playwright.sync_playwright() as driver:
         environment = {**os.environ, **{name: str(place) for name, place in places.items()}}
-        started = driver.chromium.launch(executable_path=found, env=environment)
+        started = driver.chromium.launch(executable_path=found, env=environment, args=QUIET)
         yield started
         started.close()
 
@@ -41,6 +53,7 @@ def visit(browser):
             return route.abort()
 
         page.route("**/*", fetched)
+        page.add_init_script(PAINTED)
         page.on("console", lambda said: trouble.append(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: trouble.append(str(error)))
         page.on("dialog", lambda dialog: (trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))

@@ -21,7 +21,7 @@ def test_a_loss_that_is_not_finite_is_marked_and_one_that_is_finite_is_not():
 
 def test_a_run_that_diverges_leaves_the_picture_at_its_top():
     svg = draw_losses({"FP32": [3.0, 1.0], "as it is": [3.0, 1e9]}).svg
-    assert 'y2="12.0"' in svg
+    assert 'y2="22.0"' in svg
 
 
 def test_names_of_users_are_escaped_and_nothing_is_drawn_without_a_finite_loss():

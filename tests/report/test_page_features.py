@@ -10,13 +10,15 @@ from tests.report.rescues import make_rescue
 from tests.report.run.runs import make_run
 from tests.report.validation.validations import make_validation
 
-from floatline.report.document.html import coded, diff_lines, read_text
+from floatline.report.document.detail import MOST_BYTES
+from floatline.report.document.html import coded, diff_lines, page_of, read_text
 from floatline.report.rescue import write_rescue
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.report.step_ranges import draw_step_ranges
 from floatline.report.validation.layers import layer_part
 from floatline.report.validation.report import document_of, write_report
+from floatline.report.validation.texts import TONES
 from floatline.validation.result import LayerNumbers, PeakMemory
 
 FOUND = "exp-overflow at net.py:31: exp(12) is 162754; write torch.sigmoid(x)"
@@ -59,7 +61,7 @@ def test_the_contents_lead_to_every_part(pages, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_is_light_and_shows_no_backticks_and_no_nan_in_small_letters(pages, kind):
-    assert len(pages[kind].encode()) <= (175_000 if kind == "three" else 150_000)
+    assert len(pages[kind].encode()) <= MOST_BYTES
     text = Page(pages[kind]).text
     assert "`" not in text
     assert not re.search(r"\bnan\b|-0\.0000 %", text)
@@ -187,3 +189,28 @@ def test_every_curve_stands_out_from_the_page(dark):
 
 def test_a_colour_that_does_not_stand_out_would_be_found():
     assert contrast((0.73, 0.73, 0.73), (1.0, 1.0, 1.0)) < 3 < 4.5 < contrast((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+
+
+def test_a_heavy_study_has_a_light_page_and_a_light_one_is_shown_whole(tmp_path):
+    arms = {"fp16-mixed": 0.0, "bf16-mixed": 0.01, "fp16-true": 0.02}
+    heavy = make_validation(arms, num_seeds=20, spread=0.02)
+    runs = tuple(replace(run, curve=tuple((k, 2 + 1 / (k + run.seed)) for k in range(1, 401))) for run in heavy.runs)
+    layers = {arm: tuple(LayerNumbers(f"blocks.{k}.ff", 9.0, 0.0, 0.99, 1.0) for k in range(700)) for arm in arms}
+    page = write_report(replace(heavy, runs=runs, layers=layers), tmp_path / "heavy")
+    assert page.stat().st_size <= MOST_BYTES
+    assert len(page_of(document_of(replace(heavy, runs=runs, layers=layers)), tones=TONES)) > 2 * MOST_BYTES
+    whole = make_validation()
+    assert write_report(whole, tmp_path / "one").read_text(encoding="utf-8") == page_of(document_of(whole), tones=TONES)
+
+
+def test_the_page_of_many_runs_is_light(tmp_path):
+    for number in range(8):
+        make_run(tmp_path / f"run-{number}", steps=450, layers=tuple(f"blocks.{k}.weight" for k in range(40)))
+    write_run_page([run.look() for run in open_runs([tmp_path / f"run-{k}" for k in range(8)])], tmp_path / "runs.html")
+    assert (tmp_path / "runs.html").stat().st_size <= MOST_BYTES
+
+
+def test_an_option_in_a_sentence_is_code_and_a_dash_is_not():
+    assert str(coded("--rare 0.1 runs 29 seeds -- or not, a--b")) == (
+        '<code class="option">--rare 0.1</code> runs 29 seeds -- or not, a--b'
+    )

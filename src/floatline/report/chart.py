@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from floatline.base.texts import printable
+from floatline.base.texts import percent, printable
 from floatline.formats import Format, find_format
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ def draw_labels(places: Sequence[tuple[int, int, str]], width: int) -> str:
 def _percent(share: float) -> str:
     if share == 0:
         return "0 %"
-    return f"{share:.1%}".replace("%", " %") if share >= 0.0005 else "< 0.1 %"
+    return f"{percent(share, 1)}" if share >= 0.0005 else "< 0.1 %"
 
 
 _TITLE = "The step in {format}: exponents of what each module wrote"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from floatline.base.texts import printable
+from floatline.base.texts import percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +48,7 @@ def _print_one(fit: FormatFit, console: Console) -> None:
     for name in ("what", "module", "where"):
         table.add_column(name, overflow="fold")
     for row in fit.unfit[:_MOST_ROWS]:
-        lost = f"{row.lost:.0%}" if row.lost else ""
+        lost = percent(row.lost) if row.lost else ""
         what = {"weight": "weight", "refused": row.op}.get(row.kind, f"{row.kind} of {row.op}")
         largest = "" if math.isnan(row.largest) else f"{row.largest:.3g}"
         table.add_row(_bits(row.headroom), lost, largest, _clean(what), _clean(row.module or "-"), _place(row))

@@ -10,7 +10,7 @@ from floatline.report.document.document import Drawing
 from floatline.report.validation.drawings import frame
 from floatline.report.validation.texts import show_value
 
-_HEIGHT, _TOP, _LEFT = 200, 12, 8
+_HEIGHT, _TOP, _BELOW = 200, 22, 22
 _MOST_POINTS = 200
 
 
@@ -27,23 +27,31 @@ def draw_losses(curves: Mapping[str, Sequence[float]]) -> Drawing | None:
     steps = max(len(losses) for losses in curves.values())
 
     def x(step: int) -> float:
-        return _LEFT + (100 - _LEFT) * step / max(1, steps - 1)
+        return 100 * step / max(1, steps - 1)
 
     def y(loss: float) -> float:
         share = (min(max(loss, low), high) - low) / ((high - low) or 1.0)
         return _TOP + _HEIGHT * (1 - share)
 
-    body = [f'<line class="mark" x1="{_LEFT}%" x2="100%" y1="{y(v):.1f}" y2="{y(v):.1f}"/>' for v in (low, high)]
-    body += [f'<text class="muted" x="0" y="{y(v) + 4:.1f}">{show_value(v)}</text>' for v in (low, high)]
+    # The numbers stand outside of the two lines, and so on no curve.
+    body = [f'<line class="mark" x1="0" x2="100%" y1="{y(v):.1f}" y2="{y(v):.1f}"/>' for v in (low, high)]
+    bottom = _TOP + _HEIGHT + 15
+    body += [
+        f'<text class="muted" x="0" y="{_TOP - 9}">loss {high:.4g}</text>',
+        f'<text class="muted" x="0" y="{bottom}">{low:.4g} at step 1</text>',
+        f'<text class="muted" x="100%" y="{bottom}" text-anchor="end">step {steps:,}</text>',
+    ]
     for number, losses in enumerate(curves.values()):
         points = [(x(i), y(v)) for i, v in _thin(losses) if math.isfinite(v)]
         for (x1, y1), (x2, y2) in itertools.pairwise(points):
             body.append(f'<line class="run p{number}" x1="{x1:.2f}%" y1="{y1:.1f}" x2="{x2:.2f}%" y2="{y2:.1f}"/>')
         bad = find_bad(losses)
         if bad is not None:
-            body.append(f'<text class="run p{number}" x="{x(bad):.2f}%" y="{_TOP + 4}" text-anchor="middle">✕</text>')
+            at = x(bad)
+            anchor = "start" if at < 3 else "end" if at > 97 else "middle"
+            body.append(f'<text class="run p{number}" x="{at:.2f}%" y="{_TOP + 8}" text-anchor="{anchor}">✕</text>')
     summary = "; ".join(f"{name}: {_say(losses)}" for name, losses in curves.items())
-    svg = frame(body, height=_HEIGHT + 2 * _TOP, summary=summary)
+    svg = frame(body, height=_HEIGHT + _TOP + _BELOW, summary=summary)
     return Drawing(svg, f"Losses over {steps} steps. {summary}.", legend=tuple(curves))
 
 

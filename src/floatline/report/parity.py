@@ -29,7 +29,7 @@ AnyParity = Parity | CompiledParity | LogprobParity
 _MARKS = {"agree": "AGREE", "farther": "FARTHER", "other-function": "OTHER FUNCTION", "wrong": "WRONG"}
 TONES: dict[str, Tone] = {"AGREE": "good", "FARTHER": "warn", "OTHER FUNCTION": "bad", "WRONG": "bad"}
 _STYLES = {"agree": "bold green", "farther": "bold yellow", "other-function": "bold red", "wrong": "bold red"}
-_HEIGHT, _TOP, _LEFT = 200, 12, 8
+_HEIGHT, _TOP, _LEFT = 200, 12, 12
 _MOST_ROWS = 12
 
 
@@ -92,11 +92,21 @@ def document_of_parity(found: AnyParity) -> Document:
             Tile("FP32's own", _show(worst.floor), "its roundings moved by a unit"),
         ),
         flags=parity.notes,
+        todo=_todo(parity),
         before=tuple(parts),
         chapters=(),
         after=(),
         footer=f"Made by floatline {__version__} in {parity.seconds:.0f} s.",
     )
+
+
+def _todo(parity: Parity) -> tuple[str, ...]:
+    """What to look at; where both are within rounding, nothing."""
+    if parity.verdict == "agree":
+        return ("Nothing is to be done: either may stand for the other.",)
+    if parity.entry is None:
+        return ("The tables below have what differs most.",)
+    return (sentence(f"look at {parity.entry}"),)
 
 
 def _where(parity: Parity) -> Part:

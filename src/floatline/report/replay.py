@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from floatline.base.texts import printable
+from floatline.base.texts import percent, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,7 @@ def _agreement(row: ReplayRow) -> str:
         return ""
     if math.isnan(own.cosine):
         return f"not {'comparable' if row.finite else 'finite'} in {row.worst}"
-    lost = f", {own.lost_share:.1%} lost to zero" if own.lost else ""
+    lost = f", {percent(own.lost_share, 1)} lost to zero" if own.lost else ""
     return f"cosine {own.cosine:.6f}, norm × {own.norm_ratio:.4f}{lost}"
 
 

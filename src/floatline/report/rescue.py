@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from rich.text import Text
 from floatline import __version__
 from floatline.base.json_values import plain_json
 from floatline.base.texts import printable
+from floatline.report.document.detail import FULL, Detail, fit
 from floatline.report.document.document import Block, Code, Document, Part, Table, Tile, Tone, Words
 from floatline.report.document.html import page_of, put_in_place
 from floatline.report.losses import draw_losses
@@ -68,7 +70,8 @@ def write_rescue(rescue: Rescue, folder: Path) -> dict[str, str]:
         rescue.plan.save(files["plan.yaml"])
     if rescue.patch:
         put_in_place(files["fix.patch"], rescue.patch)
-    put_in_place(files["report.html"], page_of(document_of_rescue(rescue), tones=_TONES))
+    _, page = fit(lambda detail: ((), page_of(document_of_rescue(rescue, detail), tones=_TONES)))
+    put_in_place(files["report.html"], page)
     written = {name: str(path) for name, path in files.items()}
     data = json.dumps(plain_json({**rescue.in_full(), "files": written}), indent=1, ensure_ascii=False, allow_nan=False)
     put_in_place(files["rescue.json"], data + "\n")
@@ -119,8 +122,13 @@ def _notes(rescue: Rescue) -> tuple[str, ...]:
 _LABELS = {"plan.yaml": "plan", "fix.patch": "patch", "report.html": "report"}
 
 
-def document_of_rescue(rescue: Rescue) -> Document:
-    """The report: diagnosis, plan and trials first, then the validation where there is one."""
+def document_of_rescue(rescue: Rescue, detail: Detail = FULL) -> Document:
+    """The report: diagnosis, plan and trials first, then the validation where there is one.
+
+    Args:
+        rescue: What was found out.
+        detail: How much of what is long.
+    """
     own = (*_before_and_after(rescue), _diagnosis(rescue), *_trials(rescue), *_code(rescue), _stages(rescue))
     title = f"{rescue.target}: {_TITLES[rescue.outcome]}"
     if rescue.validation is None:
@@ -129,7 +137,7 @@ def document_of_rescue(rescue: Rescue) -> Document:
             subtitle=_found(rescue),
             verdict=_MARKS.get(rescue.outcome, "INCONCLUSIVE" if rescue.plan is not None else "FAIL"),
             meaning="No validation was made: nothing is claimed about it.",
-            reason=rescue.words,
+            reason=_without_fix(rescue.words),
             tiles=(),
             flags=_notes(rescue),
             before=own,
@@ -138,7 +146,7 @@ def document_of_rescue(rescue: Rescue) -> Document:
             footer=f"Made by floatline {__version__} in {sum(stage.seconds for stage in rescue.stages):.0f} s.",
             todo=_todo(rescue),
         )
-    document = document_of(rescue.validation)
+    document = document_of(rescue.validation, detail)
     return replace(
         document,
         title=title,
@@ -171,6 +179,11 @@ def _todo(rescue: Rescue) -> tuple[str, ...]:
         return (f"Train with the plan: `{_say_next(rescue, 'plan.yaml')}`.",)
     primary = rescue.diagnosis.primary
     return () if primary is None else (f"At {_place(primary)}: {primary.fix}",)
+
+
+def _without_fix(words: str) -> str:
+    """What is wrong: what to do about it stands below."""
+    return sentence(re.split(r"[:.;]? do this: ", words, maxsplit=1, flags=re.IGNORECASE)[0])
 
 
 def _say_unmeasured(tile: Tile) -> Tile:
@@ -210,7 +223,9 @@ def _trials(rescue: Rescue) -> tuple[Part, ...]:
     blocks: list[Block] = []
     if rescue.island is not None:
         blocks.append(Words(f"The smallest FP32 island: {', '.join(rescue.island.modules) or rescue.island.reason}."))
-        blocks += [Words(f"{m.module}: {m.reason}.", "note") for m in rescue.island.members if m.reason]
+        told = {tried.why for tried in rescue.tried}  # the table below says it
+        members = [m for m in rescue.island.members if m.reason and m.reason not in told]
+        blocks += [Words(f"{m.module}: {m.reason}.", "note") for m in members]
     if rescue.tried:
         tones: tuple[Tone, ...] = tuple("bad" if tried.shortfall else "good" for tried in rescue.tried)
         rows = tuple((t.does, t.shortfall or "trains as FP32 does", t.why) for t in rescue.tried)
@@ -236,10 +251,11 @@ def _code(rescue: Rescue) -> tuple[Part, ...]:
     said = _say_change(rescue)
     if not said:
         return ()
-    blocks: list[Block] = [Words(words) for words in said]
+    told = {tried.why for tried in rescue.tried}  # the table of trials has said it
+    blocks: list[Block] = [Words(words) for words in said if words not in told]
     if rescue.patch:
         instead = "" if rescue.plan is None else ", instead of the plan"
-        words = f"The code itself could change so{instead}. Nothing was changed; patch -p1 < fix.patch does it."
+        words = f"The code itself could change so{instead}. Nothing was changed; `git apply fix.patch` does it."
         blocks += [Words(words), Code(rescue.patch.rstrip(), "diff", "fix.patch")]
     return (Part("Change of the code", tuple(blocks)),)
 

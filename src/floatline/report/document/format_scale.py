@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TOP = 40  # where the first row begins, below the names of the limits
+_APART = 18  # percent that two words need on a phone
 _ROOM = 0.075  # beyond the limits, as a share of what is between them
 
 
@@ -34,7 +35,10 @@ class FormatScale:
     def head(self) -> list[str]:
         """The limits by name and number, as SVG."""
         body: list[str] = []
+        floor, normal, _ = self.limits
         for exponent, word in zip(self.limits, ("floor", "subnormal", "ceiling"), strict=True):
+            if exponent == normal and self.at(normal) - self.at(floor) < _APART:
+                continue  # its words would stand on those of the floor
             x = f"{self.at(exponent):.2f}%"
             body.append(f'<text class="muted" x="{x}" y="13" text-anchor="middle">{word}</text>')
             body.append(f'<text x="{x}" y="29" text-anchor="middle">2^{exponent}</text>')

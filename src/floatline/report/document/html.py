@@ -31,14 +31,14 @@ def page_of(document: Document, *, script: str = "validation.js", tones: Mapping
         tones: What each verdict is to a reader.
     """
     style = "\n".join(
-        read_text(name) for name in (f"{_UPLOT}/uPlot.min.css", "templates/look.css", "templates/validation.css")
+        _packed(name) for name in (f"{_UPLOT}/uPlot.min.css", "templates/look.css", "templates/validation.css")
     )
     licence = read_text(f"{_UPLOT}/LICENSE").strip()
     parts = (
         f"/*! uPlot\n{licence}\n*/",
         read_text(f"{_UPLOT}/uPlot.iife.min.js"),
-        read_text("templates/charts.js"),
-        read_text(f"templates/{script}"),
+        _packed("templates/charts.js"),
+        _packed(f"templates/{script}"),
     )
     code = "\n".join(parts)
     template = _environment().from_string(read_text("templates/validation.html.j2"))
@@ -68,12 +68,38 @@ def parted(name: str) -> Markup:
 
 
 def coded(text: str) -> Markup:
-    """Escaped text; what stands between two backticks is code, and a number stays with its unit."""
+    """Escaped text; what stands between two backticks is code, so is an option, and a number stays with its unit."""
     from markupsafe import Markup, escape
 
     pieces = re.split(r"`([^`\n]+)`", text)
-    shown = [f"<code>{escape(piece)}</code>" if at % 2 else escape(tied(piece)) for at, piece in enumerate(pieces)]
+    shown = [f"<code>{escape(piece)}</code>" if at % 2 else _with_options(piece) for at, piece in enumerate(pieces)]
     return Markup("").join(map(Markup, shown))
+
+
+def _with_options(text: str) -> str:
+    """Escaped text, its options of the command line (`--rare 0.1`) as code that does not break."""
+    from markupsafe import escape
+
+    pieces = re.split(r"(?<![\w-])(--[a-z][a-z-]*(?: [\d.]*\d)?)(?![\w-])", text)
+    return "".join(
+        f'<code class="option">{escape(piece)}</code>' if at % 2 else _breakable(escape(tied(piece)))
+        for at, piece in enumerate(pieces)
+    )
+
+
+def _breakable(escaped: str) -> str:
+    """A long path may break behind its slashes, so that no word in it is broken."""
+    return re.sub(r"(?<![\w;])(?:[\w.-]*/){3,}", lambda path: path[0].replace("/", "/<wbr>"), escaped)
+
+
+def weighed(value: str) -> Markup:
+    """The value of a tile: the number large, the word behind it small."""
+    from markupsafe import Markup, escape
+
+    number, space, word = value.rpartition(" ")
+    if word not in ("worse", "better"):
+        return Markup(escape(tied(value)))  # noqa: S704
+    return Markup("{}{}<small>{}</small>").format(tied(number), space, word)
 
 
 def diff_lines(text: str) -> Markup:
@@ -89,7 +115,14 @@ def _environment() -> Environment:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters |= {"embedded": embedded, "tied": tied, "parted": parted, "coded": coded, "diff": diff_lines}
+    environment.filters |= {
+        "embedded": embedded,
+        "tied": tied,
+        "parted": parted,
+        "coded": coded,
+        "weighed": weighed,
+        "diff": diff_lines,
+    }
     for name, kind in (("words", Words), ("table_block", Table), ("drawing", Drawing), ("curves", Curves)):
         environment.tests[name] = _is(kind)
     return environment
@@ -100,6 +133,12 @@ def _is(kind: type) -> Any:
         return isinstance(block, kind)
 
     return check
+
+
+def _packed(name: str) -> str:
+    """A style or a script without its indents and the lines that are comments: a quarter of what a page weighs."""
+    lines = (line.strip() for line in read_text(name).splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
 def read_text(name: str) -> str:

@@ -65,7 +65,15 @@ def code(text: str) -> str:
 
 def _with_code(text: str) -> str:
     """Text in which what stands between two backticks is code."""
-    return "".join(code(piece) if at % 2 else escape(piece) for at, piece in enumerate(text.split("`")))
+    pieces = " ".join(text.split()).split("`")
+    if len(pieces) % 2 == 0:  # a lone backtick is one
+        return escape(text)
+    return "".join(code(piece) if at % 2 else _escape_piece(piece) for at, piece in enumerate(pieces))
+
+
+def _escape_piece(piece: str) -> str:
+    """With the spaces at its ends, which stand beside code."""
+    return f"{' ' * piece.startswith(' ')}{escape(piece)}{' ' * (piece.endswith(' ') and len(piece) > 1)}"
 
 
 def _fence(text: str, least: int) -> str:
@@ -96,7 +104,7 @@ def _part(part: Part, level: int) -> list[str]:
 
 def _block(block: Block) -> list[str]:
     if isinstance(block, Words):
-        text = escape(block.text)
+        text = _with_code(block.text)
         return [f"⚑ {text}" if block.kind == "flag" else f"_{text}_" if block.kind == "missing" else text, ""]
     if isinstance(block, Table):
         return (

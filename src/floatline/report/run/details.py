@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from floatline.formats import Format
 from floatline.report.chart import marks_of
+from floatline.report.document.detail import FULL
 from floatline.report.document.document import Block, Drawing, Part, Table, Tone, Words
 from floatline.report.document.format_scale import TOP, FormatScale
 from floatline.report.run.facts import LayerFacts, RunFacts
@@ -68,17 +69,22 @@ def _track(layer: LayerFacts, y: float, at: Callable[[float], float]) -> list[st
 _MOST_DRAWN, _MOST_EVENTS, _MOST_EPOCHS = 16, 100, 60
 
 
-def details_of(run: RunFacts) -> list[Part]:
-    """The parts, in the order in which a reader asks."""
-    parts = [_layers(run)]
+def details_of(run: RunFacts, *, most: int = FULL.rows) -> list[Part]:
+    """The parts, in the order in which a reader asks.
+
+    Args:
+        run: What is shown.
+        most: Layers at most, epochs, and events.
+    """
+    parts = [_layers(run, most)]
     if len(run.epochs) > 1:
-        parts.append(Part("Epochs", (_epochs(run),)))
+        parts.append(Part("Epochs", (_epochs(run, min(most, _MOST_EPOCHS)),)))
     if run.events:
-        parts.append(Part("Events", (_events(run),)))
+        parts.append(Part("Events", (_events(run, min(most, _MOST_EVENTS)),)))
     return parts
 
 
-def _layers(run: RunFacts) -> Part:
+def _layers(run: RunFacts, most: int) -> Part:
     if not run.layers:
         how = "Norms by layer were not recorded: Guard(..., record_layers_every=50) does."
         return Part("Headroom by layer", (Words(how, "missing"),))
@@ -90,20 +96,20 @@ def _layers(run: RunFacts) -> Part:
             headroom_of(layer) if run.format is not None else UNKNOWN,
             trouble_of(layer) or "0",
         )
-        for layer in run.layers
+        for layer in run.layers[:most]
     )
     head = ("layer", "newest norm", "highest × scale", "headroom", "inf/NaN")
-    tones: tuple[Tone, ...] = tuple(tone_of(layer) for layer in run.layers)
+    tones: tuple[Tone, ...] = tuple(tone_of(layer) for layer in run.layers[:most])
     many = len(run.layers) > 4 and run.format is not None
-    table = Table(
-        f"All {len(rows):,} layers", head, rows, named=(0,), numeric=(1, 2), tones=tones, folded=many, cards=True
-    )
+    num = len(run.layers)
+    caption = f"All {num:,} layers" if len(rows) == num else f"The {len(rows):,} of {num:,} layers nearest to a limit"
+    table = Table(caption, head, rows, named=(0,), numeric=(1, 2), tones=tones, folded=many, cards=True)
     if run.format is None:
         why = "The ledger names no plan, so the format is not known: these are the norms alone."
         return Part("Gradient norms by layer", (Words(why, "missing"), table))
     # A layer that never had a finite norm has nothing to draw: the table says so.
     finite = [layer for layer in run.layers if layer.highest is not None]
-    shown = finite[:_MOST_DRAWN]
+    shown = finite[: min(most, _MOST_DRAWN)]
     if not shown:
         return Part(
             "Headroom by layer", (Words("No layer has had a finite norm.", "flag"), replace(table, folded=False))
@@ -123,8 +129,8 @@ def _layers(run: RunFacts) -> Part:
     return Part("Headroom by layer", (*blocks, table))
 
 
-def _epochs(run: RunFacts) -> Table:
-    newest = list(run.epochs.items())[-_MOST_EPOCHS:]
+def _epochs(run: RunFacts, most: int) -> Table:
+    newest = list(run.epochs.items())[-most:]
     rows = tuple(
         (
             f"{number:,}",
@@ -137,12 +143,14 @@ def _epochs(run: RunFacts) -> Table:
         for number, account in newest
     )
     head = ("epoch", "mean loss", "applied", "skipped", "scale", "reductions")
-    caption = "Epochs" if len(newest) == len(run.epochs) else f"The last {len(newest):,} of {len(run.epochs):,} epochs"
+    caption = "A row for each epoch"
+    if len(newest) < len(run.epochs):
+        caption = f"The last {len(newest):,} of {len(run.epochs):,} epochs"
     return Table(caption, head, rows, numeric=(0, 1, 2, 4, 5), folded=len(rows) > 12, cards=True)
 
 
-def _events(run: RunFacts) -> Table:
-    newest = run.events[-_MOST_EVENTS:]
+def _events(run: RunFacts, most: int) -> Table:
+    newest = run.events[-most:]
     rows = tuple(
         (
             f"{event.attempt:,}",
@@ -152,7 +160,7 @@ def _events(run: RunFacts) -> Table:
         )
         for event in reversed(newest)
     )
-    caption = "Events, the newest first"
+    caption = "The newest first"
     if len(newest) < run.num_events:
         caption += f": {len(newest):,} of {run.num_events:,}"
     return Table(caption, ("after step", "event", "what", "numbers"), rows, named=(1,), numeric=(0,), cards=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from floatline.errors import LedgerError
 from floatline.ledger.account import Account
-from floatline.ledger.lines import REASONS
-from floatline.ledger.progress import Spread
+from floatline.ledger.lines import REASONS, TO_FIND
+from floatline.ledger.progress import Spread, Stretch
+from floatline.report.document.detail import FULL, Detail, fit
 from floatline.report.document.document import Chapter, Curves, Document, Part, Table, Tile, Tone, Words, seven_digits
 from floatline.report.document.html import page_of, put_in_place
 from floatline.report.run.details import details_of
@@ -34,11 +37,16 @@ from floatline.report.validation.texts import sentence
 
 _MARKED = ("rollback", "escalation", "stop", "lr-cut", "regime-change")
 _MOST_MARKS = 40
+_LEAST_POINTS, _COLUMNS = 50, 6
 _WIDE = 30.0  # losses whose highest is so many times the lowest are drawn over their logarithm
 
 
-def curves_of(runs: Sequence[RunFacts]) -> dict[str, Any] | None:
+def curves_of(runs: Sequence[RunFacts], *, most: int = FULL.numbers) -> dict[str, Any] | None:
     """Numbers and names for the charts; None where no run has a step.
+
+    Args:
+        runs: Those that are laid over each other.
+        most: Numbers of all curves together.
 
     Numerics:
         A point is the mean of the finite values of its steps, null where there are none; low and high are the lowest
@@ -47,28 +55,48 @@ def curves_of(runs: Sequence[RunFacts]) -> dict[str, Any] | None:
     drawn = [run for run in runs if run.stretches]
     if not drawn:
         return None
+    points = max(_LEAST_POINTS, most // (_COLUMNS * len(drawn)))
+    drawn = [replace(run, stretches=_joined(run.stretches, points)) for run in drawn]
     lows = [stretch.loss.low for run in drawn for stretch in run.stretches if stretch.loss.num]
     highs = [stretch.loss.mean for run in drawn for stretch in run.stretches if stretch.loss.num]
     return {
-        "runs": [_run(run) for run in drawn],
+        "runs": [_run(run, alone=len(drawn) == 1) for run in drawn],
         "logLoss": bool(lows) and min(lows) > 0 and max(highs) / min(lows) > _WIDE,
-        "perPoint": max(run.steps_per_stretch for run in drawn),
+        "perPoint": max(_per_point(run) for run in drawn),
     }
 
 
-def _run(run: RunFacts) -> dict[str, Any]:
+def _joined(stretches: Sequence[Stretch], most: int) -> list[Stretch]:
+    """At most so many, each of neighbours."""
+    every = -(-len(stretches) // most)
+    joined: list[Stretch] = []
+    for place, stretch in enumerate(stretches):
+        if place % every:
+            joined[-1].join(stretch)
+        else:
+            joined.append(copy.deepcopy(stretch))
+    return joined
+
+
+def _per_point(run: RunFacts) -> int:
+    """Steps that one point stands for at most."""
+    return max((stretch.last - stretch.first + 1 for stretch in run.stretches), default=1)
+
+
+def _run(run: RunFacts, *, alone: bool) -> dict[str, Any]:
     stretches = run.stretches
     marks = [[event.attempt, event.event] for event in run.events if event.event in _MARKED]
     return {
         "name": run.name,
         "steps": [stretch.last for stretch in stretches],
         "loss": _known(_means([stretch.loss for stretch in stretches])),
-        "lossLow": [seven_digits(stretch.loss.low) for stretch in stretches],
-        "lossHigh": [seven_digits(stretch.loss.high) for stretch in stretches],
+        # The band of one run; those of several would hide each other.
+        "lossLow": [seven_digits(stretch.loss.low) for stretch in stretches] if alone else [],
+        "lossHigh": [seven_digits(stretch.loss.high) for stretch in stretches] if alone else [],
         "norm": _positive(_means([stretch.norm for stretch in stretches])),
         "scale": _positive([seven_digits(stretch.scale.last) for stretch in stretches]),
         "lr": _known([seven_digits(stretch.lr.last) for stretch in stretches]),
-        "lost": _known([seven_digits(stretch.lost.last) for stretch in stretches]),
+        "lost": _lost([seven_digits(stretch.lost.last) for stretch in stretches]),
         # By place: how many were skipped there, and in words.
         "skips": [
             [place, sum(stretch.skipped.values()), ", ".join(f"{n:,} {why}" for why, n in stretch.skipped.items())]
@@ -93,6 +121,11 @@ def _positive(values: list[float | None]) -> list[float | None] | None:
     return _known([None if value is None or value <= 0 else value for value in values])
 
 
+def _lost(shares: list[float | None]) -> list[float | None] | None:
+    """Nothing to draw where all are 0."""
+    return _known(shares) if any(shares) else None if all(share is None for share in shares) else []
+
+
 def _known(values: list[float | None]) -> list[float | None] | None:
     return values if any(value is not None for value in values) else None
 
@@ -113,20 +146,25 @@ _REASONS = {
 }
 
 
-def document_of(runs: Sequence[RunFacts]) -> tuple[Document, dict[str, Tone]]:
-    """The page's content, and the tone of each word that it is headed by."""
+def document_of(runs: Sequence[RunFacts], detail: Detail = FULL) -> tuple[Document, dict[str, Tone]]:
+    """The page's content, and the tone of each word that it is headed by.
+
+    Args:
+        runs: What is shown.
+        detail: How much of what is long.
+    """
     tones: dict[str, Tone] = {state.upper(): tone for state, tone in TONES.items()}
     if len(runs) == 1:
-        return _single(runs[0]), tones
+        return _single(runs[0], detail), tones
     found = {TONES[run.state] for run in runs}
     order: tuple[Tone, ...] = ("bad", "warn", "good")
     head = f"{len(runs)} RUNS"
     tones[head] = next(tone for tone in order if tone in found)
-    return _several(runs, head), tones
+    return _several(runs, head, detail), tones
 
 
-def _single(run: RunFacts) -> Document:
-    stood = sentence(f"{place_of(run)}, {time_of(run)}")
+def _single(run: RunFacts, detail: Detail) -> Document:
+    stood = sentence(f"{place_of(run)}, {time_of(run)}" if run.account.attempted else "no step was recorded")
     cause, rest = _cause(run)
     said = "" if cause and run.state == "stopped" else _MEANINGS[run.state]  # the guard's own words say more
     return Document(
@@ -135,19 +173,20 @@ def _single(run: RunFacts) -> Document:
         verdict=run.state.upper(),
         meaning=" ".join(filter(None, (rest or said, stood if cause else ""))),
         reason=cause or stood,
-        todo=_FIXED if rest else _TODO.get(run.state, ()),
+        todo=_todo(run),
         tiles=_tiles(run),
         flags=_flags(run),
-        before=(_curves([run]), _skips([run])),
+        before=(_curves([run], detail), _skips([run])),
         chapters=(),
-        after=tuple(details_of(run)),
+        after=tuple(details_of(run, most=detail.rows)),
         footer=_footer([run]),
     )
 
 
-def _several(runs: Sequence[RunFacts], head: str) -> Document:
+def _several(runs: Sequence[RunFacts], head: str, detail: Detail) -> Document:
     states = [run.state for run in runs]
     counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
+    rows = max(2, detail.rows // len(runs))
     return Document(
         title=", ".join(run.name for run in runs),
         subtitle="Runs side by side, as their ledgers tell them",
@@ -156,9 +195,9 @@ def _several(runs: Sequence[RunFacts], head: str) -> Document:
         reason=f"{counts}.",
         tiles=(),
         flags=tuple(f"{run.name}: {flag}" for run in runs for flag in (_cause(run)[0], *_flags(run)) if flag),
-        before=(Part("How they stand", (_standing(runs),)), _curves(runs), _skips(runs)),
+        before=(Part("How they stand", (_standing(runs),)), _curves(runs, detail), _skips(runs)),
         chapters=tuple(
-            Chapter(run.name, run.state.upper(), f"{place_of(run)}, {time_of(run)}", tuple(details_of(run)))
+            Chapter(run.name, run.state.upper(), f"{place_of(run)}, {time_of(run)}", tuple(details_of(run, most=rows)))
             for run in runs
         ),
         after=(),
@@ -187,13 +226,20 @@ def _tiles(run: RunFacts) -> tuple[Tile, ...]:
     account = run.account
     return (
         Tile("Loss", show_number(account.last_loss), loss_of(run)),
-        Tile("Skipped", f"{account.num_skipped:,}", skips_of(run)),
+        Tile("Skipped", *_skipped(run)),
         Tile("Loss scale", show_scale(account.scale), scale_of(run)),
         Tile("Gradient norm", show_number(run.grad_norm), norm_of(run)),
     )
 
 
+def _skipped(run: RunFacts) -> tuple[str, str]:
+    """How many of how many, and why."""
+    count, _, why = skips_of(run).partition(" (")
+    return (count, why.replace("):", ":", 1)) if why else ("0", count)
+
+
 _TODO: dict[State, tuple[str, ...]] = {
+    "finished": ("Is it as good as FP32? `floatline validate TARGET`, or `floatline compare` with runs in FP32.",),
     "silent": ("See whether the process still works; `floatline watch RUN` shows the run as it goes on.",),
     "interrupted": ("Go on from the last checkpoint: `floatline train TARGET --folder RUN --resume`.",),
     "stopped": ("Find line and fix: `floatline diagnose TARGET`, or `floatline diagnose -- python train.py`.",),
@@ -204,6 +250,16 @@ _TODO: dict[State, tuple[str, ...]] = {
 _FIXED = ("Make that change, and go on from the last checkpoint: `floatline train TARGET --folder RUN --resume`.",)
 
 
+def _todo(run: RunFacts) -> tuple[str, ...]:
+    """What to type next."""
+    if run.state in ("stopped", "died") and any(event.event == "diagnosis" for event in run.events):
+        return _FIXED
+    commands = [event.message.partition(TO_FIND)[2] for event in run.events if TO_FIND in event.message]
+    if run.state == "stopped" and commands:
+        return (f"Find line and fix: `{commands[-1].rstrip('.')}`.",)
+    return _TODO.get(run.state, ())
+
+
 def _cause(run: RunFacts) -> tuple[str, str]:
     """Why a run was stopped or died, the diagnosis first; and what its last words say beside that."""
     if run.state not in ("stopped", "died") or not run.events:
@@ -211,7 +267,8 @@ def _cause(run: RunFacts) -> tuple[str, str]:
     last = run.events[-1].message or str(run.events[-1])
     found = [event.message for event in run.events if event.event == "diagnosis" and event.message]
     if not found:
-        return sentence(last), ""
+        alarms = [event.message.partition(TO_FIND)[0] for event in run.events if TO_FIND in event.message]
+        return (sentence(alarms[-1]), sentence(last)) if alarms else (sentence(last), "")
     before, _, after = last.partition(found[-1])  # what the guard says holds the diagnosis
     return sentence(found[-1]), " ".join(f"{re.sub(r' The diagnosis of step [0-9,]+: $', '', before)}{after}".split())
 
@@ -245,8 +302,8 @@ def _standing(runs: Sequence[RunFacts]) -> Table:
     return Table("The runs", head, rows, named=(0,), numeric=(2, 3, 4, 5, 6, 7), tones=tones, cards=True)
 
 
-def _curves(runs: Sequence[RunFacts]) -> Part:
-    data = curves_of(runs)
+def _curves(runs: Sequence[RunFacts], detail: Detail) -> Part:
+    data = curves_of(runs, most=detail.numbers)
     if data is None:
         return Part("Curves", (Words("No step was recorded yet.", "missing"),))
     summary = "; ".join(
@@ -255,7 +312,21 @@ def _curves(runs: Sequence[RunFacts]) -> Part:
         for run in runs
     )
     how = "The pointer or the arrow keys read the curves; drag to look closer, double-click to go back."
-    return Part("Curves", (Curves(data, f"{summary}."), Words(how, "note")))
+    return Part("Curves", (Curves(data, f"{summary}."), *_without_curve(data), Words(how, "note")))
+
+
+def _without_curve(data: dict[str, Any]) -> list[Words]:
+    """What has no chart, and why."""
+    names = (("loss", "the loss"), ("norm", "the gradient norm"))
+    never = [name for key, name in names if all(run[key] is None for run in data["runs"])]
+    words = (
+        [Words(sentence(f"{' and '.join(never)} never had a finite value, so that no curve is drawn"), "flag")]
+        if never
+        else []
+    )
+    if any(run["lost"] == [] for run in data["runs"]):
+        words.append(Words("No gradient element that was looked at had rounded to zero.", "note"))
+    return words
 
 
 def _skips(runs: Sequence[RunFacts]) -> Part:
@@ -265,9 +336,7 @@ def _skips(runs: Sequence[RunFacts]) -> Part:
     rows = tuple((reason, *(_share(run.account, reason) for run in runs), _REASONS.get(reason, "")) for reason in seen)
     names = ("steps",) if len(runs) == 1 else tuple(run.name for run in runs)
     numeric = tuple(range(1, 1 + len(runs)))
-    table = Table(
-        "Skipped steps by reason", ("reason", *names, "because"), rows, named=(0,), numeric=numeric, cards=True
-    )
+    table = Table("By reason", ("reason", *names, "because"), rows, named=(0,), numeric=numeric, cards=True)
     return Part("Skipped steps", (table,))
 
 
@@ -282,6 +351,11 @@ def _footer(runs: Sequence[RunFacts]) -> str:
     return f"Written {now} from {', '.join(str(run.folder) for run in runs)}; recorded by floatline {versions}."
 
 
+def _page(runs: Sequence[RunFacts], detail: Detail) -> str:
+    document, tones = document_of(runs, detail)
+    return page_of(document, script="run.js", tones=tones)
+
+
 def write_run_page(runs: Sequence[RunFacts], path: Path) -> None:
     """Write the page in one step: a reader never sees half of it.
 
@@ -292,8 +366,7 @@ def write_run_page(runs: Sequence[RunFacts], path: Path) -> None:
     Raises:
         LedgerError: It cannot be written there.
     """
-    document, tones = document_of(runs)
-    text = page_of(document, script="run.js", tones=tones)
+    _, text = fit(lambda detail: ((), _page(runs, detail)))
     try:
         put_in_place(path, text)
     except OSError as error:

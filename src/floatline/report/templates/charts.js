@@ -2,7 +2,7 @@
 // Charts of one column of steps, shared by the pages: a pointer or arrow keys read them, a click on a chip hides a curve.
 const floatlineCharts = (() => {
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const charts = [];
+  const HEIGHT = 220, charts = [];
   const element = (tag, className, text) => {
     const made = document.createElement(tag);
     if (className) made.className = className;
@@ -13,6 +13,8 @@ const floatlineCharts = (() => {
   const showTick = value => String(Number(value.toPrecision(6)));
   const showStep = step => step.toLocaleString("en-US");
   const compact = step => step >= 1e6 ? step / 1e6 + "M" : step >= 1e4 ? step / 1e3 + "k" : showStep(step);
+  const decade = value => Number.isInteger(Math.round(Math.log10(value) * 1e9) / 1e9);
+  const decades = { filter: (u, splits) => splits.map(value => value != null && decade(value) ? value : null) };
   const line = (colour, width, extra) => ({ stroke: () => css(colour), width, points: { show: false }, ...extra });
 
   // A line for the pointer, numbers beneath it, and arrow keys for those without one.
@@ -26,21 +28,22 @@ const floatlineCharts = (() => {
     place.append(holder, readout);
     const last = data[0].length - 1;
     const read = at => { readout.textContent = "step " + showStep(data[0][at]) + ": " + options.read(at); };
-    const axis = extra => ({
-      stroke: () => css("--muted"), grid: { stroke: () => css("--line"), width: 1 },
-      ticks: { stroke: () => css("--line"), width: 1, size: 5 }, font: "12px system-ui, sans-serif", ...extra,
+    const axis = (extra, lines = {}) => ({
+      stroke: () => css("--muted"), grid: { stroke: () => css("--line"), width: 1, ...lines },
+      ticks: { stroke: () => css("--line"), width: 1, size: 5, ...lines }, font: "12px system-ui, sans-serif", ...extra,
     });
     const plot = new uPlot({
-      width: Math.max(holder.clientWidth, 200), height: 230, legend: { show: false },
+      width: Math.max(holder.clientWidth, 200), height: HEIGHT, legend: { show: false },
       cursor: {
         y: false, drag: { x: Boolean(options.zoom), y: false, setScale: Boolean(options.zoom) },
         sync: { key: options.key, scales: options.zoom ? ["x", null] : [null, null] },
         points: { size: 7, fill: (u, at) => u.series[at]._stroke },
       },
       scales: { x: { time: false }, y: options.log ? { distr: 3, log: options.log, range: options.range } : { range: options.range } },
-      axes: [axis({ values: (u, ticks) => ticks.map(compact), space: 70 }),
+      axes: [axis({ values: (u, ticks) => ticks.map(compact), space: 70, size: 32 }),
         // As wide as its longest label: a sign must not be cut off.
-        axis({ values: (u, ticks) => ticks.map(options.tick), size: (u, ticks) => 20 + 7 * Math.max(4, ...(ticks || []).map(tick => tick.length)) })],
+        axis({ values: (u, ticks) => ticks.map(options.tick), size: (u, ticks) => 20 + 7 * Math.max(4, ...(ticks || []).map(tick => tick.length)) },
+          options.log === 10 ? decades : {})],
       series: [{}, ...series], bands: options.bands || [],
       hooks: {
         draw: [u => (options.lines || []).forEach(line => rule(u, line)), u => options.draw && options.draw(u)],
@@ -56,7 +59,7 @@ const floatlineCharts = (() => {
       plot.setCursor({ left: plot.valToPos(data[0][at], "x"), top: 10 });
     });
     new ResizeObserver(() => {
-      if (holder.clientWidth) plot.setSize({ width: holder.clientWidth, height: 230 });
+      if (holder.clientWidth) plot.setSize({ width: holder.clientWidth, height: HEIGHT });
     }).observe(holder);
     read(last);
     charts.push(plot);
@@ -106,6 +109,13 @@ const floatlineCharts = (() => {
     return { chips, press, toggle };
   }
 
+  // What can be scrolled sideways can be scrolled with the keys.
+  const tables = document.querySelectorAll(".wide"), watcher = new ResizeObserver(() => tables.forEach(holder => {
+    if (holder.scrollWidth > holder.clientWidth + 1) holder.tabIndex = 0;
+    else holder.removeAttribute("tabindex");
+  }));
+  tables.forEach(holder => watcher.observe(holder));
+
   // A button on every block that is there to be copied.
   document.querySelectorAll("pre[data-copy]").forEach(block => {
     const holder = element("div", "block"), button = element("button", "copy", "copy");
@@ -131,5 +141,5 @@ const floatlineCharts = (() => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   matchMedia("print").addEventListener("change", redraw);
   addEventListener("beforeprint", () => document.querySelectorAll("details").forEach(folded => { folded.open = true; }));
-  return { chart, chipRow, css, element, line, showStep, showTick, showValue };
+  return { chart, chipRow, css, decade, element, line, showStep, showTick, showValue };
 })();

@@ -1,13 +1,13 @@
 "use strict";
 (() => {
-  const { chart, chipRow, css, line, showStep, showTick, showValue } = floatlineCharts;
+  const { chart, chipRow, css, decade, line, showStep, showTick, showValue } = floatlineCharts;
   const showPower = value => value >= 1 ? Math.round(value).toLocaleString("en-US") : String(Number(value.toPrecision(3)));
   const showShare = value => value == null ? "—" : String(Number((100 * value).toPrecision(3))) + " %";
   const shortPower = value => {
     const exponent = Math.log2(value);
     return Number.isInteger(exponent) ? "2^" + exponent : "";
   };
-  const decades = value => Number.isInteger(Math.round(Math.log10(value) * 1e9) / 1e9) ? String(Number(value.toPrecision(3))) : "";
+  const decades = value => decade(value) ? String(Number(value.toPrecision(3))) : "";
 
   function curves(figure, number) {
     const data = JSON.parse(figure.querySelector("script.data").textContent);
@@ -24,12 +24,13 @@
       return null;
     };
     function add(name, title, options) {
-      const having = runs.map((run, k) => [run, k]).filter(([run]) => run[name]);
+      const having = runs.map((run, k) => [run, k]).filter(([run]) => run[name] && run[name].length);
       if (!having.length) return;
       const banded = alone && options.band && data.perPoint > 1;
       const tables = having.map(([run]) => banded ? [run.steps, run[name], run[name + "High"], run[name + "Low"]] : [run.steps, run[name]]);
       const columns = uPlot.join(tables);
-      const series = having.map(([, k]) => line(colour(k), alone ? 1.75 : 1.5, { ...dash(k), ...options.series }));
+      // The first run is the widest: where runs lie over each other, each can be seen.
+      const series = having.map(([, k]) => line(colour(k), alone ? 1.75 : Math.max(1.5, 5 - 1.75 * k), { ...dash(k), ...options.series }));
       const owners = having.map(([, k]) => "run" + k);
       if (banded) {
         series.push(line(colour(0), 0), line(colour(0), 0));

@@ -20,7 +20,7 @@
     // Columns: both means, the reference last, so that it is drawn over the candidate; then for each seed both arms.
     const order = [1, 0].filter(k => data.arms[k]);
     const columns = [data.steps, ...order.map(k => data.arms[k].mean)];
-    const series = order.map(k => line(colours[k], k ? 3.5 : 2, k ? {} : { dash: [7, 4] }));
+    const series = order.map(k => line(colours[k], k ? 4 : 1.5, k ? {} : { dash: [6, 5] }));
     const owners = order.map(k => "arm" + k);
     data.seeds.forEach((seed, place) => data.arms.forEach((arm, k) => {
       if (!arm.seeds[place]) return;
@@ -59,7 +59,7 @@
           const limit = excess.limit, bottom = low == null ? 0 : low, top = high == null ? 0 : high;
           return [Math.min(-0.25 * limit, Math.max(1.1 * bottom, -2 * limit)), Math.max(1.2 * limit, Math.min(1.1 * top, 3 * limit))];
         },
-        lines: [{ value: 0, label: "equal", colour: "--muted" },
+        lines: [{ value: 0, label: "", colour: "--muted" },
           { value: excess.limit, label: "limit " + show(excess.limit), colour: "--bad", dashed: true }],
         read: at => show(excess.mean[at]) + (excess.high && excess.high[at] != null
           ? ", band [" + show(excess.low[at]) + ", " + show(excess.high[at]) + "]" : "") + ", limit " + show(excess.limit),
