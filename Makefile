@@ -11,8 +11,8 @@ test: ready  ## every test but the slow ones, up to ten minutes on two cores
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "not slow and not exhaustive"
 
 test-slow: ready  ## the slow tests, and the documentation as a site
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not exhaustive"
 	@$(PYTHON) tools/site.py
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m "slow and not exhaustive"
 
 test-exhaustive: ready  ## every case in every way, up to an hour; before a release
 	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m exhaustive

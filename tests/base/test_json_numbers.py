@@ -20,6 +20,8 @@ SOURCE = Path(fl.__file__).parent
 SPECIAL = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 # Calls that may leave out allow_nan=False, each with what it is for.
 OTHERS = {
+    "agreement/compiled/runs.py": "a message from one process of a command to another",
+    "agreement/compiled/script_main.py": "a message from one process of a command to another",
     "diagnosis/scripts/fp32_runs.py": "a message from one process of a command to another",
     "diagnosis/scripts/main.py": "a message from one process of a command to another",
     "diagnosis/scripts/script.py": "a message from one process of a command to another",

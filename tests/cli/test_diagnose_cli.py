@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 from typer.testing import CliRunner
 
 from floatline.causes import CAUSES
@@ -135,6 +136,7 @@ def test_the_fixed_example_is_healthy():
     assert result.stdout.startswith("healthy")
 
 
+@slow
 def test_a_step_is_kept_as_a_bundle_that_can_be_replayed(tmp_path):
     folder = tmp_path / "bundle"
     given = run(str(EXAMPLE), "--bundle", str(folder), "--with-data", "--format", "json")

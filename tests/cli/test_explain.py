@@ -154,3 +154,9 @@ def test_out_of_memory_is_explained_by_what_doctor_counts():
     assert "Mixed precision keeps all of these and adds a copy of 2 for autocast, so 18." in text
     assert "floatline doctor FILE.py counts these parts" in text
     assert "floatline doctor" not in shown("eps-underflow")
+
+
+def test_a_complaint_that_asks_ends_with_one_sign():
+    ended = subprocess.run([sys.executable, "-m", "floatline", "diagnoze"], capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert "Did you mean 'diagnose'? Try 'floatline -h'." in ended.stderr

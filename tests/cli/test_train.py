@@ -249,7 +249,8 @@ def test_without_a_terminal_a_longer_run_has_a_line_for_each_tenth(target, comma
     said = command(target, "--steps", "40")[2].splitlines()
     lines = [line for line in said if line.startswith("floatline: step ")]
     assert len(lines) in (9, 10)  # what the guard has not read yet is not shown
-    assert re.match(r"floatline: step \d of 40, loss \d.*, 0 skipped$", lines[0]), lines[0]
+    assert re.match(r"floatline: step \d of 40, loss \d.*, 0 skipped, about .+ to go$", lines[0]), lines[0]
+    assert "to go" not in lines[-1] or "step 40" not in lines[-1]
 
 
 @slow

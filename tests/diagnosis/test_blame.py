@@ -45,7 +45,7 @@ def test_a_suspect_that_helps_is_to_blame_after_one_run(beside):
     blamed = Blame(beside, FP32, runs).find([at(30, "cancellation")], lines_from(10, 20, 30, 40))
     assert blamed.finding.line == 30
     assert runs.asked == [[30]]
-    assert "100%" in blamed.note
+    assert "100 %" in blamed.note
 
 
 @pytest.mark.parametrize("guilty", range(1, 41))

@@ -109,9 +109,9 @@ def test_a_change_that_moves_a_run_in_fp32_is_not_the_fix(file, losses):
     kept = compare(file, SOUND, FP32Run(losses), FP32Run((4.0, 1.01, 0.501)))
     assert "float()" in kept.fix
     assert "not compared" not in kept.tried
-    refused = compare(file, SOUND, *[FP32Run(losses)] * 3)
+    refused = compare(file, SOUND, *[FP32Run(losses)] * 4)
     assert refused.patch == ""
-    assert refused.tried.count("changes what FP32 computes") == 3
+    assert refused.tried.count("changes what FP32 computes") == 4
 
 
 def test_a_change_that_leaves_fp32_alone_is_the_fix(file):
@@ -179,7 +179,7 @@ def test_no_more_than_a_few_runs_are_made(file):
     assert 1 <= len(runs) <= MOST_RUNS
 
 
-@pytest.mark.parametrize(("most", "left"), [(1, "2 more changes were"), (2, "1 more change was")])
+@pytest.mark.parametrize(("most", "left"), [(1, "3 more changes were"), (2, "2 more changes were")])
 def test_changes_that_no_run_was_left_for_are_counted(file, monkeypatch, most, left):
     monkeypatch.setattr(fix_trials, "MOST_RUNS", most)
     result, said = attempt(file, lambda _: diagnosis_of(find(file)))
@@ -191,7 +191,7 @@ def test_a_second_change_that_no_run_was_left_for_is_counted_too(file, monkeypat
     monkeypatch.setattr(fix_trials, "MOST_RUNS", 1)
     result, _ = attempt(file, lambda _: diagnosis_of(find(file, "product-overflow", 5, "aten.mul")))
     assert (
-        "alone does not help: product-overflow at losses.py:5. 3 more changes were not tried." in result.primary.tried
+        "alone does not help: product-overflow at losses.py:5. 4 more changes were not tried." in result.primary.tried
     )
 
 

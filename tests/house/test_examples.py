@@ -18,6 +18,7 @@ ENDINGS = {
     "custom_workload": ["60 of 60 steps applied"],
     "lightning_fit": ["49 applied, 1 skipped (1 forward-nonfinite)", "global_step 49, schedule at 49"],
     "hf_trainer": ["fp16-true with floatline.optim.algorithms", "15 applied, 1 skipped", "weights finite"],
+    "grpo_loop": ["fp32: 0 % of ratios outside", "What this does not show", "fp32-head: "],
 }
 NEEDS = {"lightning_fit": "lightning", "hf_trainer": "transformers"}
 

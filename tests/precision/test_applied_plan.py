@@ -369,7 +369,7 @@ def test_a_guard_refuses_another_update_than_the_plans():
     plan = Plan(name="p", weights="bf16", compute="bf16", update="kahan")
     with pytest.raises(
         GuardError,
-        match=r"updates weights with 'kahan', and SGD does not\. Make the guard with floatline\.optim\.convert",
+        match=r"asks for update='kahan', and SGD has neither\. Make the guard with floatline\.optim\.convert",
     ):
         Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), plan=plan)  # fmt: skip
 

@@ -3,6 +3,7 @@
 import sys
 
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 
 SCRIPT = """import torch
 from torch import nn
@@ -18,6 +19,7 @@ for step in range(4):
 """
 
 
+@slow
 def test_the_number_of_a_tensor_with_a_gradient_warns_at_the_scripts_line(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")

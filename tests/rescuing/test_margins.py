@@ -76,7 +76,7 @@ def test_a_plan_on_a_loss_that_goes_to_zero_is_verified_where_shares_of_it_decid
     said = []
     validation = verify(target, plan, margins, steps=100, seed=0, prove=False, folder=tmp_path, say=said.append)
     assert validation.verdict == "PASS" and validation.target == target.text
-    assert len(said) == 9 and "seed 0 is done, 8 up to the next look" in said[0]
+    assert len(said) == 9 and "seed 0 is done; 8 runs to the next look, about " in said[0]
     usual = replace(validation.best.terms, scale="log", margins=SHORT)
     assert decide(validation.runs, candidate="rescued", terms=usual).verdict in ("REFUSED", "INCONCLUSIVE")
     # The gates are the same: what lags by more than a hundredth of what was learnt does not pass.

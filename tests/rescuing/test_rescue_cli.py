@@ -80,6 +80,7 @@ def project(tmp_path_factory):
     return SimpleNamespace(folder=folder, out=folder / "out", ended=ended, before=before, done=done)
 
 
+@slow
 @pytest.mark.slow
 def test_ctrl_c_is_one_line_after_those_of_the_stages_and_130(project):
     assert [code for code, _, _ in project.ended] == [130, 130]
@@ -99,6 +100,7 @@ def test_the_same_command_goes_on_with_what_was_finished(project):
     assert said["stages"][0]["seconds"] == round(kept, 3)
 
 
+@slow
 def test_an_overflow_in_one_module_is_rescued_by_that_module_in_fp32(project):
     said = json.loads(project.done.stdout)
     assert (project.done.returncode, said["outcome"], said["verdict"]) == (0, "rescued", "PASS")
@@ -114,6 +116,7 @@ def test_an_overflow_in_one_module_is_rescued_by_that_module_in_fp32(project):
     assert all(words in page for words in ("product-overflow", "energy in FP32", "What is wrong", "PASS"))
 
 
+@slow
 def test_rescue_json_is_what_was_printed_and_the_whole_validation(project):
     full, said = json.loads((project.out / "rescue.json").read_text()), json.loads(project.done.stdout)
     assert {name: full[name] for name in said} == said and set(full) - set(said) == {"asked", "validation"}
@@ -162,6 +165,7 @@ def test_what_is_said_goes_before_what_is_approved(project, monkeypatch, tmp_pat
     assert json.loads(back.stdout)["plan"] == "fp32" and "rolled back" in back.stderr
 
 
+@slow
 @pytest.mark.slow
 def test_code_that_was_changed_since_is_not_signed(project, monkeypatch, tmp_path):
     shutil.copytree(project.folder, tmp_path / "project")
@@ -170,6 +174,7 @@ def test_code_that_was_changed_since_is_not_signed(project, monkeypatch, tmp_pat
     assert "was changed after the study began" in str(invoke("approve", "out", "--by", "Ada").exception)
 
 
+@slow
 @pytest.mark.slow
 def test_an_approved_plan_that_was_edited_is_not_trained_with(project, monkeypatch, tmp_path):
     shutil.copytree(project.folder, tmp_path / "project")

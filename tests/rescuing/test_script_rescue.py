@@ -12,8 +12,8 @@ from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import exhaustive, slow
 
 from floatline.causes import find_cause
-from floatline.diagnosis.result import Diagnosis
-from floatline.errors import ComparisonError, RescueError
+from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
+from floatline.errors import ComparisonError, RescueError, TargetError
 from floatline.findings import Finding
 from floatline.rescuing import script_rescue as module
 from floatline.rescuing.script_rescue import rescue_script
@@ -113,7 +113,7 @@ def test_a_metric_that_is_never_printed_is_told_with_what_to_do(script, monkeypa
     def diagnose(words, **_):
         line = next(n for n, text in enumerate(Path("train.py").read_text().splitlines(), 1) if "half()" in text)
         found = Finding(find_cause("product-overflow"), "seen", "fix", file=str(Path("train.py").resolve()), line=line)
-        return Diagnosis(" ".join(words), "fp16-mixed", (found,), 0.0)
+        return ScriptDiagnosis(" ".join(words), "fp16-mixed", (found,), 0.0)
 
     monkeypatch.setattr(module, "diagnose_script", diagnose)
     found = rescue_script(script(BROKEN), folder="out", metric=r"accurate to (?P<value>[0-9.]+)")
@@ -188,3 +188,30 @@ def test_a_script_about_which_nothing_can_be_said_is_told_in_one_line(tmp_path, 
     (tmp_path / "train.py").write_text("print('nothing')\n")
     with pytest.raises(RescueError, match="no backward pass was seen"):
         rescue_script([sys.executable, "train.py"], folder="out")
+
+
+def test_a_command_that_is_none_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    heard = []
+    for words in ([], ["bash", "train.sh"]):
+        with pytest.raises(TargetError, match="Give 'python train.py"):
+            rescue_script(words, folder="out", on_progress=heard.append)
+    assert heard == []
+    assert not Path("out").exists()
+
+
+@pytest.mark.parametrize(("seconds", "is_told"), [(130.0, True), (3.0, False)])
+def test_a_script_that_takes_minutes_before_its_first_step_is_told_what_follows(script, monkeypatch, seconds, is_told):
+    words, heard = script(BROKEN), []
+    found = Finding(find_cause("product-overflow"), "", "", file=str(Path("train.py").resolve()), line=15)
+    made = ScriptDiagnosis("train.py", "fp16-mixed", (found,), 0.0, start_seconds=seconds)
+    monkeypatch.setattr(module, "diagnose_script", lambda *_, **__: made)
+    monkeypatch.setattr(module._ScriptRescuer, "_look_at_seeds", lambda _: None)
+    monkeypatch.setattr(module._ScriptRescuer, "_try", lambda *_: (None, None, None))
+    result = rescue_script(words, folder="out", on_progress=heard.append)
+    said = [text for text in heard if "before its first step" in text]
+    assert [text.partition(" in each")[0] for text in said] == (
+        ["the script takes 130 s before its first step,"] if is_told else []
+    )
+    assert all(f"{option} " in text for text in said for option in ("--steps", "--budget", "--limit"))
+    assert any("takes 130 s" in note for note in result.notes) == is_told

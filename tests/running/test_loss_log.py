@@ -184,3 +184,18 @@ def by_grad(num=5, penalty=False, attack=False):
 def test_a_loss_whose_gradient_is_taken_by_autograd_grad_is_heard_and_penalties_and_attacks_are_not(logged, extra):
     lines, losses = logged(lambda: by_grad(**extra), PLANS["fp32"])
     assert [line["loss"] for line in lines] == losses
+
+
+def test_the_time_before_the_first_pass_is_kept(tmp_path):
+    log, patches = LossLog(tmp_path / "log"), Patches()
+    log.patch(patches)
+    try:
+        assert log.start_seconds is None
+        loop(1)
+        first = log.start_seconds
+        loop(1)
+    finally:
+        patches.undo()
+        log.end()
+    assert first is not None and first > 0
+    assert log.start_seconds == first

@@ -49,6 +49,7 @@ def test_the_same_command_writes_the_same_ledger_and_the_same_bits():
     assert [line["kind"] for line in lines].count("step") == STEPS
 
 
+@slow
 def test_a_run_in_two_parts_has_the_same_steps_and_the_same_bits():
     lines, weights = found()["in two parts"]
     assert [line for line in lines if line["kind"] == "step"] == steps_of("first")
@@ -56,6 +57,7 @@ def test_a_run_in_two_parts_has_the_same_steps_and_the_same_bits():
     assert weights == found()["first"][1]
 
 
+@slow
 @pytest.mark.parametrize("name", ["another seed", "another plan"])
 def test_another_seed_or_plan_writes_another_ledger(name):
     assert steps_of(name) != steps_of("first")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.slow import slow
 from torch import nn
 
 import floatline as fl
@@ -149,6 +150,7 @@ Trainer(make_workload(), folder=sys.argv[1], steps=30, save_every=12, on_step=ki
 """
 
 
+@slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint_bit_for_bit(tmp_path):
     train(tmp_path / "whole")

@@ -101,6 +101,18 @@ PRIVATES: tuple[Private, ...] = (
         fallback="names keep the word that torch.compile puts in front",
     ),
     Private(
+        ("torch._dynamo.utils.counters",),
+        "a comparison of compiled code knows whether anything was compiled",
+    ),
+    Private(
+        ("torch.amp.autocast_mode._exit_autocast", "torch._C._set_grad_enabled"),
+        "parts of a graph keep the regions of autocast and gradients that they lie in",
+    ),
+    Private(
+        ("torch._inductor.list_mode_options",),
+        "what a script's `mode` of torch.compile means in options of Inductor",
+    ),
+    Private(
         (
             "torch.compile()._torchdynamo_orig_callable",
             "torch.compile.dynamo_ctx.callback()._torchdynamo_orig_backend",

@@ -18,3 +18,8 @@ def format_bytes(count: int | None) -> str:
 def printable(text: str) -> str:
     """One line without anything that would move the cursor of a terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def percent(share: float, digits: int = 0) -> str:
+    """A share as percent, its sign apart: 71 %."""
+    return f"{100 * share:.{digits}f} %"

@@ -137,12 +137,12 @@ def _parts_of(model: nn.Module, plan: Plan, states: int | None, done: ForwardPas
         if not trained:
             continue
         gradients += tensor.numel() * size
-        master += tensor.numel() * 2 if size == 2 else 0
+        master += tensor.numel() * plan.master_bytes if size == 2 else 0
     return MemoryParts(
         weights=weights,
         master=master,
         gradients=gradients,
-        states=states,
+        states=None if states is None else round(states * plan.states_share),
         copies=done.copies if done else None,
         activations=done.saved if done else None,
     )
@@ -216,9 +216,10 @@ def _explain_parts(optimizer: str, how: str) -> dict[str, str]:
     return {
         "weights": "counted: parameters and buffers; under a mixed plan frozen ones stay as loaded",
         "master": "counted: 2 bytes a trained 16-bit weight, for an optimizer with an exact FP32 master; "
-        "torch's own have none",
+        "torch's own have none, and the updates 'stochastic' and 'nearest' need none",
         "gradients": "counted: one for each trained weight, in its dtype",
-        "states": f"counted: what {optimizer} holds after one step on FP32 weights",
+        "states": f"counted: what {optimizer} holds after one step on FP32 weights, "
+        "less where the plan stores moments in 16 or 8 bits",
         "copies": "measured: 16-bit weights that autocast makes in one forward pass",
         "activations": f"measured: what backward needs of the first batch's forward pass, {how}",
     }

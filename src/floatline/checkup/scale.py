@@ -99,9 +99,9 @@ def scale_up(model: ModelSize, plan: Plan, *, world: int, rates: Rates | None = 
     root = sum(map(_numel, model.root))
     parts = {
         "weights": held * stored,
-        "master": trained * 2 if stored == 2 else 0,
+        "master": trained * plan.master_bytes,
         "gradients": trained * stored,
-        "states": round(trained * model.state_bytes),
+        "states": round(trained * model.state_bytes * plan.states_share),
         "gathered": (2 * root + 3 * largest) * moved if world > 1 else 0,
         "activations": model.activations,
     }

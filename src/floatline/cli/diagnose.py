@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from floatline.cli.compiled_beside import CompiledAsked, print_compiled
 from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.output import (
     COMMAND,
@@ -22,6 +23,7 @@ from floatline.cli.output import (
 )
 
 if TYPE_CHECKING:
+    from floatline.agreement.compiled.compiled_report import CompiledReport
     from floatline.diagnosis.result import Diagnosis
 
 _ENDED = "Nothing is kept: the same command begins again."
@@ -96,6 +98,18 @@ def diagnose(
         str | None,
         typer.Option("--tokens", metavar="FILE", help="With --model, token ids as JSON, or a text for its tokenizer."),
     ] = None,
+    compiled: Annotated[
+        bool,
+        typer.Option("--compiled", help="Also compare a step with what torch.compile makes of it, and with FP32."),
+    ] = False,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", help="With --compiled, what to compile with. The default is the run's own."),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="FOLDER", help="With --compiled, where a script goes that shows what is wrong."),
+    ] = None,
 ) -> None:
     """Say why training goes wrong, where, and what to change; or that precision is not to blame.
 
@@ -105,9 +119,13 @@ def diagnose(
     prints then is not shown, and what it writes is kept apart.
     Exit code 0 means that training is healthy, 1 that something is wrong, 2 that nothing can be said, such as of a
     script that ended before its first step. A script that fails for a cause that was found keeps its own.
+    With --compiled, one step more is run eager, compiled and in FP32; compiled code that is wrong, or farther from FP32
+    than rounding explains, is exit code 1, too.
     """
     import sys
 
+    beside = CompiledAsked(compiled, backend, out)
+    beside.check(forward=forward, would_fit=bool(formats), as_device=as_device)
     if trace is not None:
         check_writable(trace)
     if with_data and bundle is None:
@@ -145,7 +163,8 @@ def diagnose(
             found = _diagnose_command(
                 context, output, trace, as_device, tries=tries, quiet=diff, fp32_steps=steps_beside
             )
-        _finish(found, output, fix=fix, diff=diff)
+            also = beside.compare(target, context.meta[COMMAND], seed)
+        _finish(found, output, fix=fix, diff=diff, compiled=also)
         return
     if once or fp32_steps is not None:
         raise typer.BadParameter("--once and --fp32-steps are for a script: give its command after --.")
@@ -171,7 +190,9 @@ def diagnose(
             with_data=with_data,
             tries_fixes=tries,
         )
-    _finish(diagnosis, output, fix=fix, diff=diff)
+    with saying_how_to_go_on(_ENDED):
+        also = beside.compare(target, None, seed)
+    _finish(diagnosis, output, fix=fix, diff=diff, compiled=also)
 
 
 def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, output: OutputFormat) -> None:
@@ -221,7 +242,14 @@ def _diagnose_command(
     )
 
 
-def _finish(diagnosis: Diagnosis, output: OutputFormat, *, fix: bool, diff: bool) -> None:
+def _finish(
+    diagnosis: Diagnosis,
+    output: OutputFormat,
+    *,
+    fix: bool,
+    diff: bool,
+    compiled: CompiledReport | None = None,
+) -> None:
     """Print, change the source where that is asked for, and end with the exit code."""
     patch = "" if diagnosis.primary is None else diagnosis.primary.patch
     if diff:
@@ -229,15 +257,19 @@ def _finish(diagnosis: Diagnosis, output: OutputFormat, *, fix: bool, diff: bool
         if not patch:
             typer.echo("floatline: no change of the source is known that holds.", err=True)
     elif output is OutputFormat.json:
-        print_json(diagnosis.as_json())
+        print_json(diagnosis.as_json() | ({} if compiled is None else {"compiled": compiled.fields}))
     else:
         _print(diagnosis)
+        if compiled is not None:
+            print_compiled(compiled)
     if fix:
         from floatline.diagnosis.fix_trials import write_fix
 
         typer.echo(f"floatline: {write_fix(diagnosis)}", err=True)
     if diagnosis.status:
         raise typer.Exit(diagnosis.status)
+    if compiled is not None and compiled.status == 1:
+        raise typer.Exit(1)
 
 
 def _print(diagnosis: Diagnosis) -> None:

@@ -139,7 +139,7 @@ def _say_use(error: Exception) -> str | None:
     context = getattr(error, "ctx", None)
     path = "floatline" if context is None else context.command_path
     words = message().removeprefix("Invalid value: ").rstrip(".")
-    return f"{words}. Try '{path} -h'."
+    return f"{words}{'' if words.endswith('?') else '.'} Try '{path} -h'."
 
 
 def _say_package(error: Exception) -> str | None:

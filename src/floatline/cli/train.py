@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import time
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -133,6 +134,7 @@ def train(
                 seed=seed,
                 resume=resume,
             )
+        trainer.guard.run.diary.diagnosed_by = f"floatline diagnose {target}"
         with _blaming(target, trainer), _Bar(trainer) as bar:
             trainer.on_step = bar.show
             result = trainer.run()
@@ -211,6 +213,7 @@ class _Bar:
         # Shown once the guard has read them: the bar waits for the device no more than the guard does.
         self._outcomes: deque[Outcome] = deque()
         self._progress, self._task = self._make(trainer)
+        self._began: tuple[float, int] | None = None  # when the first step was done, and how many were
 
     @staticmethod
     def _make(trainer: Trainer) -> tuple[Progress, Any]:
@@ -227,6 +230,7 @@ class _Bar:
     def show(self, outcome: Outcome) -> None:
         """Move on by one step."""
         self._progress.update(self._task, completed=self._trainer.steps_done)
+        self._began = self._began or (time.monotonic(), self._trainer.steps_done)
         self._outcomes.append(outcome)
         if len(self._outcomes) <= self._trainer.guard.policy.read_after:
             return
@@ -246,12 +250,22 @@ class _Bar:
 
     def _log(self, old: Outcome) -> None:
         done, total = self._trainer.steps_done, self._trainer.steps
-        if total is None or total < _LOGGED or done * 10 // total == self._tenth:
+        if total < _LOGGED or done * 10 // total == self._tenth:
             return
         self._tenth = done * 10 // total
         scale = f", scale {old.scale:g}" if self._trainer.plan.scaling is not None else ""
         text = f"floatline: step {done:,} of {total:,}, loss {old.loss:.4g}{scale}, {self._skips:,} skipped"
-        typer.echo(text, err=True)
+        typer.echo(f"{text}{self._say_left()}", err=True)
+
+    def _say_left(self) -> str:
+        """The time to go, by the steps since the first one, which sets things up."""
+        from floatline.report.run.texts import show_seconds
+
+        began, first = self._began or (0.0, 0)
+        done, total = self._trainer.steps_done, self._trainer.steps
+        if done <= first or done >= total:
+            return ""
+        return f", about {show_seconds((time.monotonic() - began) / (done - first) * (total - done))} to go"
 
     def _end_epoch(self) -> None:
         """A line for the epoch that is over, above the bar."""

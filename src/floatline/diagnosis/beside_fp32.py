@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from floatline.base.texts import percent
 from floatline.diagnosis.gaps import (
     APART,
     APART_READ,
@@ -130,14 +131,15 @@ class Beside:
     def _nudged(self) -> str:
         floor = 0.0 if self.floor is None else self.floor.spread
         share = 0.0 if self.gap is None else self.gap.share
-        return f"that is {share:.0%} of FP32's way, and a nudge of FP32's weights makes {floor:.1%}"
+        return f"that is {percent(share)} of FP32's way, and a nudge of FP32's weights makes {percent(floor, 1)}"
 
     @property
     def together(self) -> str:
         """That nothing is apart, in words."""
         if self.gap is None:
             return ""
-        words = f"beside FP32 from the same seed, {self.gap.num:,} steps: the losses are apart by {self.gap.share:.1%}"
+        apart = percent(self.gap.share, 1)
+        words = f"beside FP32 from the same seed, {self.gap.num:,} steps: the losses are apart by {apart}"
         return f"{words} of the way that FP32's go" + ("" if self.floor is None else f"; {self._nudged}")
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from floatline.base.patched_sources import read_source
+from floatline.base.texts import percent
 from floatline.causes import find_cause
 from floatline.diagnosis.beside_fp32 import Beside
 from floatline.diagnosis.gaps import Gap, Shown, find_line_gaps, measure_line, measure_loss_gap, share_like
@@ -110,7 +111,7 @@ class Blame:
                 continue
             helps = self._help([finding])
             if helps > _HELPS:
-                return Blamed(finding, f"with line {finding.line} in FP32, {helps:.0%} of what is apart is gone")
+                return Blamed(finding, f"with line {finding.line} in FP32, {percent(helps)} of what is apart is gone")
         return None if untried is None else Blamed(untried, "")
 
     def _halve(self, rows: Sequence[Finding]) -> Finding | None:

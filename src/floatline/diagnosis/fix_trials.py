@@ -24,6 +24,8 @@ RunInFP32 = Callable[[Mapping[str, str]], "FP32Run"]
 MOST_RUNS = 4
 # How far FP32's last losses may move: rounding over all steps. Below this share of the first loss they count as 0.
 _LAST, _ROUNDING, _CONVERGED = 8, 0.02, 0.05
+# A run whose losses end at so many times the first one, or are so many times as large on the way, diverges.
+_GROWS, _EXPLODES = 2.0, 100.0
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,15 @@ class FP32Run:
     @property
     def unsound(self) -> str:
         """Why it is no reference for another run; '' where it is one."""
-        if self.problem or (self.losses and all(map(math.isfinite, self.losses))):
+        if self.problem:
             return self.problem
-        return "FP32 itself fails" if self.losses else "no optimizer of torch makes a step in FP32"
+        if not self.losses:
+            return "no optimizer of torch makes a step in FP32"
+        if not all(map(math.isfinite, self.losses)):
+            return "FP32 itself fails"
+        first, end = abs(self.losses[0]), statistics.fmean(self.losses[-_LAST:])
+        diverges = end > _GROWS * first or max(self.losses) > _EXPLODES * first
+        return f"FP32 itself diverges, from {self.losses[0]:.4g} to {end:.4g}" if first and diverges else ""
 
 
 def try_fixes(

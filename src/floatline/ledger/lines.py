@@ -66,6 +66,10 @@ class Step:
     ranks: tuple[int, ...] = ()
 
 
+TO_FIND = ". To find the cause: "
+"""In the message of an event: what follows is a command, and what is before it says where steps fail."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened besides a step; `attempt` is the last step before it."""
@@ -87,6 +91,8 @@ class Event:
         text = f"{self.event} after step {self.attempt:,}"
         text += f" ({', '.join(place)})" if place else ""
         text += f": {self.message}" if self.message else ""
+        if self.event == "stop" and self.message.startswith("Stopped at step"):
+            text = self.message  # it has the place
         text += f" [{', '.join(values)}]" if values else ""
         return "".join(letter if letter.isprintable() else " " for letter in text[:300])
 

@@ -96,7 +96,9 @@ def propose(
 def widen_weights(plan: Plan, why: str) -> Plan:
     """The same plan with FP32 weights, which take every update; FP16 then needs a loss scale."""
     scaling = plan.scaling or (Scaling() if plan.compute == "fp16" else None)
-    return _change(plan, {"weights": "fp32", "update": None, "scaling": scaling}, {"weights": why} if why else {})
+    return _change(
+        plan, {"weights": "fp32", "update": None, "states": None, "scaling": scaling}, {"weights": why} if why else {}
+    )
 
 
 def with_update(base: Plan) -> Plan:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from floatline.base.files import find_root
 from floatline.base.plain_records import to_plain
 from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.scripts.script import diagnose_script
+from floatline.diagnosis.scripts.script import LONG_START, diagnose_script
 from floatline.errors import FloatlineError, RescueError
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
@@ -31,6 +31,7 @@ from floatline.rescuing.result import Rescue, Stage, Tried
 from floatline.rescuing.short_run import Trial, find_shortfall
 from floatline.rescuing.trials import settle_scale
 from floatline.rescuing.verification import SHORT_SEEDS, Margins, Speaker, settle_margins, usual_margins
+from floatline.running.command import parse_launched
 from floatline.validation.result import Validation
 from floatline.validation.running.environment import describe_environment
 from floatline.validation.script_study import check_metric, check_seeds, name_script, validate_script
@@ -86,7 +87,8 @@ def rescue_script(
         RescueError: The folder cannot be used.
         ComparisonError: No validation can be made by the metric.
     """
-    higher = check_metric(metric, higher_is_better)  # now, and not after all trials
+    parse_launched(list(words))  # both now, and not after all trials
+    higher = check_metric(metric, higher_is_better)
     place = Path("floatline-runs/rescue") / name_script(words) if folder is None else Path(folder)
     settings = _Settings(tuple(words), place, steps, seed, budget, prove, metric, higher, device, timeout)
     return _ScriptRescuer(settings, on_progress or _say_nothing).run()
@@ -159,6 +161,7 @@ class _ScriptRescuer:
                 what = "this" if diagnosis.primary is None else diagnosis.primary.cause.id
                 self._notes.append(f"Neither a plan nor a known change of the source fixes {what}.")
                 return self._finish(diagnosis)
+            self._say_how_long(len(ways))
             self._look_at_seeds()
             return self._finish(diagnosis, *self._try(ways))
 
@@ -177,11 +180,12 @@ class _ScriptRescuer:
             patch = {} if made.primary is None else plain_patch(made)
             known = {
                 "seconds": time.monotonic() - began, "diagnosis": plain_diagnosis(made), "patch": patch,
-                "num_steps": made.num_steps,
+                "num_steps": made.num_steps, "start_seconds": made.start_seconds,
             }  # fmt: skip
             self._kept.put("diagnose", known)
         diagnosis = replace(read_diagnosis(known["diagnosis"]), num_steps=int(known["num_steps"]))
         diagnosis = read_patch(diagnosis, known["patch"]) if known["patch"] else diagnosis
+        self._start_seconds = float(known.get("start_seconds", 0.0))
         primary, text = diagnosis.primary, diagnosis.verdict
         if primary is not None:
             text = f"{primary.cause.id} at {Path(primary.file).name or primary.where}"
@@ -205,6 +209,19 @@ class _ScriptRescuer:
         places = [locate(f, None, modules=[f.module]) for f in diagnosis.findings]
         plans = propose(resolve_plan(diagnosis.precision), places, scale=diagnosis.scale)
         return [*found, *(_Way(candidate.does, candidate.why, candidate.plan) for candidate in plans)]
+
+    def _say_how_long(self, num_ways: int) -> None:
+        """A script that takes long before its first step does so in every run: say how many follow, and what helps."""
+        if self._start_seconds < LONG_START:
+            return
+        text = (
+            f"the script takes {self._start_seconds:.0f} s before its first step, in each of up to {num_ways + 2} "
+            f"trials and {2 * SHORT_SEEDS} runs of a validation. Data that is prepared once and kept on the disk saves "
+            "most of that; --steps makes every run shorter, --budget ends the trials, and --limit a run of the "
+            "validation that takes longer."
+        )
+        self._say(text)
+        self._notes.append(text[0].upper() + text[1:])
 
     def _look_at_seeds(self) -> None:
         """Say now, and not after all trials, that a validation will have no seeds to tell apart."""

@@ -17,6 +17,7 @@ from floatline.validation.study.limits import Limits
 from floatline.validation.study.study import Silence
 from floatline.validation.target_study import validate
 from floatline.validation.verdict.pairs import REFERENCE, ArmRun
+from floatline.validation.verdict.power import say_left
 from floatline.validation.verdict.terms import MARGINS, Scale
 from floatline.workload import Target, Workload
 
@@ -120,9 +121,10 @@ class Speaker(Silence):
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
 
-    def ran(self, run: ArmRun, *, left: int) -> None:
+    def ran(self, run: ArmRun, *, left: int, seconds: float | None) -> None:
         """Say which run is done."""
-        self._say(f"validating the plan against FP32: {run.arm}, seed {run.seed} is done, {left} up to the next look")
+        to_go = say_left(left, seconds)
+        self._say(f"validating the plan against FP32: {run.arm}, seed {run.seed} is done; {to_go}")
 
     def measuring(self, what: str) -> None:
         """Say what is measured."""

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 from floatline.errors import OptimizerError, PlanError
 from floatline.optim import Optimizer as OwnOptimizer
 from floatline.optim import convert
-from floatline.optim.rules import UpdateName
+from floatline.plans import Plan
 from floatline.probe.watch.patches import Patches
 
 _Call = Callable[..., Any]
@@ -31,14 +31,12 @@ class ExactUpdates:
         Checked by tests/running/test_exact_updates.py.
 
     Args:
-        update: How 16-bit weights take updates.
+        plan: How 16-bit weights take updates, exactly where it does not say, and how moments are stored.
         hide: Lets an optimizer find no gradients until its step is over.
-        plan: Name of the plan, for messages.
     """
 
-    def __init__(self, update: UpdateName, hide: Callable[[Optimizer], None], *, plan: str) -> None:
-        self._update: UpdateName = update
-        self._hide, self._plan = hide, plan
+    def __init__(self, plan: Plan, hide: Callable[[Optimizer], None]) -> None:
+        self._plan, self._hide = plan, hide
         self._twins: weakref.WeakKeyDictionary[Optimizer, OwnOptimizer] = weakref.WeakKeyDictionary()
         # States that were loaded before the first step: torch would cast them to the weights' format.
         self._loaded: weakref.WeakKeyDictionary[Optimizer, dict[str, Any]] = weakref.WeakKeyDictionary()
@@ -69,9 +67,9 @@ class ExactUpdates:
         if twin is not None:
             return twin
         try:
-            twin = convert(optimizer, update=self._update)
+            twin = convert(optimizer, update=self._plan.update or "exact", states=self._plan.states)
         except OptimizerError as error:
-            raise PlanError(f"Plan '{self._plan}' has 16-bit weights: {error}") from None
+            raise PlanError(f"Plan '{self._plan.name}' has 16-bit weights: {error}") from None
         # Hooks behind a step hear of the script's own.
         twin._optimizer_step_post_hooks = OrderedDict()  # pyright: ignore[reportPrivateUsage]
         self._twins[optimizer] = twin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ class LossLog:
         self._unscaled: tuple[Tensor | None, Tensor] = (None, torch.zeros((), device="cpu"))
         self._stepped = False
         self._asked: dict[int, list[bool]] = {}  # by optimizer: whether each of its steps was made
+        self._began = time.perf_counter()
         self.num_steps = 0
+        self.start_seconds: float | None = None  # before the end of the first backward pass
 
     def patch(self, patches: Patches) -> None:
         """Listen to backward passes."""
@@ -151,6 +154,8 @@ class LossLog:
         return grad
 
     def _end_pass(self) -> None:
+        if self.start_seconds is None:
+            self.start_seconds = time.perf_counter() - self._began
         if self._first is not None or not self._parts:
             return
         parts, self._parts = self._parts, []

@@ -93,7 +93,7 @@ class PlanInForce:
         self._fp32 = plan.compute == "fp32"
         self.scale = OutsideScale(plan.scaling, plan.clip, self._begin_step)
         # torch's own optimizers round small updates of 16-bit weights away.
-        exact = ExactUpdates(plan.update or "exact", self.scale.hide, plan=plan.name)
+        exact = ExactUpdates(plan, self.scale.hide)
         self._updates = None if plan.weights == "fp32" else exact
         self._trained: dict[int, weakref.ref[Tensor]] = {}
         self._is_settled = True

@@ -80,8 +80,8 @@ def take_optimizer(optimizer: Any, plan: Plan) -> torch.optim.Optimizer:
         raise GuardError(f"make_optimizer gave a {type(optimizer).__name__}. It must give a torch.optim.Optimizer.")
     if plan.weights == "fp32":
         return optimizer
-    if plan.update is not None:
-        return optim.convert(optimizer, update=plan.update)
+    if plan.update or plan.states:
+        return optim.convert(optimizer, update=plan.update or "exact", states=plan.states)
     if isinstance(optimizer, optim.Optimizer):
         return optimizer
     name = type(optimizer).__name__

@@ -91,7 +91,7 @@ class Trainer:
             self.plan = resolve_plan(workload.precision if plan is None else plan)
             own = dict(workload.policy) if policy is None else dict[str, Any]()
             policy = replace(resolve_policy(policy, plan_name=self.plan.name), **own)
-        self.steps = default_steps(len(workload.batches), self.plan) if steps is None else steps
+        self.steps: int = default_steps(len(workload.batches), self.plan) if steps is None else steps
         counts = {"steps": self.steps, "save_every": save_every, "keep": keep}
         if evaluate_every is not None:
             counts["evaluate_every"] = evaluate_every

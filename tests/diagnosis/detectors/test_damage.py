@@ -39,7 +39,7 @@ def stepped(dtype, gradient, optimizer=torch.optim.Adam):
     return recorder.trace
 
 
-@pytest.mark.parametrize(("gradient", "said"), [(1e-4, "becomes 0"), (3e4, "inf in 100%")], ids=["small", "large"])
+@pytest.mark.parametrize(("gradient", "said"), [(1e-4, "becomes 0"), (3e4, "inf in 100 %")], ids=["small", "large"])
 def test_a_second_moment_in_half_that_is_0_or_inf_is_spoilt(gradient, said):
     states = find_spoilt_states(stepped(torch.float16, gradient, torch.optim.RMSprop))
     assert states and said in states[0].seen, states
@@ -157,7 +157,7 @@ def test_numbers_too_large_to_choose_by_are_told_where_they_were_made():
 
     (finding,) = [f for f in find_any_damage(record(work)) if f.cause.id == "changed-in-16-bits"]
     assert finding.op == "aten._to_copy"
-    assert "50% of what argmax chooses is another in FP32" in finding.seen
+    assert "50 % of what argmax chooses is another in FP32" in finding.seen
 
 
 def test_a_sound_calculation_has_no_damage():

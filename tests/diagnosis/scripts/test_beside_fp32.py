@@ -155,6 +155,7 @@ for step in range(30):
 """
 
 
+@slow
 def test_a_first_step_that_fails_is_explained_though_no_later_one_fails_by_itself(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(FIRST_FAILS.format(first="6.0"), encoding="utf-8")

@@ -70,6 +70,16 @@ def test_the_same_losses_come_of_the_same_text_and_others_of_another(script, run
 
 
 @slow
+@slow
+def test_each_run_after_the_first_says_how_long_the_one_before_it_took(script, runs_of):
+    said = []
+    runs = runs_of(script())
+    runs._say = said.append
+    runs.nudged(0.0)
+    runs.in_part([])
+    assert [text.partition("not shown")[2][:24] for text in said] == ["", "; the run before it took"]
+
+
 def test_a_script_that_raises_ends_with_nan(script, runs_of):
     found = runs_of(script(step="optimizer.step(); assert step < 2")).changed({})
     assert math.isnan(found.losses[-1])

@@ -27,6 +27,7 @@ def answer_of(*words: str) -> tuple[subprocess.CompletedProcess, dict]:
     return result, json.loads(result.stdout)
 
 
+@slow
 @without_gpu
 def test_a_failure_of_a_script_for_a_gpu_is_named_at_its_line():
     result, answer = answer_of("--as", "cuda", "--", "written_for_cuda.py")

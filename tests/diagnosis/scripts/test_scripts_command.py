@@ -85,6 +85,7 @@ def test_a_script_that_trains_nothing_has_no_verdict_and_exits_with_2(tmp_path):
     assert json.loads(said.stdout)["verdict"] == "no-verdict"
 
 
+@slow
 def test_json_is_alone_on_stdout_and_a_finding_exits_with_1(tmp_path):
     trace = tmp_path / "step.npz"
     words = [sys.executable, "-m", "log_of_softmax"]

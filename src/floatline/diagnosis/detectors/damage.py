@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from floatline.base.patched_sources import read_source
+from floatline.base.texts import percent
 from floatline.causes import find_cause
 from floatline.diagnosis.blame import ANY
 from floatline.diagnosis.detectors import silent
@@ -79,13 +80,15 @@ def _judge_state(op: Op, operand: Operand) -> State | None:
     value = operand.value
     if value.pos_inf:
         share = value.pos_inf / value.numel
-        seen = f"inf in {share:.0%} of {name} of {owner}, which is {value.dtype}: what is divided by it stands still"
+        seen = (
+            f"inf in {percent(share)} of {name} of {owner}, which is {value.dtype}: what is divided by it stands still"
+        )
         return State(op, name, owner, share, seen) if share > SPOILT else None
     written = op.outputs[0] if op.inputs[0] is operand and op.name.endswith("_") else None
     if written is None or not written.lost:
         return None
     share = written.lost / max(1, written.numel - written.zeros + written.lost)
-    seen = f"{share:.0%} of {name} of {owner} becomes 0 where it is written as {value.dtype}, and is not 0 in FP32"
+    seen = f"{percent(share)} of {name} of {owner} becomes 0 where it is written as {value.dtype}, and is not 0 in FP32"
     return State(op, name, owner, share, seen) if share > SPOILT else None
 
 
@@ -162,11 +165,11 @@ def find_any_damage(trace: Trace) -> list[Finding]:
         periodic = base_name(op.name) in PERIODIC
         cause = "integer-not-exact" if periodic else ANY
         size = max((own.value.largest for own in op.inputs), default=0.0)
-        read = f"{base_name(op.name)} of numbers up to {size:.4g}, off by less than {CLEAN:.0%}"
+        read = f"{base_name(op.name)} of numbers up to {size:.4g}, off by less than {percent(CLEAN)}"
         there = "" if rounding is op else f" in line {op.line}"
-        found.append(describe_birth(Birth(rounding, cause, f"{read}, is off by {error:.0%} of its size{there}")))
+        found.append(describe_birth(Birth(rounding, cause, f"{read}, is off by {percent(error)} of its size{there}")))
     for op, share in find_changed_choices(trace)[:1]:
-        seen = f"{share:.0%} of what {base_name(op.name)} chooses is another in FP32"
+        seen = f"{percent(share)} of what {base_name(op.name)} chooses is another in FP32"
         blamed = _blame_choice(op, trace)
         found.append(describe_birth(Birth(blamed, ANY, seen + ("" if blamed is op else f", in line {op.line}"))))
     return found
@@ -174,7 +177,7 @@ def find_any_damage(trace: Trace) -> list[Finding]:
 
 def describe_cancellation(op: Op, error: float, trace: Trace) -> Finding:
     """The finding about a difference; where it is taken in FP32, at the line that rounded what is subtracted."""
-    seen = f"the difference is off by {error:.0%} of its size, its operands by less than {silent.CLEAN:.0%}"
+    seen = f"the difference is off by {percent(error)} of its size, its operands by less than {percent(silent.CLEAN)}"
     worst = max(op.inputs, key=lambda operand: operand.value.error or 0.0)
     rounded = None if op.outputs[0].dtype in FORMATS else find_rounding(worst, trace)
     if rounded is None or (rounded.file, rounded.line) == (op.file, op.line):
@@ -193,7 +196,7 @@ def find_wrong_results(trace: Trace) -> list[Finding]:
         *silent.stuck_scatters(trace, ruinous=False),
     ]
     for op, share in rows[:1]:
-        seen = f"{share:.0%} of what is added is lost"
+        seen = f"{percent(share)} of what is added is lost"
         found.append(describe_birth(_name_sum(op, seen, trace)))
     found += [describe_collision(op, largest) for op, largest in silent.colliding_casts(trace)[:1]]
     found += [describe_cancellation(op, error, trace) for op, error in silent.cancelled(trace)[:1]]
@@ -303,12 +306,12 @@ def _find_likely(trace: Trace) -> list[Finding]:
     sums = [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=False)]
     sums += silent.stuck_scatters(trace, ruinous=False)
     for op, share in sums:
-        found.append(describe_birth(_name_sum(op, f"{share:.0%} of what is added is lost", trace)))
+        found.append(describe_birth(_name_sum(op, f"{percent(share)} of what is added is lost", trace)))
     found += [describe_collision(op, largest) for op, largest in silent.colliding_casts(trace)]
     found += [describe_cancellation(op, error, trace) for op, error in silent.cancelled(trace)]
     for op, error in silent.amplified(trace):
         size = max(operand.value.largest for operand in op.inputs)
-        seen = f"{base_name(op.name)} of numbers up to {size:.4g} is off by {error:.0%} of its size"
+        seen = f"{base_name(op.name)} of numbers up to {size:.4g} is off by {percent(error)} of its size"
         found.append(describe_birth(Birth(op, "integer-not-exact", seen)))
     return found
 

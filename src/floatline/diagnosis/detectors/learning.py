@@ -7,6 +7,7 @@ import statistics
 
 import torch
 
+from floatline.base.texts import percent
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors.operations import base_name
 from floatline.diagnosis.evidence import Evidence
@@ -59,7 +60,7 @@ def _nothing_to_learn(evidence: Evidence, trace: Trace) -> list[Finding]:
     losses = evidence.fp32.losses
     last = _last(losses)
     cause = find_cause("bad-input-data")
-    seen = f"after {len(losses)} steps in FP32, which moved the weights by {_motion(evidence):.0%}, the loss is "
+    seen = f"after {len(losses)} steps in FP32, which moved the weights by {percent(_motion(evidence))}, the loss is "
     seen += f"{last:.4g}: that of guessing among {classes} classes is {math.log(classes):.4g}"
     return [Finding(cause, seen, cause.advice, "batches[*].targets[0]", op="input")]
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from floatline.base.patched_sources import read_source
+from floatline.base.texts import percent
 from floatline.causes import find_cause
 from floatline.diagnosis.beside_fp32 import StepErrors
 from floatline.diagnosis.detectors import silent
@@ -179,8 +180,8 @@ def find_dead_state(evidence: Evidence) -> list[Finding]:
     cause = find_cause("optimizer-state-underflow")
     finding = Finding(
         cause,
-        seen=f"{share:.0%} of the second moments are 0 in 16 bits, and what is divided by them is not: the step moves "
-        "these weights many times too far; in FP32 they are not 0",
+        seen=f"{percent(share)} of the second moments are 0 in 16 bits, and what is divided by them is not: the step "
+        "moves these weights many times too far; in FP32 they are not 0",
         fix=cause.advice,
         module="optimizer.step",
         file=place[0],
@@ -267,10 +268,10 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
         findings.append(_underflow(evidence, trace, lost))
     for op, share in [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=not behind)][:1]:
         findings.append(
-            _at(op, "accumulator-stagnation", f"{share:.0%} of the elements that FP32 moves stay as they are")
+            _at(op, "accumulator-stagnation", f"{percent(share)} of the elements that FP32 moves stay as they are")
         )
     for op, error in silent.stuck_scatters(trace, ruinous=not behind)[:1]:
-        seen = f"the sums are off by {error:.0%} of their size, what is added by less than {silent.CLEAN:.0%}"
+        seen = f"the sums are off by {percent(error)} of their size, what is added by less than {percent(silent.CLEAN)}"
         fix = "Add these up in an FP32 tensor, and round once at the end."
         findings.append(replace(_at(op, "accumulator-stagnation", seen), fix=fix))
     seen_in_loss = behind or evidence.starts_apart
@@ -291,8 +292,8 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
 
 def _amplified(op: Op, error: float) -> Finding:
     size = max(operand.value.largest for operand in op.inputs)
-    read = f"numbers up to {size:.4g}, off by less than {silent.CLEAN:.0%}"
-    return _at(op, "integer-not-exact", f"{base_name(op.name)} of {read}, is off by {error:.0%} of its size")
+    read = f"numbers up to {size:.4g}, off by less than {percent(silent.CLEAN)}"
+    return _at(op, "integer-not-exact", f"{base_name(op.name)} of {read}, is off by {percent(error)} of its size")
 
 
 def _at(op: Op, cause_id: str, seen: str) -> Finding:
@@ -301,7 +302,9 @@ def _at(op: Op, cause_id: str, seen: str) -> Finding:
 
 def _underflow(evidence: Evidence, trace: Trace, lost: dict[str, float]) -> Finding:
     worst = sorted(lost, key=lambda name: -lost[name])[:3]
-    seen = ", ".join(f"{lost[name]:.0%} of {name}'s gradient" for name in worst) + " is 0 in 16 bits and not in FP32"
+    seen = (
+        ", ".join(f"{percent(lost[name])} of {name}'s gradient" for name in worst) + " is 0 in 16 bits and not in FP32"
+    )
     cause = find_cause("gradient-underflow")
     op = silent.first_lost(trace)
     calls = [event for event in evidence.given.of(BackwardEvent) if event.file]
@@ -348,7 +351,7 @@ def _find_precision(given: RunRecord) -> tuple[str, int]:
 
 def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
     cause = find_cause("update-lost-to-rounding")
-    parts = [f"{share:.0%} of {_params(op)[0].removeprefix('param:')}" for op, share in stuck[:3] if _params(op)]
+    parts = [f"{percent(share)} of {_params(op)[0].removeprefix('param:')}" for op, share in stuck[:3] if _params(op)]
     made = next(iter(evidence.given.optimizers), None)
     place = _find_narrowing(evidence.given)
     return Finding(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from floatline.base.texts import percent
 from floatline.formats import find_format
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
 
@@ -195,7 +196,10 @@ def cancelled_before(op: Op, trace: Trace) -> tuple[Op, str] | None:
         for maker in ancestors(operand, trace, 3):
             if base_name(maker.name) in ADDITIONS and maker.outputs and (maker.outputs[0].error or 0.0) > HARM:
                 out = maker.outputs[0]
-                return maker, f"a difference of {out.twin_largest:.3g} is off by {out.error:.0%}, and below 0"
+                return (
+                    maker,
+                    f"a difference of {out.twin_largest:.3g} is off by {percent(out.error or 0.0)}, and below 0",
+                )
     return None
 
 

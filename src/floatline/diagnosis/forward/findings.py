@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from floatline.base.texts import percent
 from floatline.causes import find_cause
 from floatline.diagnosis.blame import ANY
 from floatline.diagnosis.detectors.damage import find_candidates, find_changed_choices, find_wrong_results
@@ -216,7 +217,7 @@ def _find_suspects(trace: Trace) -> list[_Suspect]:
 
 def _suspect_choice(op: Op, share: float, trace: Trace) -> _Suspect:
     """A choice that changes: tried with what it chooses by, since an FP32 copy of rounded numbers is no better."""
-    seen = f"{share:.0%} of what {base_name(op.name)} chooses is another in FP32"
+    seen = f"{percent(share)} of what {base_name(op.name)} chooses is another in FP32"
     made = [maker for operand in op.inputs for maker in ancestors(operand, trace, _FAR)]
     narrow = [maker for maker in made if any(out.dtype in FORMATS for out in maker.outputs)]
     lines = dict.fromkeys((one.file, one.line) for one in (op, *narrow) if one.file and one.line)

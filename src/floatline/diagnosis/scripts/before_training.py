@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from floatline.base.texts import percent
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.exceptions import describe_collision
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births
@@ -53,11 +54,13 @@ def find_suspects_in_setup(evidence: ScriptEvidence) -> list[Finding]:
 
 def _find_damage(setup: Trace) -> list[tuple[str, Op, str]]:
     found = [
-        ("accumulator-stagnation", op, f"after {num:,} additions or products the result is off by {error:.0%}")
+        ("accumulator-stagnation", op, f"after {num:,} additions or products the result is off by {percent(error)}")
         for op, num, error in _find_rows(setup)
     ]
     for op, error in silent.cancelled(setup):
-        seen = f"the difference is off by {error:.0%} of its size, its operands by less than {silent.CLEAN:.0%}"
+        seen = (
+            f"the difference is off by {percent(error)} of its size, its operands by less than {percent(silent.CLEAN)}"
+        )
         found.append(("cancellation", op, seen))
     return found
 

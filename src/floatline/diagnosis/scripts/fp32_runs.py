@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class FP32Runs:
         say: Told before each run.
         search: Steps that its optimizers leave out, as the search of the script's own scaler did: see `LossLog.search`.
         rank: Of several processes, the one that is looked at.
+        took: Seconds of the script as it is.
     """
 
     def __init__(
@@ -47,8 +49,9 @@ class FP32Runs:
         *,
         search: Sequence[Sequence[int]] = (),
         rank: int = 0,
+        took: float | None = None,
     ) -> None:
-        self._rank = rank
+        self._rank, self._took = rank, took
         self._command, self._quiet, self._device = command, quiet, device
         self._steps, self._say, self._search = steps, say, [*search]
         self._nudged: dict[float, Shown | str] = {}
@@ -80,7 +83,10 @@ class FP32Runs:
 
     def _run(self, how: str, **given: Any) -> Shown | str:
         where = "again" if "plan" in given else "in FP32"
-        self._say(f"the script runs {where} for up to {self._steps} steps{how and f', {how}'}; its output is not shown")
+        last = "" if self._took is None else f"; the run before it took {self._took:.0f} s"
+        what = f"the script runs {where} for up to {self._steps} steps{how and f', {how}'}"
+        self._say(f"{what}; its output is not shown{last}")
+        began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="floatline-") as folder:
             names = ("report.json", "job.json", LOSSES, READS, "writes")
             report, task, log, reads, writes = (Path(folder, name) for name in names)
@@ -99,6 +105,7 @@ class FP32Runs:
             report, log, reads = (path_of(path, self._rank) for path in (report, log, reads))
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
             found = Shown.read(log, reads, error=seen.get("error", ""), cut=seen.get("cut", False))
+        self._took = time.monotonic() - began
         if "missing" in seen or (not seen and not found.losses):
             return problem or "the process ended without a word"
         if seen.get("refused"):

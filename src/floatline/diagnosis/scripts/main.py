@@ -101,7 +101,8 @@ def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> No
         if os.getpid() == process:
             watched.exit_code = 128 + number
             seen.keep()
-            write_report(watched, report, trace, search=seen.search, ended_by=signal.Signals(number).name, note=note)
+            name = signal.Signals(number).name
+            write_report(watched, report, trace, seen=seen, ended_by=name, note=note)
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
@@ -111,7 +112,7 @@ def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> No
         os._exit(watched.exit_code)  # a fork of the script that came back here
     seen.end()
     seen.keep()
-    write_report(watched, report, trace, search=seen.search, note=note)
+    write_report(watched, report, trace, seen=seen, note=note)
     sys.exit(watched.exit_code)
 
 
@@ -127,6 +128,10 @@ class _Shown:
     @property
     def search(self) -> list[list[int]]:
         return self._log.search
+
+    @property
+    def start_seconds(self) -> float:
+        return self._log.start_seconds or 0.0
 
     def begin(self) -> None:
         self._remove = self._log.patch_bare(self._patches)
@@ -146,7 +151,7 @@ def write_report(
     report: str,
     trace: str,
     *,
-    search: Sequence[Sequence[int]] = (),
+    seen: _Shown | None = None,
     ended_by: str = "",
     note: str = "",
     refused: Sequence[str] = (),
@@ -155,7 +160,9 @@ def write_report(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         content = explain(watched.sum_up(), trace and str(own_path(Path(trace))))
-    content["ended_by"], content["refused"], content["search"] = ended_by, list(refused), list(search)
+    content["ended_by"], content["refused"] = ended_by, list(refused)
+    content["search"] = [] if seen is None else seen.search
+    content["start_seconds"] = 0.0 if seen is None else seen.start_seconds
     content["notes"] += [note] if note else []
     path = own_path(Path(report))
     path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")

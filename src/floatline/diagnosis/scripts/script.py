@@ -27,6 +27,8 @@ from floatline.running.quiet_runs import QuietRuns
 from floatline.running.ranks import path_of
 
 _MAIN = "floatline.diagnosis.scripts.main"
+# Seconds before a first step that are worth a word: several runs follow.
+LONG_START = 30.0
 
 
 def diagnose_script(
@@ -69,8 +71,11 @@ def diagnose_script(
         seen = ranks.told
         found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
         found = replace(found, findings=(*ranks.find_apart(), *found.findings))
+        if found.start_seconds >= LONG_START:
+            say(f"the script took {found.start_seconds:.0f} s before its first step, as every run that follows will")
         limit, search = _bound(fp32_steps, seen), _search_of(seen)
-        runs = FP32Runs(command, quiet, device, limit, say, search=search, rank=ranks.teller)
+        took = time.perf_counter() - began
+        runs = FP32Runs(command, quiet, device, limit, say, search=search, rank=ranks.teller, took=took)
         if found.unexplained and not code and seen["is_narrow"] and fp32_steps != 0:
             found, seen = _record_failure(found, seen, quiet, device, say)
         was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
@@ -81,7 +86,9 @@ def diagnose_script(
         elif found.unexplained and not code and seen["is_narrow"] and fp32_steps != 0:
             found = explain_by_fp32(found, seen, own, runs)
         if tries_fixes and found.primary is not None:
-            tries = _Tries(quiet, device, _count_steps(found.primary.cause.family, seen), runs, was_silent)
+            steps = _count_steps(found.primary.cause.family, seen)
+            # What shows beside FP32 alone may show in the last number only: a trial is as long as FP32's run.
+            tries = _Tries(quiet, device, max(steps, limit) if was_silent else steps, runs, was_silent)
             found = tries.try_fixes(found, say)
     return replace(found, seconds=time.perf_counter() - began, notes=(*ranks.describe(), *found.notes))
 

@@ -16,9 +16,11 @@ class ScriptDiagnosis(Diagnosis):
 
     Args:
         exit_code: The script's own.
+        start_seconds: Before the end of its first backward pass.
     """
 
     exit_code: int = 0
+    start_seconds: float = 0.0
 
     @property
     def status(self) -> int:
@@ -54,6 +56,7 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
         seconds,
         notes=tuple(seen["notes"]),
         exit_code=code,
+        start_seconds=seen.get("start_seconds", 0.0),
         unexplained=seen["unexplained"],
         fails_in_fp32=seen["fails_in_fp32"],
         no_verdict="" if seen["unexplained"] else _explain_end(seen, code) or seen["unseen"],
