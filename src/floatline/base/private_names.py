@@ -176,7 +176,12 @@ PRIVATES: tuple[Private, ...] = (
         fallback="a module that FX traces counts as a forward pass",
     ),
     Private(
-        ("torch._C._dynamo.eval_frame", "torch._dynamo.callback.callback_handler", "torch._dynamo.trace_rules"),
+        (
+            "torch._C._dynamo.eval_frame",
+            "torch._dynamo.callback.callback_handler",
+            "torch._dynamo.trace_rules",
+            "torch._dynamo.trace_rules._recompile_re",
+        ),
         "a diagnosis lifts its patches while torch.compile works",
         fallback="they stay, and torch.compile reads them, too",
     ),

@@ -11,8 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from floatline.numerics.half_on_cpu import HalfOnCPU
+from floatline.probe.watch import patches
 from floatline.probe.watch.events import BackwardEvent, ClearEvent, ForwardEvent, GradEvent, StepEvent
-from floatline.probe.watch.patches import holds_numbers, is_tracing
+from floatline.probe.watch.patches import CompilerWatch, holds_numbers, is_tracing
 from floatline.probe.watch.watch import watch
 
 X = torch.randn(8, 4, generator=torch.Generator().manual_seed(1))
@@ -372,3 +373,16 @@ def test_a_watched_loop_can_be_traced_as_a_whole():
         graph = make_fx(loss)(X)
     assert seen.events == []
     assert torch.equal(graph(X)[0], loss(X)[0])
+
+
+def test_dynamo_leaves_the_watch_alone_only_for_as_long_as_it_watches():
+    from torch._dynamo import trace_rules
+
+    before = list(trace_rules.SKIP_DIRS)
+    watch = CompilerWatch((), lambda: None)
+    during, found = list(trace_rules.SKIP_DIRS), trace_rules.check_file(patches.__file__).skipped
+    watch.undo()
+    assert found
+    assert len(during) > len(before)
+    assert before == trace_rules.SKIP_DIRS
+    assert not trace_rules.check_file(patches.__file__).skipped

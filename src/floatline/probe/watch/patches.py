@@ -141,6 +141,7 @@ class CompilerWatch:
         self._on_compile = on_compile
         self._depth = 0
         self._handler: Any = None
+        self._left_alone: list[str] = []  # folders that Dynamo does not look into meanwhile
         self._own = Patches()
         self._own.wrap(torch, "compile", self._watch_compile)
         if "torch._dynamo" in sys.modules:
@@ -162,8 +163,10 @@ class CompilerWatch:
             from torch._dynamo import trace_rules
             from torch._dynamo.callback import callback_handler
 
+            known = len(trace_rules.SKIP_DIRS)
             for name in _OWN:
                 trace_rules.add(name)
+            self._left_alone = trace_rules.SKIP_DIRS[known:]
             callback_handler.register_start_callback(self._begin)
             callback_handler.register_end_callback(self._end)
             self._handler = callback_handler
@@ -200,6 +203,18 @@ class CompilerWatch:
                 with contextlib.suppress(ValueError):  # torch.compiler.reset() has removed it
                     remove(callback)
             self._handler = None
+        if self._left_alone:
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Let Dynamo look into floatline again: a replay that is compiled after the watch begins there."""
+        from torch._dynamo import trace_rules
+
+        for folder in self._left_alone:
+            with contextlib.suppress(ValueError):
+                trace_rules.SKIP_DIRS.remove(folder)
+        self._left_alone = []
+        trace_rules._recompile_re()  # pyright: ignore[reportPrivateUsage]
 
 
 def is_inside_compiled() -> bool:
