@@ -156,6 +156,7 @@ def test_an_exception_that_no_cause_explains_is_not_called_healthy(tmp_path):
     assert stages[:2] == ["floatline: running the target as it is", "floatline: running it in FP32"]
 
 
+@slow
 def test_what_would_not_fit_a_format_is_told(tmp_path):
     target = tmp_path / "wide.py"
     wide = EXAMPLE.read_text().replace('"fp16-mixed"', '"fp32"')

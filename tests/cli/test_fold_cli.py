@@ -4,6 +4,7 @@ import json
 
 import pytest
 from tests.integrations.test_checkpoint_folders import save
+from tests.slow import slow
 from typer.testing import CliRunner
 
 from floatline.cli.main import app
@@ -48,6 +49,7 @@ def test_fold_ends_with_1_where_something_stands_in_the_way(tmp_path, tokens):
     assert "cannot be scaled: silu in model.layers.1.mlp.act_fn" in " ".join(done.stdout.split())
 
 
+@slow
 def test_fit_prints_a_row_for_each_checkpoint(tmp_path, tokens):
     save(tmp_path / "all" / "planted")
     save(tmp_path / "all" / "plain", planted=False)

@@ -41,6 +41,7 @@ def test_a_healthy_pass_exits_with_0_and_shows_its_outputs(target):
     assert "times nearer to FP32 than BF16 here" in result.stdout
 
 
+@slow
 def test_a_broken_one_exits_with_1_and_its_json_is_one_object(target):
     result = invoke(f"{target}:broken", "--format", "json")
     assert result.exit_code == 1

@@ -8,6 +8,7 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from tests.slow import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,6 +28,7 @@ def metadata(dist: Path):
         return Parser().parsestr(archive.read(name).decode())
 
 
+@slow
 def test_installing_floatline_does_not_bring_torch(dist):
     required = [r for r in metadata(dist).get_all("Requires-Dist") if "extra ==" not in r]
     assert required

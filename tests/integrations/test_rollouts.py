@@ -64,6 +64,7 @@ def test_without_the_engines_log_probs_they_are_computed_as_generate_does(tmp_pa
     assert 0 <= logged(trainer, "floatline/rollout_kl")[0] < 1e-9
 
 
+@slow
 def test_training_is_what_it_is_without(tmp_path):
     options = {"learning_rate": 1e-2, "max_steps": 4, "fp16": False}
 

@@ -109,6 +109,7 @@ def test_in_fp32_a_guarded_run_is_the_trainers_own(tmp_path):
     assert as_logged(history.loss, trainer) == pytest.approx(own_losses, rel=1e-6)
 
 
+@slow
 @pytest.mark.parametrize("logging_steps", [3, 100])  # logging reads everything that is outstanding
 def test_a_gpu_that_runs_ahead_leaves_out_as_many_advances_as_there_were_skips(tmp_path, logging_steps):
     rows = make_rows(12, bad=[2, 3])
@@ -316,6 +317,7 @@ class Damage(TrainerCallback):
             model.first.weight.data[0, 0] = math.nan
 
 
+@slow
 @pytest.mark.parametrize("policy", [fl.Policy(snapshot_gib=1.0, snapshot_every=2, rollback_reach=1), None])
 def test_damaged_weights_go_back_where_the_policy_keeps_snapshots_and_end_the_run_where_not(tmp_path, policy):
     trainer = make_trainer(tmp_path, rows=make_rows(12), max_steps=12)

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from tests.slow import slow
 from typer.testing import CliRunner
 
 from floatline.cli.main import app
@@ -23,6 +24,7 @@ LONG = {
 }
 
 
+@slow
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_a_source_that_is_made_to_take_long_does_not(text):
     assert lint_text(text, rules=list(RULES.values())) == []

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.slow import mostly_slow
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -88,7 +89,7 @@ def test_the_forms_of_sgd_agree(group):
         torch.testing.assert_close(master(ours), master(theirs), rtol=4e-7, atol=1e-7)
 
 
-@pytest.mark.parametrize("update", ["stochastic", "kahan", "nearest"])
+@pytest.mark.parametrize("update", mostly_slow(["nearest", "kahan", "stochastic"], every=3))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shift", [7, 512], ids=["shards that begin anywhere", "shards that begin with a counter"])
 def test_other_updates_agree_but_for_a_rare_neighbour(dtype, update, shift):
@@ -100,7 +101,7 @@ def test_other_updates_agree_but_for_a_rare_neighbour(dtype, update, shift):
         assert ((ours.weight - theirs.weight).float().abs() <= 2.01 * spacing * theirs.weight.float().abs()).all()
 
 
-@pytest.mark.parametrize("states", ["bf16", "int8"])
+@pytest.mark.parametrize("states", mostly_slow(["bf16", "int8"], every=2))
 @pytest.mark.parametrize(
     ("rule", "shift"),
     [(ADAMW, 7), (ADAMW, 512), (LION, 7), (SGD, 512)],

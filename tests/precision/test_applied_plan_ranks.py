@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from tests.marks import needs_fsdp2, needs_gloo
+from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("applied_on_ranks.py")
 
@@ -24,6 +25,7 @@ def found_by_all():
         return [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(2)]
 
 
+@slow
 @pytest.mark.parametrize("kind", ["DDP", pytest.param("FSDP2", marks=needs_fsdp2)])
 def test_everything_that_is_kept_has_the_bits_of_fp32(kind):
     for rank in found_by_all():

@@ -9,6 +9,7 @@ from tests.report.reading import Page
 from tests.report.rescues import make_rescue
 from tests.report.run.runs import make_run
 from tests.report.validation.validations import make_validation
+from tests.slow import slow
 
 from floatline.report.document.detail import MOST_BYTES
 from floatline.report.document.html import coded, diff_lines, page_of, read_text
@@ -191,6 +192,7 @@ def test_a_colour_that_does_not_stand_out_would_be_found():
     assert contrast((0.73, 0.73, 0.73), (1.0, 1.0, 1.0)) < 3 < 4.5 < contrast((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
+@slow
 def test_a_heavy_study_has_a_light_page_and_a_light_one_is_shown_whole(tmp_path):
     arms = {"fp16-mixed": 0.0, "bf16-mixed": 0.01, "fp16-true": 0.02}
     heavy = make_validation(arms, num_seeds=20, spread=0.02)
@@ -203,6 +205,7 @@ def test_a_heavy_study_has_a_light_page_and_a_light_one_is_shown_whole(tmp_path)
     assert write_report(whole, tmp_path / "one").read_text(encoding="utf-8") == page_of(document_of(whole), tones=TONES)
 
 
+@slow
 def test_the_page_of_many_runs_is_light(tmp_path):
     for number in range(8):
         make_run(tmp_path / f"run-{number}", steps=450, layers=tuple(f"blocks.{k}.weight" for k in range(40)))

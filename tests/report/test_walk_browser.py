@@ -9,7 +9,7 @@ from tests.report.rescues import make_rescue
 from tests.report.run.runs import make_run
 from tests.report.validation.test_validation_browser import THREE
 from tests.report.validation.validations import make_validation
-from tests.slow import mostly_slow
+from tests.slow import mostly_slow, slow
 
 import floatline as fl
 from floatline.report.parity import write_parity
@@ -87,6 +87,7 @@ def test_it_is_light(pages, kind):
     assert pages[kind].stat().st_size <= HEAVIEST
 
 
+@slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_page_has_contents_that_lead_somewhere(visit, pages, kind):
     page = visit(pages[kind], width=1280)

@@ -204,6 +204,7 @@ def test_adam_on_fp16_weights_is_rescued_by_exact_updates(tmp_path):
     assert "fp16-mixed" in (tmp_path / "fix.patch").read_text()  # FP32 weights are the change of the code
 
 
+@slow
 def test_what_is_not_precision_gets_no_plan_but_a_word_and_what_an_earlier_rescue_left_is_taken_away(tmp_path):
     (tmp_path / "plan.yaml").write_text("weights: fp32\ncompute: fp16\n")
     (tmp_path / "rescue.json").write_text("{}")
@@ -214,6 +215,7 @@ def test_what_is_not_precision_gets_no_plan_but_a_word_and_what_an_earlier_rescu
     assert not (tmp_path / "plan.yaml").exists() and (tmp_path / "report.html").exists()
 
 
+@slow
 def test_healthy_training_needs_no_plan(tmp_path):
     code, said = rescue("healthy", tmp_path)
     assert (code, said["outcome"], said["plan"], said["tried"]) == (0, "healthy", None, [])

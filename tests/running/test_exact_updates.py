@@ -124,6 +124,7 @@ def test_an_old_torch_is_told_of_in_one_line(monkeypatch):
             model(batches()[0][0]).sum().backward()
 
 
+@slow
 @pytest.mark.parametrize("plan", [BF16, FP16], ids=lambda plan: plan.name)
 @pytest.mark.parametrize("make", KINDS)
 def test_a_run_that_goes_on_from_a_checkpoint_has_the_bits_of_one_without_a_break(plan, make):

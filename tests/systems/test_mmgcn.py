@@ -161,6 +161,7 @@ def test_a_plan_that_trains_is_found_for_the_lost_eps() -> None:
     assert rescued.plan is not None and rescued.plan.compute == "fp16"
 
 
+@slow
 def test_bare_tensors_are_named_and_not_blamed_on_precision() -> None:
     result = diagnose("mmgcn:unregistered", steps=6)
     assert result.verdict == "not-precision"

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from tests.preloaded import COMMAND, run_preloaded
+from tests.slow import slow
 
 from floatline.errors import OptimizerError, PlanError
 from floatline.plans import KeptFunction, Plan, Rewrite, Scaling
@@ -145,6 +146,7 @@ def command(*words, cwd):
     return run_preloaded(["-c", COMMAND, *words], cwd=cwd)
 
 
+@slow
 def test_the_command_takes_it_from_yaml(target, tmp_path):
     REWRITTEN.save(tmp_path / "plan.yaml")
     run = command("train", "critic_target.py", "--plan", "plan.yaml", "--steps", "5", "--format", "json", cwd=tmp_path)

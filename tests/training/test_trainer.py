@@ -118,6 +118,7 @@ def test_torchs_optimizers_are_resumed_bit_for_bit_too(tmp_path):
         assert_same_end(root / "whole", root / "parts")
 
 
+@slow
 @pytest.mark.parametrize("lost", ["torch", "python", "numpy", "place"])
 def test_a_resume_that_forgot_something_would_be_found(tmp_path, lost):
     train(tmp_path / "whole", steps=10)

@@ -221,6 +221,7 @@ def test_a_loss_far_from_fp32s_without_a_known_cause_is_never_healthy(tmp_path):
     assert "in FP32, from the same seed" in (found["unexplained"] or found["findings"][0]["seen"])
 
 
+@slow
 def test_without_a_run_in_fp32_no_script_is_called_healthy(tmp_path):
     found, _, run = diagnose(tmp_path, "--once")
     assert found["verdict"] == "no-verdict"
@@ -229,6 +230,7 @@ def test_without_a_run_in_fp32_no_script_is_called_healthy(tmp_path):
     assert "runs again" not in run.stderr
 
 
+@slow
 def test_a_script_that_cannot_run_again_is_not_called_healthy(tmp_path):
     marker = "import os\nassert not os.path.exists('ran')\nopen('ran', 'w').close()"
     found, _, _ = diagnose(tmp_path, before=marker)

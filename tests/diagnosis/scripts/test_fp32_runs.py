@@ -80,6 +80,7 @@ def test_each_run_after_the_first_says_how_long_the_one_before_it_took(script, r
     assert [text.partition("not shown")[2][:24] for text in said] == ["", "; the run before it took"]
 
 
+@slow
 def test_a_script_that_raises_ends_with_nan(script, runs_of):
     found = runs_of(script(step="optimizer.step(); assert step < 2")).changed({})
     assert math.isnan(found.losses[-1])

@@ -37,6 +37,7 @@ def test_a_failure_of_a_script_for_a_gpu_is_named_at_its_line():
     assert (first["cause"], line.strip()) == ("product-overflow", "return self.head(h * h)")
 
 
+@slow
 @without_gpu
 def test_it_is_said_once_at_the_start_and_once_in_the_answer():
     result, answer = answer_of("--as", "cuda", "--", "written_for_cuda.py", "--fixed")
@@ -47,6 +48,7 @@ def test_it_is_said_once_at_the_start_and_once_in_the_answer():
     assert "memory 0" in result.stderr
 
 
+@slow
 @without_gpu
 def test_without_the_option_such_a_script_fails_and_nothing_is_said_of_it():
     result = run("--", "written_for_cuda.py")

@@ -139,6 +139,7 @@ def test_one_step_is_no_verdict_on_the_command_line(tmp_path):
     check_no_verdict(run("--", "train.py", cwd=tmp_path))
 
 
+@slow
 def test_a_healthy_script_exits_with_0_on_the_command_line(tmp_path):
     write(tmp_path)
     done = run("--format", "json", "--", "train.py", cwd=tmp_path)

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from tests.slow import mostly_slow
 
 from floatline.probe.trace import measures as module
 from floatline.probe.trace.measures import Measures, _fill, _reduce_on_cpu, _to_numpy, reduce_on_device
@@ -70,7 +71,7 @@ def big(seed=0, *, dtype=torch.float16):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("shape", ["flat", "transposed", "strided", "apart"])
+@pytest.mark.parametrize("shape", mostly_slow(["flat", "strided", "transposed", "apart"], every=2))
 def test_the_kernel_gives_the_figures_of_the_torch_operations(dtype, shape):
     pytest.importorskip("triton", reason="triton is not installed")
     from tests.triton_interpreter import allow_tensors_as_bounds

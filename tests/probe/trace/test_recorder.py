@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.probe.trace.recorded_steps import Calculation, ops_named, same_bits, step, trace_of
+from tests.slow import mostly_slow
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -73,7 +74,7 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16-mixed", "fp16-true", "bf16-mixed", "bf16-true"])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("name", mostly_slow(STEPS, every=3))
 def test_a_step_is_bit_for_bit_the_same_with_and_without_the_recorder(name, precision):
     make, x = STEPS[name]
     options = {"precision": precision, "optimizer": OPTIMIZERS["foreach"], "micro_batches": 2}

@@ -343,6 +343,7 @@ def command(root: Path, *words: str) -> subprocess.CompletedProcess:
     return run_preloaded(["-c", COMMAND, *words], cwd=root)
 
 
+@slow
 def test_the_commands_exit_with_what_they_found(repository):
     folder, bad = study(repository), study(repository, 0.05, name="bad")
     validation = load(folder)

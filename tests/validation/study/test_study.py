@@ -174,6 +174,7 @@ def test_a_function_that_tells_no_time_is_timed():
     assert done.seconds is not None
 
 
+@slow
 def test_functions_run_in_this_process(tmp_path):
     (one,) = make(tmp_path, "good", runner=ProcessRunner(jobs=2)).run()
     assert one.verdict == "PASS"
