@@ -24,7 +24,7 @@ STEPS = 3
 
 
 class ScriptGraphs:
-    """Graphs of the last whole step of a loop, run eagerly in the place of compiled code.
+    """Graphs of the last whole step of a loop, run eagerly instead of compiled code.
 
     What the loop hands to torch.compile is taken apart by it, and run as it is. A loop that compiles nothing has its
     outermost modules taken apart, where they have weights that are trained.
