@@ -548,6 +548,16 @@ def test_what_einops_makes_has_the_dtype_of_what_it_is_given_and_sums_are_fp32()
         assert "FL108" not in codes_of(text.format(square, how), half=False)
 
 
+def test_what_is_made_of_data_has_no_gradient():
+    text = (
+        "import torch\nimport torch.nn.functional as F\ndef start(x, w, scale):\n    made = F.conv2d(x, w){0}\n"
+        "    flat = made.transpose(0, 1).contiguous().view(8, -1)\n"
+        "    mean, var = flat.mean(1).squeeze(1), flat.var(1).squeeze(1)\n    return scale / torch.sqrt(var + 1e-10)\n"
+    )
+    assert "FL108" in codes_of(text.format(""), half=False)
+    assert "FL108" not in codes_of(text.format(".data"))
+
+
 def test_a_mask_that_masks_something_else_may_be_boolean_and_is_not_rewritten():
     text = "import torch\ndef f(h, m):\n    a = h.masked_fill({0}, 0.0)\n    return a, m.masked_fill(h > 0, -1e9)\n"
     for given, left in (("m", True), ("h < 0", False)):
