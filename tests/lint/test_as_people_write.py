@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -188,6 +189,16 @@ def step(model, x, y):
 """,
         ("logits = torch.clamp(logits, -5, 5)", "logits = logits.float()"),
     ),
+    "FL211": (
+        """import torch
+def focal(p, target):
+    with torch.autocast("cuda", enabled=False):
+        return -(target * torch.sigmoid(p).log()).mean()
+with torch.autocast("cuda"):
+    loss = focal(model(x), target)
+""",
+        ("sigmoid(p)", "sigmoid(p.float())"),
+    ),
     "FL108": (
         """import torch
 def norm(x, y):
@@ -209,6 +220,21 @@ def test_a_hazard_is_found_and_its_sound_twin_is_not(name):
     code = name.split()[0]
     assert code in codes_of(text)
     assert code not in codes_of(text.replace(before, after))
+
+
+def test_a_quotient_by_a_bare_parameter_is_told_on_demand_unless_it_is_said_to_be_a_number():
+    text = "import torch\ndef ratio(x, y):\n    return x / (y + 1e-8)\n"
+    assert "FL108" in codes_of(text)
+    assert "FL108" not in codes_of(text, half=False)
+    for before, after in (("x, y", "x, y: float"), ("x, y", "x, y=2.0"), ("torch", "math")):
+        assert "FL108" not in codes_of(text.replace(before, after))
+
+
+def test_bounds_that_few_logits_reach_are_told_on_demand():
+    text = "import torch\ny = torch.softmax(torch.clamp(model(x), -{0}, {0}), dim=-1)\n"
+    assert "FL128" in codes_of(text.format(5), half=False)
+    assert "FL128" not in codes_of(text.format(10), half=False)
+    assert "FL128" in codes_of(text.format(10))
 
 
 INNOCENT = {
@@ -511,6 +537,27 @@ def test_a_cast_behind_a_test_of_the_dtype_holds_for_what_a_layer_made():
     assert "FL108" not in codes_of(text.format("h.float()"))
 
 
+def test_what_einops_makes_has_the_dtype_of_what_it_is_given_and_sums_are_fp32():
+    text = (
+        "import torch\nfrom einops import einsum, rearrange, reduce\ndef cdist(model, y):\n    x = model(y)\n"
+        "    xx = reduce({0}, 'b n d -> b n', '{1}')\n    xy = einsum(x, y, 'b i d, b j d -> b i j') * -2\n"
+        "    return (rearrange(xx, 'b i -> b i 1') + xy).clamp(min=1e-8).sqrt()\n"
+    )
+    assert "FL108" in codes_of(text.format("x.abs()", "mean"), half=False)
+    for square, how in (("x ** 2", "mean"), ("x.abs()", "sum")):
+        assert "FL108" not in codes_of(text.format(square, how), half=False)
+
+
+def test_what_is_made_of_data_has_no_gradient():
+    text = (
+        "import torch\nimport torch.nn.functional as F\ndef start(x, w, scale):\n    made = F.conv2d(x, w){0}\n"
+        "    flat = made.transpose(0, 1).contiguous().view(8, -1)\n"
+        "    mean, var = flat.mean(1).squeeze(1), flat.var(1).squeeze(1)\n    return scale / torch.sqrt(var + 1e-10)\n"
+    )
+    assert "FL108" in codes_of(text.format(""), half=False)
+    assert "FL108" not in codes_of(text.format(".data"))
+
+
 def test_a_mask_that_masks_something_else_may_be_boolean_and_is_not_rewritten():
     text = "import torch\ndef f(h, m):\n    a = h.masked_fill({0}, 0.0)\n    return a, m.masked_fill(h > 0, -1e9)\n"
     for given, left in (("m", True), ("h < 0", False)):
@@ -547,6 +594,27 @@ def test_a_file_that_python_cannot_read_is_a_finding_and_told_as_unread(tmp_path
     result = lint_paths([tmp_path], jobs=1)
     assert [one.rule.code for one in result.findings] == ["FL001"]
     assert [Path(file).name for file, _ in result.unread] == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [("latin.py", b"import torch\nname = '\xff'\n"), ("cut.ipynb", b'{"cells": [{"source": ["import torch'),
+     ("deep.py", b"import torch\ny = " + b"-" * 45000)],
+)  # fmt: skip
+def test_a_file_about_training_that_cannot_be_read_is_a_finding_and_another_is_not(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    assert [one.rule.code for one in lint_paths([tmp_path], jobs=1).findings] == ["FL001"]
+    (tmp_path / name).write_bytes(data.replace(b"torch", b"numpy"))
+    assert lint_paths([tmp_path], jobs=1).findings == ()
+
+
+def test_a_file_that_may_not_be_opened_is_a_finding_and_one_that_is_too_large_is_not(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("y = 1\n")
+    for error, told in ((PermissionError(13, "Permission denied"), ["FL001"]), (OSError(27, "it is too large"), [])):
+        monkeypatch.setattr("floatline.lint.fixing.read_bounded", Mock(side_effect=error))
+        result = lint_paths([tmp_path], jobs=1)
+        assert [one.rule.code for one in result.findings] == told
+        assert len(result.unread) == 1
 
 
 def test_only_what_is_told_is_fixed(tmp_path):
@@ -612,6 +680,7 @@ USED = {
     "nobody": ("", False),
     "another file": ("from part import Pool\npool = Pool()\n", True),
     "a configuration": ("model: part.Pool\n", True),
+    "a comment": ("x = 1\n    # pool = Pool(x)\n", False),
     "another class of that name": ("class Pool:\n    def run(self):\n        super(Pool, self).run()\n", False),
 }
 

@@ -27,7 +27,7 @@ LONG = {
 @slow
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG)
 def test_a_source_that_is_made_to_take_long_does_not(text):
-    assert lint_text(text, rules=list(RULES.values())) == []
+    assert {one.rule.code for one in lint_text(text, rules=list(RULES.values()))} <= {"FL001"}  # nested too deeply
 
 
 def test_a_link_in_a_folder_is_not_followed_but_one_that_is_given_is(tmp_path):

@@ -45,7 +45,7 @@ def lint_text(
     """
     if PurePath(file).suffix in CONFIG_ENDINGS:
         return lint_config(text, file, rules=rules, on=on)
-    if not any(sign in text for sign in _SIGNS_OF_TRAINING):
+    if not names_training(text):
         return []
     wanted = [rule for rule in rules if any(word in text for word in rule.words or rule.calls)]
     if not wanted:
@@ -55,10 +55,10 @@ def lint_text(
     except SyntaxError as error:
         if _may_be_newer(text):
             return []
-        told = [_tell_unparsed(one, text, file, error) for one in rules if one.code == "FL001"]
+        told = tell_unread(text, file, error, rules=rules)
         return drop_allowed(told, *read_allowed(text.split("\n"), error.lineno or 1))
-    except (ValueError, RecursionError, MemoryError):
-        return []
+    except (ValueError, RecursionError, MemoryError) as error:  # a thousand brackets deep
+        return tell_unread(text, file, error, rules=rules)
     made = [rule(source, on=on) for rule in wanted]
     with contextlib.suppress(RecursionError):  # an expression of a thousand dots; what was found before it counts
         _walk(source, made)
@@ -73,6 +73,11 @@ def lint_text(
     return sorted(findings, key=lambda one: (one.line, one.column, one.rule.code))
 
 
+def names_training(text: str) -> bool:
+    """Whether a file names anything that trains."""
+    return any(sign in text for sign in _SIGNS_OF_TRAINING)
+
+
 _NEWER = re.compile(r"^\s*(class|def|type)\s+\w+\[|^\s*except\*", re.MULTILINE)
 
 
@@ -81,13 +86,29 @@ def _may_be_newer(text: str) -> bool:
     return sys.version_info < (3, 14) and _NEWER.search(text) is not None
 
 
-def _tell_unparsed(rule: type[Rule], text: str, file: str, error: SyntaxError) -> LintFinding:
-    line = error.lineno or 1
+def tell_unread(text: str, file: str, error: Exception, *, rules: Sequence[type[Rule]]) -> list[LintFinding]:
+    """The finding about a file that could not be read, if it is asked for and the file is, or may be, about training.
+
+    Args:
+        text: What could be read of it.
+        file: Its name.
+        error: Why not all could.
+        rules: What is looked for.
+    """
+    if not names_training(text) and not isinstance(error, PermissionError):
+        return []
+    line, column, why = 1, 1, str(error) or "it is nested too deeply"
+    if isinstance(error, SyntaxError):
+        line, column, why = error.lineno or 1, max(1, error.offset or 1), error.msg
     lines = text.split("\n")
     shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-    seen = f"{error.msg}: Python cannot read this file, and nothing in it was looked at"
-    column = max(1, error.offset or 1)
-    return LintFinding(rule, file, line, column, line, column, seen, rule.advice, text=shown)
+    reader = "Python" if isinstance(error, SyntaxError) else "floatline"
+    seen = f"{why}: {reader} cannot read this file, and nothing in it was looked at"
+    return [
+        LintFinding(rule, file, line, column, line, column, seen, rule.advice, text=shown)
+        for rule in rules
+        if rule.code == "FL001"
+    ]
 
 
 def _walk(source: Source, rules: Sequence[Rule]) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_PASSES = 10  # each pass fixes at least one place; expressions are seldom nested deeper
 _LARGEST = 2_000_000  # bytes; what is larger was not written by hand
+_LARGEST_NOTEBOOK = 50_000_000  # its pictures are in it
 
 
 @dataclass(frozen=True)
@@ -217,4 +218,13 @@ def _place(finding: LintFinding) -> NodePlace:
 
 def read_text(file: str) -> str:
     """The text of a file that is not too large to have been written by hand."""
-    return read_bounded(Path(file), most=_LARGEST).decode("utf-8-sig")
+    most = _LARGEST_NOTEBOOK if file.endswith(NOTEBOOK) else _LARGEST
+    return read_bounded(Path(file), most=most).decode("utf-8-sig")
+
+
+def read_part(file: str) -> str:
+    """What of a file that is no text can be read as such; '' where it may not be opened or is too large."""
+    try:
+        return read_bounded(Path(file), most=_LARGEST).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from floatline.errors import LintError
 from floatline.lint.configs import CONFIG_ENDINGS
-from floatline.lint.engine import lint_text
-from floatline.lint.fixing import Fixes, Telling, file_of, fix_files, read_text
+from floatline.lint.engine import lint_text, tell_unread
+from floatline.lint.fixing import Fixes, Telling, file_of, fix_files, read_part, read_text
 from floatline.lint.notebooks import NOTEBOOK, place_in_cells, read_notebook
 from floatline.lint.reading.mentions import find_unnamed
 from floatline.lint.reading.neighbours import LintedTree
@@ -223,6 +223,7 @@ class _Task:
                 text, places = read_notebook(text)
         except (OSError, ValueError, RecursionError) as error:
             part.unread.append((file, str(error)))
+            part.found += tell_unread(read_part(file), file, error, rules=self.rules)
             return
         found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True, neighbours=self.neighbours)
         part.unread += [(file, one.seen) for one in found if one.rule.code == "FL001"]

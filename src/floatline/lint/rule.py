@@ -31,7 +31,7 @@ _WHEN: dict[Holds, str] = {
     "autocast": "under autocast, and in pure half",
     "half": "in pure half only; autocast computes this in FP32",
     "input": "where what it is given is 16 bits, which nothing here shows",
-    "seldom": "under autocast, and in pure half, where a number comes to 0 that seldom does",
+    "seldom": "under autocast, and in pure half, where a number comes to 0, or beyond a bound, that seldom does",
 }
 
 
@@ -50,7 +50,7 @@ class LintFinding:
         advice: What to change, as one line.
         fix: The kind of rewrite that `--fix` makes; '' where a person has to.
         holds: Under autocast as well; in pure half only, where nothing is widened; where its input is 16 bits, which
-            nothing shows; where a number is 0, which it seldom is. 'any' is no matter of that.
+            nothing shows; where a number is 0 or beyond a bound, which it seldom is. 'any' is no matter of that.
         text: The source line, without its indentation; a baseline knows old findings by it.
         owner: The outermost function or class around it, where its file names that nowhere else; '' else.
     """

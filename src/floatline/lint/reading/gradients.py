@@ -236,14 +236,22 @@ def _is_detached(source: Source, node: ast.expr, depth: int = 0) -> bool:
             return True
         if isinstance(part, ast.Name):
             made = source.value(part)
+            if isinstance(made, ast.Attribute) and made.attr == "data":
+                return True
             if made is part or not isinstance(made, ast.Call):
                 continue
             if any(isinstance(one, ast.Attribute) and one.attr in _CUTS for one in ast.walk(made.func)):
                 return True
             if source.path(made.func) in _RANDOM:
                 return True
-            found = source.operation(made) if depth < _DEPTH else None
-            inner = found.operand if found is not None else None
+            inner = _operand(source, made) if depth < _DEPTH else None
             if isinstance(inner, ast.Name) and _is_detached(source, inner, depth + 1):
                 return True
     return False
+
+
+def _operand(source: Source, node: ast.expr) -> ast.expr:
+    """x of `torch.log(x.view(-1)).sum(1)`: what a chain of operations starts from."""
+    while isinstance(node, ast.Call) and (found := source.operation(node)) is not None:
+        node = found.operand
+    return node

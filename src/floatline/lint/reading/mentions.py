@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 
 from floatline.lint.reading.source import Source
 
+_COMMENT = re.compile(r"^[ \t]*#.*", re.MULTILINE)
 _Owner = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -21,7 +22,7 @@ def find_owner(source: Source, node: ast.AST) -> str:
         return ""
     owner = above[-1]
     rest = [*source.lines[: owner.lineno - 1], *source.lines[owner.end_lineno or owner.lineno :]]
-    return "" if _mentions([owner.name]).search("\n".join(rest)) else owner.name
+    return "" if _find_mentions([owner.name], "\n".join(rest)) else owner.name
 
 
 def find_unnamed(owners: Iterable[str], files: Iterable[str], read: Callable[[str], str]) -> frozenset[str]:
@@ -40,10 +41,12 @@ def find_unnamed(owners: Iterable[str], files: Iterable[str], read: Callable[[st
             text = read(file)
         except (OSError, ValueError):
             continue
-        left.difference_update(_mentions(left).findall(text))
+        left.difference_update(_find_mentions(left, text))
     return frozenset(left)
 
 
-def _mentions(names: Iterable[str]) -> re.Pattern[str]:
-    """Where one of some names stands, other than behind `def` or `class`, or in a call of super()."""
-    return re.compile(rf"(?<!\bdef )(?<!\bclass )(?<!\bsuper\()\b({'|'.join(map(re.escape, sorted(names)))})\b")
+def _find_mentions(names: Iterable[str], text: str) -> set[str]:
+    """Those of some names that a text has, other than behind `def` or `class`, in super(), or in a line of comment."""
+    pattern = re.compile(rf"(?<!\bdef )(?<!\bclass )(?<!\bsuper\()\b({'|'.join(map(re.escape, sorted(names)))})\b")
+    found = set(pattern.findall(text))
+    return set(pattern.findall(_COMMENT.sub("", text))) if found else found

@@ -178,6 +178,9 @@ def _is_call_wide(source: Source, node: ast.Call, depth: int) -> bool:
         made = [source.call_name(one) for one in owned_values(source, node.func) if isinstance(one, ast.Call)]
         if made:  # self.softmax(x), with self.softmax = nn.Softmax(-1)
             return all(one in WIDENED_MODULES for one in made)
+    if source.path(node.func).startswith("einops.") and node.args:  # reduce(x, "b n d -> b n", "sum")
+        sums = any(isinstance(one, ast.Constant) and one.value in ("sum", "prod") for one in node.args)
+        return sums or _is_wide(source, node.args[0], depth + 1)
     found = source.operation(node)
     if found is None:  # a method that numpy has as well, such as x.mean()
         owner = node.func.value if isinstance(node.func, ast.Attribute) and not source.path(node.func) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from floatline.lint.configs import ConfigRule, RunConfig
+from floatline.lint.configs import UNKNOWN, ConfigRule, RunConfig
 from floatline.lint.rule import Bad
 
 _TRAINS = ("accumulate_grad_batches", "gradient_clip_val", "min_epochs", "min_steps")
@@ -42,6 +42,10 @@ class NoTrainingBatches(ConfigRule):
             '  trainer.limit_val_batches=50 trainer.precision="16-mixed"\n',
             file="check_fp16.sh",
         ),
+        Bad(
+            'python train.py trainer.max_epochs="$epochs" trainer.precision=16-mixed trainer.limit_train_batches=0\n',
+            file="loop.sh",
+        ),
     )
 
     def visit_config(self, config: RunConfig) -> None:
@@ -66,5 +70,5 @@ def _should_train(config: RunConfig) -> bool:
         return ".fit(" in text and not any(word in text for word in (".test(", ".validate(", ".predict("))
     if config.first("limit_test_batches", "limit_predict_batches") is not None:
         return False
-    counts = [config.get("max_epochs"), config.get("max_steps")]
-    return config.first(*_TRAINS) is not None or any(one is not None and (one.number or 0) > 0 for one in counts)
+    counts = [one for one in (config.get("max_epochs"), config.get("max_steps")) if one is not None]
+    return config.first(*_TRAINS) is not None or any(one.value is UNKNOWN or (one.number or 0) > 0 for one in counts)

@@ -6,7 +6,7 @@ from floatline.lint.rule import Bad, Rule
 
 
 class NotParsed(Rule):
-    """Flags a file about training that is not Python: a conflict that was never resolved, or a line cut short.
+    """Flags a file about training that cannot be read: a conflict never resolved, a line cut short, a broken notebook.
 
     ## Why is this bad?
     Nothing in it can be looked at, and nothing of it runs. Without this finding it would pass as clean.
@@ -16,7 +16,7 @@ class NotParsed(Rule):
     name = "not-parsed"
     title = "The file cannot be parsed"
     message = "Python cannot read this file, and nothing in it was looked at"
-    advice = "fix the syntax, or leave the file out: exclude in [tool.floatline.lint]"
+    advice = "fix the syntax or save it as UTF-8, or leave the file out: exclude in [tool.floatline.lint]"
     words = ("torch", "Trainer", "deepspeed", "lightning", "Accelerator")
     good = (
         "import torch\ny = 1",

@@ -39,7 +39,7 @@ _LAYERS = frozenset(
 # They keep the dtype of what they are given.
 _KEEPS = frozenset(
     """mean sum max amax flatten view reshape transpose permute squeeze unsqueeze contiguous relu tanh dropout chunk
-    split clone expand repeat narrow select t""".split()  # noqa: SIM905
+    split clone expand repeat narrow select t sigmoid abs sqrt clamp clamp_min clamp_max""".split()  # noqa: SIM905
 )
 # Of two tensors, the wider one decides what they compute in.
 _OF_TWO = frozenset(

@@ -16,7 +16,7 @@ _LOSSES = frozenset(
     binary_cross_entropy_with_logits gaussian_nll_loss poisson_nll_loss""".split()  # noqa: SIM905
 )
 _CRITERIA = ("torch.nn.CrossEntropyLoss", "torch.nn.BCEWithLogitsLoss")
-_SATURATED = 10.0  # beyond, what a softmax loses is e-20 of its gradient, or it stands against another such logit
+_SELDOM = 10.0  # few logits go beyond, and they stand against others that do not
 _OF_LOGITS = frozenset(("softmax", "log_softmax", "cross_entropy", "binary_cross_entropy_with_logits", "logsumexp"))
 
 
@@ -43,7 +43,6 @@ class GradientKillingClamp(Rule):
         "import torch\ny = torch.softmax(x, dim=-1).clamp(1e-4, 1.0)",
         "import torch\nratio = torch.clamp(x, 0.8, 1.2)",
         "import torch\ny = torch.sigmoid(torch.clamp(x, max=0.0))",
-        "import torch\ny = torch.softmax(torch.clamp(x, -10, 10), dim=-1)",
     )
     bad = (
         "import torch.nn.functional as F\nloss = F.cross_entropy(x, labels)\ny = loss.clamp(0, 6)",
@@ -53,6 +52,7 @@ class GradientKillingClamp(Rule):
             "y = torch.clamp(criterion(x, labels), 0.0, 10.0)"
         ),
         "import torch\nlogits = x.clamp(-5, 5)\ny = torch.log_softmax(logits, dim=-1)",
+        "import torch\ny = torch.softmax(torch.clamp(x, -10, 10), dim=-1)",
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
@@ -71,10 +71,11 @@ class GradientKillingClamp(Rule):
             )
             return
         low = self.source.number(found.argument(0, "min")) if found.name == "clamp" else None
-        if low is not None and low < 0 < high < _SATURATED and self._goes_to_softmax(node):
+        if low is not None and low < 0 < high <= 1000 and self._goes_to_softmax(node):
             self.report(
                 node,
                 seen=f"logits are clamped to [{low:g}, {high:g}] before a softmax: beyond, their gradient is 0",
+                is_seldom=high >= _SELDOM,
                 advice="compute it from x.float(); to bound logits smoothly: bound * torch.tanh(x / bound)",
             )
 

@@ -10,7 +10,7 @@ from floatline.lint.reading.silence import depends_on_test, made_of, stays_silen
 from floatline.lint.reading.source import Operation, Source
 from floatline.lint.reading.source_tree import parameters
 from floatline.lint.reading.tensors import SHAPES, is_same_name
-from floatline.lint.rule import Bad, Rule
+from floatline.lint.rule import Bad, Holds, Rule
 
 _ROOTS = frozenset(("rsqrt", "sqrt", "reciprocal"))
 _CLAMPS = frozenset(("clamp", "clamp_min"))
@@ -155,7 +155,8 @@ class SmallEps(Rule):
                 or (small := reached_zero(self.source, eps)) is None
             ):
                 continue
-            if not (may_be_tensor(self.source, value) or _is_used_as_tensor(self.source, value)):
+            is_tensor = may_be_tensor(self.source, value) or _is_used_as_tensor(self.source, value)
+            if not is_tensor and not _may_be_given_tensor(self.source, value):
                 return
             if stays_silent(self.source, node, value):
                 return
@@ -165,8 +166,10 @@ class SmallEps(Rule):
                 return
             what = f"{small:.3g} added to {self._spell(value)} rounds to 0 in FP16"
             seldom = not _is_root(self.source, node)
-            if guard is not written:
-                self.report(node, seen=f"{what}: the guard is not there", of=value, by=eps, is_seldom=seldom)
+            if guard is not written or not is_tensor:
+                holds: Holds | None = None if is_tensor else "input"
+                seen = f"{what}: the guard is not there"
+                self.report(node, seen=seen, of=value, by=eps, holds=holds, is_seldom=seldom)
                 return
             is_quotient = isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Name, ast.Attribute))
             told = "at 0 this divides by 0" if is_quotient else "the guard is not there"
@@ -251,6 +254,15 @@ def _is_used_as_tensor(source: Source, node: ast.expr) -> bool:
         if any(is_same_name(arg, node) for arg in one.args):
             return True
     return False
+
+
+def _may_be_given_tensor(source: Source, node: ast.expr) -> bool:
+    """Whether a value is a parameter of which nothing says that it is none: `def ratio(x, y): …`."""
+    function = source.function(node)
+    if not isinstance(function, ast.FunctionDef) or not isinstance(node, ast.Name) or source.value(node) is not node:
+        return False
+    required = function.args.args[: len(function.args.args) - len(function.args.defaults)]
+    return any(one.arg == node.id and one.annotation is None for one in required)
 
 
 def _is_drawn(source: Source, node: ast.expr) -> bool:
