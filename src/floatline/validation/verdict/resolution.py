@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from floatline.validation.verdict.statistics import Array
 from floatline.validation.verdict.terms import Terms
 
 # FP32 keeps values, means and percentages of counts, to this share of the largest; a step is a few times as much.
@@ -27,7 +28,7 @@ def find_step(values: Sequence[float]) -> float:
     apart, largest = np.unique(sizes - sizes.min()), float(np.abs(sizes).max())
     if apart[-1] <= _KEPT * largest:
         return 0.0
-    steps = apart[-1] / np.arange(1, max(2, apart[-1] / (_FINEST * largest)))
+    steps: Array = apart[-1] / np.arange(1, max(2, apart[-1] / (_FINEST * largest)))
     for one in apart:
         steps = steps[np.abs(one - np.round(one / steps) * steps) <= _KEPT * largest]
     return float(steps[0]) if len(steps) else _FINEST * largest
