@@ -177,7 +177,8 @@ def check_seeds(arm: ScriptArm, seed: int) -> None:
         raise ComparisonError(f"The script fails in FP32: {first.error}")
     if not first.losses:
         raise ComparisonError(
-            "No optimizer of the script made a step, so that there is nothing to compare. Train with torch.optim."
+            "No optimizer of the script made a step, so that nothing was trained. "
+            "Check that it has batches and steps left to train, and that it trains with torch.optim."
         )
     if run_script(short.job(seed + 1)).losses != first.losses:
         return

@@ -73,6 +73,20 @@ def test_a_near_miss_leaves_the_gate_open(name, reference, candidate):
     assert gate.passed is True, gate
 
 
+@pytest.mark.parametrize(("start", "passed"), [(0.005, True), (0.0, True), (0.5, False)])
+def test_a_metric_that_starts_at_0_is_measured_by_the_way_that_fp32_went(start, passed):
+    ends = {"metric": 0.99, "first_losses": ()}
+    gate = gates.check_same_start(paired(reference=ends | {"start": 0.0}, candidate=ends | {"start": start}))
+    assert gate.passed is passed
+    assert "inf" not in gate.seen
+
+
+def test_first_losses_of_which_one_is_0_are_named():
+    gate = gates.check_same_start(paired(reference={"first_losses": (0.0,)}, candidate={"first_losses": (0.3,)}))
+    assert gate.passed is False
+    assert gate.seen == "the first losses are 0 and 0.3 in seed 2"
+
+
 def test_a_candidate_whose_every_update_was_skipped_is_sent_to_diagnosis():
     gate = gates.check_steps(paired(candidate={"applied": 0, "skipped": 1000}))
     assert gate.passed is False

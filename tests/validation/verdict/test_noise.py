@@ -32,6 +32,16 @@ def test_other_looks_err_no_more_than_is_said(looks):
     assert judge_studies(excesses, terms).passed.mean() <= terms.error(paired=True)
 
 
+@pytest.mark.parametrize("alpha", [0.01, 0.2])
+def test_other_errors_that_are_asked_for_are_kept_as_said(alpha):
+    terms, draw = Terms(alpha=alpha), BENCHMARK.SKEWED["exponential"]
+    excesses = TERMS.margins[0] + 0.004 * draw(np.random.default_rng(1), (2 * NUM, LOOKS[-1]))
+    share = judge_studies(excesses, terms).passed.mean()
+    assert share <= terms.error(paired=True)
+    if alpha < TERMS.alpha:  # what is said of the usual 5 % would not be true of it
+        assert share > alpha * TERMS.error(paired=True) / TERMS.alpha
+
+
 def test_the_plain_t_interval_passes_it_far_more_often():
     assert BENCHMARK.false_passes(BENCHMARK.SKEWED["exponential"], NUM)[0] > 0.18
 

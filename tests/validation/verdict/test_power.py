@@ -23,7 +23,7 @@ from floatline.validation.verdict.power import (
     seeds_needed,
     show_seconds,
 )
-from floatline.validation.verdict.terms import Terms
+from floatline.validation.verdict.terms import Terms, looks_between
 from floatline.validation.verdict.timing import Timing, compare_times, draw_order
 from floatline.validation.verdict.unpaired import decide_unpaired, unpaired_interval
 from floatline.validation.verdict.verdict import decide
@@ -62,6 +62,13 @@ def test_the_plan_in_words():
     assert "90 % would take 42 seeds" in text.splitlines()[2]
     assert "would take" not in text.splitlines()[1]
     assert (show_seconds(40), show_seconds(720), show_seconds(12600)) == ("40 s", "12 min", "3.5 h")
+
+
+def test_a_plan_that_rules_out_bad_seeds_passes_nothing_before_there_are_enough():
+    looks = looks_between(3, 20, rare=0.1)
+    plan = plan_seeds(0.001, terms=Terms(looks=looks, rare=0.1), seconds_per_seed=60)
+    assert (plan.expected_seeds, plan.seconds, plan.pass_rate) == (29, 29 * 60, 1.0)
+    assert plan_seeds(0.001, terms=Terms(looks=looks)).expected_seeds < 5
 
 
 def test_the_room_of_verdicts_loads_neither_torch_nor_scipy():

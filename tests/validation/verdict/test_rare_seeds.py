@@ -9,7 +9,7 @@ from tests.validation.studies import arms, with_nudged
 
 from floatline.errors import ComparisonError
 from floatline.validation.verdict.pairs import pair_up
-from floatline.validation.verdict.rare_seeds import describe_tail, find_far_worse
+from floatline.validation.verdict.rare_seeds import describe_tail, find_early_signs, find_far_worse
 from floatline.validation.verdict.terms import Terms, looks_between, seeds_to_bound, share_unseen
 from floatline.validation.verdict.verdict import decide, next_look
 
@@ -109,6 +109,40 @@ def test_a_curve_that_leaves_fp32s_and_comes_back_is_seen():
     for bump, seeds in ((0.2, {2}), (0.0, set())):
         pairs = pair_up([with_curve(one, bump) for one in arms([0.0] * 6)], candidate=CANDIDATE)
         assert set(find_far_worse(pairs, (), TERMS)) == seeds
+
+
+def with_trouble(excesses, **trouble):
+    """Runs of which the candidate's seed 2 has some trouble on its way, and a usual end."""
+    usual = {"peak": 3.0, "skipped": 1}
+    runs = [replace(one, **usual) for one in arms(excesses)]
+    return [replace(one, **trouble) if (one.arm, one.seed) == (CANDIDATE, 2) else one for one in runs]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "seen"),
+    [
+        ({"peak": 9.0}, "seed 2's training loss rises to 3.0 times the highest of FP32"),
+        ({"skipped": 30}, "seed 2 left out 30 of 1000 updates"),
+    ],
+)
+def test_a_spike_and_updates_left_out_in_one_seed_are_told_and_end_a_search_for_rare_seeds_early(trouble, seen):
+    quiet = [0.0005 * math.sin(7 * seed) for seed in range(5)]
+    found = verdict_of(with_trouble(quiet, **trouble), Terms(looks=(5,)))
+    assert found.verdict == "PASS"
+    assert any(flag.startswith(seen) for flag in found.flags)
+    rare = Terms(looks=(5, 29), rare=0.1)
+    found = verdict_of(with_trouble(quiet, **trouble), rare)
+    assert found.verdict == "MARGINAL"
+    assert seen in found.reason
+    assert verdict_of(with_trouble(quiet), rare).verdict == "INCONCLUSIVE"  # 29 seeds are needed
+
+
+def test_spikes_that_nudged_fp32_has_as_well_are_no_sign():
+    runs = with_trouble([0.0] * 6, peak=9.0)
+    nudged = [replace(one, peak=8.0 if one.seed == 4 else 3.0) for one in with_nudged(runs, [0.0] * 6)[-6:]]
+    pairs = pair_up(runs, candidate=CANDIDATE)
+    assert set(find_early_signs(pairs, ())) == {2}
+    assert find_early_signs(pairs, pair_up([*runs, *nudged], candidate="fp32-nudged")) == {}
 
 
 def test_equal_noise_in_both_arms_is_seldom_called_far_worse():

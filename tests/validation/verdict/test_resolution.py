@@ -3,6 +3,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from floatline.validation.verdict.resolution import find_step, least_spread
@@ -21,6 +22,20 @@ def test_counts_of_items_show_how_many_there_are(items):
 def test_digits_that_were_written_are_a_step_and_float32_does_not_hide_it():
     assert find_step([0.912, 0.914, 0.899, 0.905]) == pytest.approx(0.001)
     assert find_step([0.9200000166893005, 0.8999999761581421, 0.8600000143051147]) == pytest.approx(0.02, rel=1e-4)
+
+
+@pytest.mark.parametrize("items", [100, 333, 1000, 10_000])
+@pytest.mark.parametrize("whole", [1.0, 100.0])
+def test_counts_divided_in_float32_show_their_items(items, whole):
+    rng = random.Random(items)
+    values = [float(np.float32(whole) * (np.float32(rng.randint(items // 2, items)) / items)) for _ in range(12)]
+    assert find_step(values) == pytest.approx(whole / items, rel=1e-3)
+
+
+def test_counts_that_noise_moves_by_more_than_float32_does_show_no_step():
+    rng = random.Random(0)
+    values = [rng.randint(50, 100) / 100 + rng.uniform(-1e-4, 1e-4) for _ in range(6)]
+    assert find_step(values) < 1e-3
 
 
 def test_a_continuous_metric_has_no_step_that_matters():

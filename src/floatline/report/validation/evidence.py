@@ -40,12 +40,12 @@ def interval_part(comparison: Comparison, runs: Sequence[ArmRun], *, brief: bool
         noise = comparison.noise
         known = terms.size(noise.half_width) if math.isfinite(noise.half_width) else "nothing"
         mean = show_excess(noise.mean, terms)
-        blocks.append(
-            Words(
-                f"The noise floor: FP32 against FP32 with its start nudged by 1e-7 differs by {mean}, known to "
-                f"{known}, from {noise.num_seeds} seeds. Nothing smaller can be seen here."
-            )
-        )
+        text = f"FP32 against FP32 with its start nudged by 1e-7 differs by {mean}, known to {known}"
+        seen = noise.mean or noise.half_width
+        if not seen:
+            text = "FP32 with its start nudged by 1e-7 ends like FP32 in every seed, so that no noise was seen"
+        less = " Nothing smaller can be seen here." if seen else ""
+        blocks.append(Words(f"The noise floor: {text}, from {noise.num_seeds} seeds.{less}"))
     blocks += [] if brief else _seeds_table(comparison, runs)
     return Part("The interval against the margins", tuple(blocks))
 

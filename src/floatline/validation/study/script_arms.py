@@ -20,6 +20,7 @@ from floatline.validation.metrics.text import read_json_lines
 from floatline.validation.running.jobs import Job
 from floatline.validation.running.supervised import run_supervised
 from floatline.validation.study.commands import as_run, explain_end, fill_in, fresh_folder
+from floatline.validation.verdict.curves import late_peak
 from floatline.validation.verdict.pairs import NUM_FIRST_LOSSES, ArmRun
 
 RUN = "floatline.validation.study.script_arms:run_job"
@@ -166,6 +167,7 @@ def run_job(job: Job) -> ArmRun:
         steps=len(result.losses),
         applied=len(result.losses) - len(result.skipped),
         skipped=count_late(result.skipped, len(result.losses)),
+        peak=late_peak(result.losses),
         first_losses=result.losses[:NUM_FIRST_LOSSES],
         seconds=result.seconds,
         error=result.error,

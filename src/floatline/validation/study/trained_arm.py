@@ -18,6 +18,7 @@ from floatline.training.settings import shared_policy
 from floatline.training.trainer import Trainer
 from floatline.validation.running.jobs import Job
 from floatline.validation.study.limits import checkpoints_of
+from floatline.validation.verdict.curves import late_peak
 from floatline.validation.verdict.pairs import NUM_FIRST_LOSSES, ArmRun
 from floatline.workload import Workload, load_target
 
@@ -85,6 +86,7 @@ def train_job(job: Job, workload: Workload) -> ArmRun:
         steps=result.attempted,
         applied=result.applied,
         skipped=result.attempted - result.applied,
+        peak=late_peak(diary.losses),
         weights_changed=any(not torch.equal(old, new) for old, new in zip(before, after, strict=True)),
         seconds=time.monotonic() - began,
     )

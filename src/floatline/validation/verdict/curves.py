@@ -88,6 +88,11 @@ def simultaneous_band(steps: Sequence[int], excesses: Array, *, terms: Terms, cu
     )
 
 
+def late_peak(losses: Sequence[float]) -> float | None:
+    """The highest finite loss after 30 % of training; None where there is none."""
+    return max(filter(math.isfinite, losses[int(FROM * len(losses)) :]), default=None)
+
+
 def _mean_and_half_width(excesses: Array, factor: float) -> tuple[Array, Array]:
     """Mean of each column, and factor * sd; a column with +inf has mean +inf and no width."""
     lost = ~np.isfinite(excesses).all(axis=0)

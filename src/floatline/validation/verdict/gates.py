@@ -74,15 +74,17 @@ def check_scale(pairs: Sequence[Pair], terms: Terms) -> Gate:
 def check_same_start(pairs: Sequence[Pair]) -> Gate:
     """The first loss of both arms is the same, but for rounding: same weights, same batch, same loss."""
     seen = [
-        (0.0 if a == b else abs(b - a) / abs(a) if a else math.inf, pair)
+        (0.0 if a == b else abs(b - a) / whole if whole else math.inf, pair)
         for pair in pairs
-        for a, b in [_first(pair)]
+        for a, b, whole in [_first(pair)]
         if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)
     ]
     if not seen:
         return Gate("same-start", None, "no first loss was recorded")
     worst, pair = max(seen, key=lambda entry: entry[0])
     text = f"the first losses differ by {100 * worst:.2g} % in seed {pair.seed}"
+    if math.isinf(worst):
+        text = f"the first losses are {_first(pair)[0]:g} and {_first(pair)[1]:g} in seed {pair.seed}"
     if worst <= MOST_START_DIFFERENCE:
         return Gate("same-start", True, text)
     advice = "Give both arms the same weights, batches and loss; if they have them, diagnose the forward pass."
@@ -220,11 +222,17 @@ def _name(run: ArmRun) -> str:
     return f"{run.arm}, seed {run.seed}"
 
 
-def _first(pair: Pair) -> tuple[float | None, float | None]:
-    """The first training loss of both arms, else the metric before training."""
-    if pair.reference.first_losses and pair.candidate.first_losses:
-        return pair.reference.first_losses[0], pair.candidate.first_losses[0]
-    return pair.reference.start, pair.candidate.start
+def _first(pair: Pair) -> tuple[float | None, float | None, float]:
+    """The first training loss of both arms, else the metric before training; and what its difference is a share of.
+
+    A metric that starts at 0, such as an accuracy, is measured by the way that the reference went.
+    """
+    ours, theirs = pair.reference, pair.candidate
+    if ours.first_losses and theirs.first_losses:
+        return ours.first_losses[0], theirs.first_losses[0], abs(ours.first_losses[0])
+    if ours.start is None:
+        return None, None, 0.0
+    return ours.start, theirs.start, max(abs(ours.start), abs(ours.metric - ours.start))
 
 
 def _start_and_end(pairs: Sequence[Pair], terms: Terms) -> tuple[float, float] | None:

@@ -17,8 +17,8 @@ NEAR_ONE = 0.9
 _FOLLOWS = 2.0  # standard errors of a lag-1 autocorrelation
 
 
-def flags_of(comparison: Comparison, pairs: Sequence[Pair]) -> tuple[str, ...]:
-    """What qualifies a PASS."""
+def flags_of(comparison: Comparison, pairs: Sequence[Pair], *, signs: Sequence[str] = ()) -> tuple[str, ...]:
+    """What qualifies a PASS; `signs` are of `rare_seeds.find_early_signs`."""
     if comparison.verdict != "PASS":
         return ()
     flags: list[str] = []
@@ -26,6 +26,7 @@ def flags_of(comparison: Comparison, pairs: Sequence[Pair]) -> tuple[str, ...]:
         flags.append("suspiciously better: precision does not explain it, so look for another difference of the arms")
     tried = len({pair.candidate.seed for pair in pairs})
     flags.append(describe_tail(tried, asks=len(comparison.terms.looks) > 1 and comparison.paired))
+    flags += [f"{sign}, unlike the other seeds: a sign of bad ones that the metric does not show" for sign in signs]
     num = len(comparison.excesses)
     if num > 2 and (share := follows(np.array(comparison.excesses))) > _FOLLOWS / math.sqrt(num):
         flags.append(

@@ -63,6 +63,7 @@ class ArmRun:
         steps: Steps attempted.
         applied: Steps whose update reached the weights.
         skipped: Steps whose update was left out, such as by a loss scaler.
+        peak: The highest training loss after the first 30 % of the steps, which a spike raises.
         weights_changed: Whether any weight differs from its start.
         seconds: Wall-clock time of the whole arm.
         memory: Bytes by part, such as 'peak', 'weights', 'states'.
@@ -80,6 +81,7 @@ class ArmRun:
     steps: int | None = None
     applied: int | None = None
     skipped: int | None = None
+    peak: float | None = None
     weights_changed: bool | None = None
     seconds: float | None = None
     memory: dict[str, int] = field(default_factory=dict[str, int])

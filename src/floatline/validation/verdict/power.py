@@ -13,7 +13,7 @@ from floatline.errors import ComparisonError
 from floatline.validation.verdict.comparison import Look, NoiseFloor, PowerPlan, Verdict
 from floatline.validation.verdict.pairs import Pair
 from floatline.validation.verdict.statistics import critical_factors, quantile, reach, skewness_of
-from floatline.validation.verdict.terms import Terms
+from floatline.validation.verdict.terms import Terms, seeds_to_bound
 
 USUAL_SPREADS = (0.0025, 0.005, 0.01, 0.02)
 FUTILITY_FROM = 5
@@ -69,9 +69,10 @@ def judge_studies(excesses: NDArray[np.float64], terms: Terms) -> Studies:
 
     Args:
         excesses: One row for each study, one column for each pair, as many as the last look.
-        terms: Margins and looks. Gates, curves and the noise floor play no part.
+        terms: Margins, looks and the share to rule out. Gates, curves and the noise floor play no part.
     """
     (first, second), looks = terms.margins, terms.looks
+    enough = seeds_to_bound(terms.rare) if terms.rare is not None else 0
     factors = critical_factors(looks, terms.alpha)
     num = len(excesses)
     done, passed, failed, marginal = (np.zeros(num, dtype=np.bool_) for _ in range(4))
@@ -80,7 +81,7 @@ def judge_studies(excesses: NDArray[np.float64], terms: Terms) -> Studies:
         seen = excesses[:, :n]
         mean, sd, skew = seen.mean(axis=1), seen.std(axis=1, ddof=1), skewness_of(seen)
         low, high = mean - reach(factor, n, -skew) * sd, mean + reach(factor, n, skew) * sd
-        passes = ~done & (high <= first)
+        passes = ~done & (high <= first) & (n >= enough)
         fails = ~done & (low >= second)
         between = ~done & ~passes & ~fails & (high <= second) & ((low > first) | (n == looks[-1]))
         futile = ~done & (n >= FUTILITY_FROM) & (factors[-1] * sd > 2 * first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -15,6 +16,8 @@ _SPREADS, _TIMES = 3.0, 3.0
 # Where nothing is known of nudged FP32, so many spreads of at least so many others.
 _ALONE, _OTHERS = 6.0, 4
 _USUAL = 0.1
+# A spike is so many times the highest loss of FP32, and so large a share of updates left out is more than a search.
+_SPIKE, _LEFT_OUT = 1.5, 0.01
 
 
 def describe_tail(num: int, *, asks: bool = True) -> str:
@@ -50,6 +53,32 @@ def find_far_worse(pairs: Sequence[Pair], nudged: Sequence[Pair], terms: Terms) 
         **{seed: f"seed {seed} is {terms.show(excess)} on its way" for seed, excess in ways.items()},
         **{seed: f"seed {seed} ends {terms.show(excess)}" for seed, excess in ends.items()},
     }
+
+
+def find_early_signs(pairs: Sequence[Pair], nudged: Sequence[Pair]) -> dict[int, str]:
+    """Seeds whose training shows trouble that the others' does not, whatever they ended at, and what is seen of each.
+
+    Args:
+        pairs: FP32 and the candidate.
+        nudged: FP32 and nudged FP32, whose spikes are noise.
+    """
+    peaks = _peaks(pairs)
+    spikes = _find_outliers(peaks, [abs(value) for value in _peaks(nudged).values()], math.log(_SPIKE))
+    runs = {pair.seed: pair.candidate for pair in pairs}
+    shares = {seed: run.skipped / run.steps for seed, run in runs.items() if run.skipped is not None and run.steps}
+    usual = statistics.median(shares.values()) if shares else 0.0
+    left_out = _find_outliers({seed: share - usual for seed, share in shares.items()}, [], _LEFT_OUT)
+    spiked = "seed {}'s training loss rises to {:.1f} times the highest of FP32"
+    return {
+        **{seed: f"seed {seed} left out {runs[seed].skipped} of {runs[seed].steps} updates" for seed in left_out},
+        **{seed: spiked.format(seed, math.exp(peaks[seed])) for seed in spikes},
+    }
+
+
+def _peaks(pairs: Sequence[Pair]) -> dict[int, float]:
+    """How far the highest training loss lies above FP32's, as a logarithm, where both are known."""
+    peaks = {pair.seed: (pair.reference.peak or 0.0, pair.candidate.peak or 0.0) for pair in pairs}
+    return {seed: math.log(b / a) for seed, (a, b) in peaks.items() if a > 0 and b > 0}
 
 
 def find_far_worse_alone(excesses: Mapping[int, float], reference: Sequence[float], terms: Terms) -> dict[int, str]:

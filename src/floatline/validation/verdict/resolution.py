@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
+from floatline.validation.verdict.statistics import Array
 from floatline.validation.verdict.terms import Terms
 
-# Steps below this share of the values are none: rounding of FP32 makes as much.
-_FINEST = 1e-6
+# FP32 keeps values, means and percentages of counts, to this share of the largest; a step is a few times as much.
+_KEPT, _FINEST = 5e-7, 1e-5
 # The difference of two numbers that were rounded to steps of 1 spreads by so much.
 _ROUNDED = 1.0 / math.sqrt(6.0)
 
@@ -17,16 +20,18 @@ def find_step(values: Sequence[float]) -> float:
     """The largest step of which all differences of some values are multiples; 0 where all are the same.
 
     Numerics:
-        Euclid's rule on the differences, which ends where a remainder is below 1e-6 of the largest value. Values of a
-        continuous metric give a step of about that size.
+        The widest difference is a whole number of steps: 1, 2, 3 … are tried, until all differences are multiples to
+        5e-7 of the largest value, so that counts divided in FP32 show their step. Below 1e-5 of it nothing could be
+        told from chance: that is the step of a continuous metric.
     """
-    first, finest = values[0], _FINEST * max(map(abs, values))
-    step = 0.0
-    for value in values[1:]:
-        rest = abs(value - first)
-        while rest > finest:
-            step, rest = rest, abs(step - round(step / rest) * rest)
-    return step
+    sizes = np.asarray(values, dtype=np.float64)
+    apart, largest = np.unique(sizes - sizes.min()), float(np.abs(sizes).max())
+    if apart[-1] <= _KEPT * largest:
+        return 0.0
+    steps: Array = apart[-1] / np.arange(1, max(2, apart[-1] / (_FINEST * largest)))
+    for one in apart:
+        steps = steps[np.abs(one - np.round(one / steps) * steps) <= _KEPT * largest]
+    return float(steps[0]) if len(steps) else _FINEST * largest
 
 
 def least_spread(values: Sequence[float], terms: Terms) -> float:

@@ -17,7 +17,8 @@ LOOKS = (3, 5, 8, 12, 20)
 MARGINS = (0.01, 0.02)
 LANGUAGE_MODEL_MARGINS = (0.0025, 0.005)
 _UNLIKELY = 0.05
-_SKEWED_ERROR, _OTHER_ERROR = 1.6, 2.0  # in units of alpha
+_SKEWED_ERROR, _OTHER_ERROR, _SMALL_ERROR = 1.6, 2.0, 4.0  # in units of alpha; the last one below the usual alpha
+_ALPHA = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Terms:
     scale: Scale = "log"
     margins: tuple[float, float] = MARGINS
     looks: tuple[int, ...] = LOOKS
-    alpha: float = 0.05
+    alpha: float = _ALPHA
     horizon: int | None = None
     language_model: bool = False
     resolution: float | None = None
@@ -99,8 +100,10 @@ class Terms:
 
         Numerics:
             1.6 alpha for the usual paired looks, and 2 alpha for others and for arms that are not paired, by
-            simulation: see `statistics.outward`.
+            simulation at 5 %: see `statistics.outward`. Skewness adds more to smaller ones: 4 alpha from 0.1 % on.
         """
+        if self.alpha < _ALPHA:
+            return _SMALL_ERROR * self.alpha
         return (_SKEWED_ERROR if paired and self.looks == LOOKS else _OTHER_ERROR) * self.alpha
 
     def as_json(self) -> dict[str, Any]:

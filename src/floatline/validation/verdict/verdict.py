@@ -19,7 +19,7 @@ from floatline.validation.verdict.gates import (
 from floatline.validation.verdict.notes import flags_of, notes_of
 from floatline.validation.verdict.pairs import BROKEN, NUDGED, REFERENCE, ArmRun, Pair, pair_up
 from floatline.validation.verdict.power import is_futile, judge_interval, judge_look, measure_noise
-from floatline.validation.verdict.rare_seeds import find_far_worse
+from floatline.validation.verdict.rare_seeds import find_early_signs, find_far_worse
 from floatline.validation.verdict.resolution import least_spread
 from floatline.validation.verdict.terms import Terms, seeds_to_bound
 
@@ -48,6 +48,8 @@ def decide(
     5. A noise floor above half the margin holds everything but a FAIL back: go on, and REFUSED where no look is left.
     6. A PASS whose drift or departure from FP32's curve is shown becomes MARGINAL; one whose curve is not shown
        to stay near goes on, and is INCONCLUSIVE where no look is left.
+    7. Where a share of bad seeds is to be ruled out: a PASS with a spike or left-out updates in a seed, unlike the
+       others, becomes MARGINAL.
 
     Args:
         runs: Every arm of every seed, in the order in which the seeds were planned; arms of other candidates are
@@ -80,6 +82,7 @@ class _Evidence:
     drift: Drift | None = None
     no_curves: str = ""
     far_worse: Mapping[int, str] = field(default_factory=dict[int, str])
+    early_signs: Mapping[int, str] = field(default_factory=dict[int, str])
     least_sd: float = 0.0
 
 
@@ -121,7 +124,7 @@ def _gather(runs: Sequence[ArmRun], pairs: tuple[Pair, ...], terms: Terms, refer
     sound = all(
         gate.passed is not False for gate in gates if gate.name in ("reference-finite", "scale-fits", "completed")
     )
-    noise, broken, far_worse, least_sd = None, None, {}, 0.0
+    noise, broken, far_worse, early_signs, least_sd = None, None, {}, {}, 0.0
     if sound:
         seeds = {pair.seed for pair in pairs}
         nudged = [pair for pair in pair_up(runs, candidate=NUDGED, reference=reference) if pair.seed in seeds]
@@ -132,12 +135,13 @@ def _gather(runs: Sequence[ArmRun], pairs: tuple[Pair, ...], terms: Terms, refer
         if not any(pair.ruined(terms) for pair in pairs):
             ends = [run.metric for pair in pairs for run in (pair.reference, pair.candidate)]
             far_worse, least_sd = find_far_worse(pairs, nudged, terms), least_spread(ends, terms)
+            early_signs = find_early_signs(pairs, nudged)
         if candidate != BROKEN:
             wrong = [pair for pair in pair_up(runs, candidate=BROKEN, reference=reference) if pair.seed in seeds]
             broken = _verdict_on_broken(wrong, terms)
     gates = (*gates, check_noise(noise, terms), check_broken(broken))
     curves = curve_excesses(pairs, terms=terms) if sound else "the arms cannot be compared"
-    evidence = _Evidence(pairs, gates, noise, far_worse=far_worse, least_sd=least_sd)
+    evidence = _Evidence(pairs, gates, noise, far_worse=far_worse, early_signs=early_signs, least_sd=least_sd)
     if isinstance(curves, str):
         return replace(evidence, no_curves=curves)
     steps, excesses = curves
@@ -240,6 +244,9 @@ def _weigh(look: Look, evidence: _Evidence, terms: Terms) -> tuple[Verdict, str,
     if evidence.far_worse:
         seeds = ", ".join(evidence.far_worse.values())
         return "MARGINAL", f"it is within {first} on average, but {seeds}, far more than the other seeds", True
+    if terms.rare is not None and evidence.early_signs:
+        seen = ", ".join(evidence.early_signs.values())
+        return "MARGINAL", f"it is within {first}, but {seen}, unlike the other seeds: a sign of bad ones", True
     if terms.rare is not None and look.num_seeds < (needed := seeds_to_bound(terms.rare)):
         return (
             "INCONCLUSIVE",
@@ -262,6 +269,6 @@ def _finished(comparison: Comparison, runs: Sequence[ArmRun], evidence: _Evidenc
     """With flags and notes."""
     return replace(
         comparison,
-        flags=flags_of(comparison, evidence.pairs),
+        flags=flags_of(comparison, evidence.pairs, signs=tuple(evidence.early_signs.values())),
         notes=notes_of(comparison, runs, evidence.pairs, no_curves=evidence.no_curves),
     )
