@@ -1,6 +1,7 @@
 """One seed of one arm: same start, same data order, same evaluation; what is changed on purpose, and nothing else."""
 
 import math
+import signal
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from floatline.plans.presets import resolve_plan
 from floatline.training.placement import callable_from_cpu
 from floatline.training.settings import shared_policy
 from floatline.validation.running.jobs import Job
+from floatline.validation.study import trained_arm
 from floatline.validation.study.arms import PlanArm, absolute_target, plans_of, reference_plan
 from floatline.validation.study.limits import Limits, checkpoints_of
 from floatline.validation.study.preparation import Inspection, inspect_workload
@@ -45,6 +47,19 @@ def test_evaluating_on_the_way_changes_nothing():
     by_metric, by_loss = run(), run(curve_of="loss")
     assert by_metric.metric == by_loss.metric and by_metric.first_losses == by_loss.first_losses
     assert by_loss.curve_of == "loss" and by_loss.curve[0] == (2, math.fsum(by_loss.first_losses[:2]) / 2)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_signal_that_ends_an_arm_is_heard_by_who_waits_for_it(number, monkeypatch):
+    heard = []
+    monkeypatch.setattr(trained_arm._Diary, "note", lambda *_: signal.raise_signal(number))
+    before = signal.signal(number, lambda got, _: heard.append(got))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    finally:
+        signal.signal(number, before)
+    assert heard == [number]
 
 
 def test_no_steps_leave_the_start():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import signal
 import time
 from collections import deque
 from dataclasses import replace
@@ -69,7 +70,8 @@ def train_job(job: Job, workload: Workload) -> ArmRun:
     diary = _Diary(trainer, broken=settings["change"] == "broken", by_metric=settings["curve_of"] == "metric")
     trainer.on_step = diary.note
     result = trainer.run(evaluate=False)
-    if result.interrupted:
+    if result.ended_by is not None:
+        signal.raise_signal(result.ended_by)  # for whoever waits for it: SIGTERM is not told as Ctrl-C
         raise KeyboardInterrupt
     diary.read(0)
     metric = _final_metric(trainer) if result.stopped is None else math.nan
