@@ -9,18 +9,19 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from floatline.numerics import foreach
+from floatline.guard.step.buffer_blocks import BufferBlock, is_plain, make_blocks
 from floatline.numerics.moving import send
 from floatline.precision.wrappers import unwrap
 
 # Mapped over modules and buffers: the interpreter's own share of a pass over hundreds is what it would cost otherwise.
 _training, _own_buffers, _version = attrgetter("training"), attrgetter("_buffers"), attrgetter("_version")
+_values = cast("Callable[[dict[str, Tensor | None]], Iterable[Tensor | None]]", dict.values)
 
 
 @dataclass(slots=True, eq=False)
@@ -42,18 +43,18 @@ class _Holding:
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
         self.slots = [_BufferSlot(module, name, b) for module in modules for name, b in module._buffers.items()]
-        self._names, self._tensors = [slot.name for slot in self.slots], [slot.tensor for slot in self.slots]
+        self._tensors = [slot.tensor for slot in self.slots]
         self.tensors = list({id(t): t for t in self._tensors if t is not None}.values())
         self._counted = [t for t in self.tensors if not t.is_inference()]  # the others have no version
         self._versions = list(map(_version, self._counted))
 
     def is_same(self) -> bool:
-        """Whether the modules have the same tensors under the same names, and no others."""
+        """Whether the modules have the same tensors, and no others."""
         held: list[dict[str, Tensor | None]] = list(map(_own_buffers, self.modules))
-        if list(itertools.chain.from_iterable(held)) != self._names:
+        if sum(map(len, held)) != len(self._tensors):
             return False
         # Equality would do it in less time, and ask tensors whether they are equal: that is an operation on the device.
-        return all(map(is_, [tensor for own in held for tensor in own.values()], self._tensors))
+        return all(map(is_, itertools.chain.from_iterable(map(_values, held)), self._tensors))
 
     def again(self) -> _Holding:
         """What the modules have now, as it is written now."""
@@ -76,44 +77,6 @@ class _Holding:
         """Buffers that the modules have made since."""
         known = {(slot.module, slot.name) for slot in self.slots}
         return [(m, name) for m in self.modules for name in m._buffers if (m, name) not in known]
-
-
-class BufferBlock(Protocol):
-    """Buffers of one device, with room for the values that they have when a step begins."""
-
-    tensors: list[Tensor]
-    kept: list[Tensor]
-
-    def keep(self) -> None:
-        """A step begins."""
-        ...
-
-    def settle(self, applied: Tensor) -> None:
-        """What was kept goes back unless the step was applied."""
-        ...
-
-
-class TorchBufferBlock:
-    """A block whose buffers have one dtype, moved by torch's operations."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
-        sizes = [tensor.numel() for tensor in tensors]
-        before, after = (torch.empty(sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device) for _ in range(2))
-        self._before, self._after = before, after
-        self.kept, self._parts_after = _split(before, tensors), _split(after, tensors)
-
-    @torch.no_grad()
-    def keep(self) -> None:
-        """A step begins."""
-        foreach.copy_(self.kept, self.tensors)
-
-    @torch.no_grad()
-    def settle(self, applied: Tensor) -> None:
-        """What was kept goes back unless the step was applied."""
-        foreach.copy_(self._parts_after, self.tensors)
-        torch.where(send(applied, self._after.device), self._after, self._before, out=self._after)
-        foreach.copy_(self.tensors, self._parts_after)
 
 
 def _no_fused(device: torch.device) -> None:
@@ -183,25 +146,16 @@ class Buffers:
             self.holders = self._find_holders()
         modes = list(map(_training, self.holders))
         looked, self._looks, self._modes = self._looks, modes != self._modes or bool(self._suspects), modes
-        if self._looks or looked or not self._kept.is_same():
+        if self._looks or looked or not self._kept.is_same() or self._find_misfits():
             self._kept = _Holding(self.holders if self._looks else self._moving)
-            self._blocks = self._make_blocks(self._kept.tensors)
+            self._blocks = make_blocks(self._kept.tensors, fused_for=self._fused_for)
         for block in self._blocks:
             block.keep()
         self._idle = self._idle.again()
         self._begun = True
 
-    def _make_blocks(self, tensors: list[Tensor]) -> list[BufferBlock]:
-        together: dict[torch.device, list[Tensor]] = {}
-        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        makers = {device: self._fused_for(device) for device in {tensor.device for tensor in tensors}}
-        for tensor in tensors:
-            if makers[tensor.device] is not None and tensor.is_contiguous():
-                together.setdefault(tensor.device, []).append(tensor)
-            else:
-                alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        fused = [maker(own) for device, own in together.items() if (maker := makers[device]) is not None]
-        return [*fused, *map(TorchBufferBlock, alike.values())]
+    def _find_misfits(self) -> list[Tensor]:
+        return [tensor for block in self._blocks for tensor in block.misfits()]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -220,15 +174,18 @@ class Buffers:
         self.needed = bool(self.holders)
         if not begun or not self._moving or (applied.device.type == "cpu" and bool(applied)):
             return
-        if not self._kept.is_same():
-            self._put_back(applied)
+        misfits = self._find_misfits()
+        if misfits and bool(applied):  # nothing can be selected from: the host has to know
+            return
+        if misfits or not self._kept.is_same():
+            self._put_back(applied, misfits)
         for block in self._blocks:
             block.settle(applied)
 
     def _learn_who_moves(self) -> None:
         """All buffers were kept: see which of them the step has changed; waits for the device."""
-        kept = self._kept_values()
-        changed = {slot.module for slot in self._kept.slots if _is_changed(slot, kept)}
+        kept, misfits = self._kept_values(), {id(tensor) for tensor in self._find_misfits()}
+        changed = {s.module for s in self._kept.slots if id(s.tensor) in misfits or _is_changed(s, kept)}
         changed |= {module for module, _ in self._kept.new()}
         written = set(self._kept.written())
         self._noisy |= {module for module in self._suspects if module in written - changed}
@@ -258,16 +215,27 @@ class Buffers:
         self._hook = self._hook or self._model.register_forward_pre_hook(self._begin)
 
     @torch.no_grad()
-    def _put_back(self, applied: Tensor) -> None:
-        """Tensors that stand where others stood, or where nothing was."""
+    def _put_back(self, applied: Tensor, misfits: list[Tensor]) -> None:
+        """Tensors that stand where others stood, or where nothing was, or that no block puts back.
+
+        Args:
+            applied: Whether the step was; it was not, where there are misfits.
+            misfits: Tensors that no block puts back.
+        """
         kept = self._kept_values()
+        for tensor in filter(is_plain, misfits):
+            tensor.data = kept[id(tensor)].clone()
+        others = {id(tensor) for tensor in misfits if not is_plain(tensor)}
         for slot in self._kept.slots:
-            if slot.now is not slot.tensor:
-                _put_back(slot, None if slot.tensor is None else kept[id(slot.tensor)], applied)
+            if id(slot.tensor) in others:
+                slot.module._buffers[slot.name] = kept[id(slot.tensor)]
+            elif slot.now is not slot.tensor:
+                _put_back(slot, kept.get(id(slot.tensor)), applied)
         new = self._kept.new()
         if new and not bool(applied):
             for module, name in new:
                 delattr(module, name)
+        self._find_misfits()  # the blocks see where their buffers lie now
 
     def _kept_values(self) -> dict[int, Tensor]:
         """What each tensor held when the step began."""
@@ -288,19 +256,17 @@ class Buffers:
             self._hook.remove()
 
 
-def _split(room: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Parts of a vector, each as large and in the shape of a tensor."""
-    ends = [*itertools.accumulate(tensor.numel() for tensor in tensors)]
-    return [room[end - t.numel() : end].view_as(t) for end, t in zip(ends, tensors, strict=True)]
-
-
 def _put_back(slot: _BufferSlot, before: Tensor | None, applied: Tensor) -> None:
     """Of a buffer that was replaced by another tensor."""
     now = slot.now
-    if now is not None and before is not None and (now.shape, now.dtype) == (before.shape, before.dtype):
+    if now is not None and before is not None and _are_alike(now, before):
         slot.module._buffers[slot.name] = torch.where(send(applied, now.device), now, send(before, now.device))
     elif not bool(applied):  # nothing can be selected from: the host has to know
         slot.module._buffers[slot.name] = slot.tensor
+
+
+def _are_alike(one: Tensor, two: Tensor) -> bool:
+    return is_plain(one) and is_plain(two) and (one.shape, one.dtype) == (two.shape, two.dtype)
 
 
 def _tracks(module: nn.Module) -> bool:
@@ -310,9 +276,10 @@ def _tracks(module: nn.Module) -> bool:
 
 def _is_changed(slot: _BufferSlot, kept: dict[int, Tensor]) -> bool:
     """Whether a buffer has other bits than before; waits for the device. Version counters miss running statistics."""
-    if slot.now is not slot.tensor or slot.tensor is None:
+    before = kept.get(id(slot.tensor))
+    if slot.now is not slot.tensor or slot.tensor is None or before is None:
         return slot.now is not slot.tensor
-    return not torch.equal(_bits(slot.tensor), _bits(kept[id(slot.tensor)]))
+    return is_plain(slot.tensor) and not torch.equal(_bits(slot.tensor), _bits(before))
 
 
 def _bits(tensor: Tensor) -> Tensor:
