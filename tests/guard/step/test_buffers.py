@@ -1,5 +1,6 @@
 """A skipped step leaves a model's buffers as they were: every bit of every buffer, however the step is made."""
 
+import contextlib
 import math
 
 import pytest
@@ -266,7 +267,7 @@ def test_nothing_is_kept_of_buffers_that_no_step_changes():
     guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
     for number in range(3):
         guard.step(loss_of(model), batch(number))
-    assert guard._buffers._blocks == []
+    assert guard._buffers._kept.blocks == []
 
 
 def test_a_step_that_raises_changes_no_buffer():
@@ -282,6 +283,41 @@ def test_a_step_that_raises_changes_no_buffer():
     with pytest.raises(KeyboardInterrupt):
         guard.step(fail, batch(1))
     assert equal(buffers_of(model), before)
+
+
+class Counter(nn.Module):
+    """Counts its forward passes, those in evaluation among them, in one buffer in place and in one that is new."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        self.seen += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+def run_with_replays(replays, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), Counter(), nn.Dropout(0.2), nn.Linear(8, 1))
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32", **options)
+    for number in range(25):
+        assert guard.step(loss_of(model), batch(number)).applied
+        if replays:
+            assert guard.replay(loss_of(model), batch(number)).isfinite()
+    return buffers_of(model) | {n: p.detach() for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_replays_of_a_canary_and_of_ones_own_leave_what_they_write_to_buffers_as_it_was(replays):
+    assert equal(run_with_replays(replays, policy=fl.Policy(snapshot_gib=1.0)), run_with_replays(False))
+
+
+def test_without_putting_back_replays_would_move_buffers_and_with_them_the_run(monkeypatch):
+    monkeypatch.setattr("floatline.guard.responses.untouched", lambda model: contextlib.nullcontext())
+    assert not equal(run_with_replays(False, policy=fl.Policy(snapshot_gib=1.0)), run_with_replays(False))
 
 
 @pytest.mark.gpu

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from operator import attrgetter, is_
 from typing import Any, cast
@@ -22,6 +23,9 @@ from floatline.precision.wrappers import unwrap
 # Mapped over modules and buffers: the interpreter's own share of a pass over hundreds is what it would cost otherwise.
 _training, _own_buffers, _version = attrgetter("training"), attrgetter("_buffers"), attrgetter("_version")
 _values = cast("Callable[[dict[str, Tensor | None]], Iterable[Tensor | None]]", dict.values)
+
+
+FusedFor = Callable[[torch.device], Callable[[list[Tensor]], BufferBlock] | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +83,64 @@ class _Holding:
         return [(m, name) for m in self.modules for name in m._buffers if (m, name) not in known]
 
 
+class _Keeping:
+    """Buffers as they were when a step began, in blocks."""
+
+    def __init__(self, modules: list[nn.Module], *, fused_for: FusedFor) -> None:
+        self.holding = _Holding(modules)
+        self.blocks = make_blocks(self.holding.tensors, fused_for=fused_for)
+
+    def keep(self) -> None:
+        """A step begins."""
+        for block in self.blocks:
+            block.keep()
+
+    def fits(self) -> bool:
+        """Whether the blocks can keep what the modules have now."""
+        return self.holding.is_same() and not self.find_misfits()
+
+    def find_misfits(self) -> list[Tensor]:
+        """Buffers that no block puts back."""
+        return [tensor for block in self.blocks for tensor in block.misfits()]
+
+    def values(self) -> dict[int, Tensor]:
+        """What each tensor held when the step began."""
+        return {id(t): part for b in self.blocks for t, part in zip(b.tensors, b.kept, strict=True)}
+
+    def settle(self, applied: Tensor) -> None:
+        """What was kept goes back unless the step was applied."""
+        misfits = self.find_misfits()
+        if misfits and bool(applied):  # nothing can be selected from: the host has to know
+            return
+        if misfits or not self.holding.is_same():
+            self._put_back(applied, misfits)
+        for block in self.blocks:
+            block.settle(applied)
+
+    @torch.no_grad()
+    def _put_back(self, applied: Tensor, misfits: list[Tensor]) -> None:
+        """Tensors that stand where others stood, or where nothing was, or that no block puts back.
+
+        Args:
+            applied: Whether the step was; it was not, where there are misfits.
+            misfits: Tensors that no block puts back.
+        """
+        kept = self.values()
+        for tensor in filter(is_plain, misfits):
+            tensor.data = kept[id(tensor)].clone()
+        others = {id(tensor) for tensor in misfits if not is_plain(tensor)}
+        for slot in self.holding.slots:
+            if id(slot.tensor) in others:
+                slot.module._buffers[slot.name] = kept[id(slot.tensor)]
+            elif slot.now is not slot.tensor:
+                _put_back(slot, kept.get(id(slot.tensor)), applied)
+        new = self.holding.new()
+        if new and not bool(applied):
+            for module, name in new:
+                delattr(module, name)
+        self.find_misfits()  # the blocks see where their buffers lie now
+
+
 def _no_fused(device: torch.device) -> None:
     """No device has a faster block."""
     del device
@@ -111,7 +173,7 @@ class Buffers:
         self,
         model: nn.Module,
         *,
-        fused_for: Callable[[torch.device], Callable[[list[Tensor]], BufferBlock] | None] = _no_fused,
+        fused_for: FusedFor = _no_fused,
     ) -> None:
         self._fused_for = fused_for
         self._model = model
@@ -123,9 +185,8 @@ class Buffers:
         self._noisy: set[nn.Module] = set()  # written in every step, as they were: DDP sends masks to all processes
         self._modes: list[bool] = []
         self._looks = False  # all buffers are kept, to see which of them change
-        self._kept = _Holding(self.holders)
+        self._kept = _Keeping([], fused_for=fused_for)
         self._begun = False
-        self._blocks: list[BufferBlock] = []
         self._hook = model.register_forward_pre_hook(self._begin) if self.holders else None
 
     def _find_holders(self) -> list[nn.Module]:
@@ -146,21 +207,16 @@ class Buffers:
             self.holders = self._find_holders()
         modes = list(map(_training, self.holders))
         looked, self._looks, self._modes = self._looks, modes != self._modes or bool(self._suspects), modes
-        if self._looks or looked or not self._kept.is_same() or self._find_misfits():
-            self._kept = _Holding(self.holders if self._looks else self._moving)
-            self._blocks = make_blocks(self._kept.tensors, fused_for=self._fused_for)
-        for block in self._blocks:
-            block.keep()
+        if self._looks or looked or not self._kept.fits():
+            self._kept = _Keeping(self.holders if self._looks else self._moving, fused_for=self._fused_for)
+        self._kept.keep()
         self._idle = self._idle.again()
         self._begun = True
-
-    def _find_misfits(self) -> list[Tensor]:
-        return [tensor for block in self._blocks for tensor in block.misfits()]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The buffers that are kept."""
-        return tuple(tensor for block in self._blocks for tensor in block.tensors)
+        return tuple(tensor for block in self._kept.blocks for tensor in block.tensors)
 
     def settle(self, applied: Tensor) -> None:
         """A step is over: what it changed stays where it was applied, and goes back where it was not."""
@@ -174,20 +230,15 @@ class Buffers:
         self.needed = bool(self.holders)
         if not begun or not self._moving or (applied.device.type == "cpu" and bool(applied)):
             return
-        misfits = self._find_misfits()
-        if misfits and bool(applied):  # nothing can be selected from: the host has to know
-            return
-        if misfits or not self._kept.is_same():
-            self._put_back(applied, misfits)
-        for block in self._blocks:
-            block.settle(applied)
+        self._kept.settle(applied)
 
     def _learn_who_moves(self) -> None:
         """All buffers were kept: see which of them the step has changed; waits for the device."""
-        kept, misfits = self._kept_values(), {id(tensor) for tensor in self._find_misfits()}
-        changed = {s.module for s in self._kept.slots if id(s.tensor) in misfits or _is_changed(s, kept)}
-        changed |= {module for module, _ in self._kept.new()}
-        written = set(self._kept.written())
+        kept, misfits = self._kept.values(), {id(tensor) for tensor in self._kept.find_misfits()}
+        holding = self._kept.holding
+        changed = {s.module for s in holding.slots if id(s.tensor) in misfits or _is_changed(s, kept)}
+        changed |= {module for module, _ in holding.new()}
+        written = set(holding.written())
         self._noisy |= {module for module in self._suspects if module in written - changed}
         # A block that is left out at random moves in some steps only: what has moved in training is kept from then on.
         changed |= {module for module in (*self._moving, *self._suspects) if module.training} - self._noisy
@@ -214,33 +265,6 @@ class Buffers:
         self.holders = self._find_holders()
         self._hook = self._hook or self._model.register_forward_pre_hook(self._begin)
 
-    @torch.no_grad()
-    def _put_back(self, applied: Tensor, misfits: list[Tensor]) -> None:
-        """Tensors that stand where others stood, or where nothing was, or that no block puts back.
-
-        Args:
-            applied: Whether the step was; it was not, where there are misfits.
-            misfits: Tensors that no block puts back.
-        """
-        kept = self._kept_values()
-        for tensor in filter(is_plain, misfits):
-            tensor.data = kept[id(tensor)].clone()
-        others = {id(tensor) for tensor in misfits if not is_plain(tensor)}
-        for slot in self._kept.slots:
-            if id(slot.tensor) in others:
-                slot.module._buffers[slot.name] = kept[id(slot.tensor)]
-            elif slot.now is not slot.tensor:
-                _put_back(slot, kept.get(id(slot.tensor)), applied)
-        new = self._kept.new()
-        if new and not bool(applied):
-            for module, name in new:
-                delattr(module, name)
-        self._find_misfits()  # the blocks see where their buffers lie now
-
-    def _kept_values(self) -> dict[int, Tensor]:
-        """What each tensor held when the step began."""
-        return {id(t): part for b in self._blocks for t, part in zip(b.tensors, b.kept, strict=True)}
-
     def undo(self) -> None:
         """A step raised: what it changed goes back."""
         if self._begun:
@@ -254,6 +278,21 @@ class Buffers:
         """Watch the model no longer."""
         if self._hook is not None:
             self._hook.remove()
+
+
+@contextlib.contextmanager
+def untouched(model: nn.Module) -> Generator[None]:
+    """Run something that leaves a model's buffers as they are, whatever its forward passes write to them.
+
+    Args:
+        model: Plain, or wrapped.
+    """
+    kept = _Keeping(list(unwrap(model).modules()), fused_for=_no_fused)
+    kept.keep()
+    try:
+        yield
+    finally:
+        kept.settle(torch.zeros((), dtype=torch.bool, device="cpu"))
 
 
 def _put_back(slot: _BufferSlot, before: Tensor | None, applied: Tensor) -> None:
