@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import threading
 
 import pytest
 import torch
@@ -318,6 +319,46 @@ def test_replays_of_a_canary_and_of_ones_own_leave_what_they_write_to_buffers_as
 def test_without_putting_back_replays_would_move_buffers_and_with_them_the_run(monkeypatch):
     monkeypatch.setattr("floatline.guard.responses.untouched", lambda model: contextlib.nullcontext())
     assert not equal(run_with_replays(False, policy=fl.Policy(snapshot_gib=1.0)), run_with_replays(False))
+
+
+def adversaries(norm, *bad, make_step, num=6):
+    """Two guards by turns; the first step runs through the second model, with batches of NaN among its own."""
+    torch.manual_seed(0)
+    makes = nn.Sequential(nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []))
+    tells = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    guards = [fl.Guard(m, KINDS["plain"](m.parameters()), plan="fp32") for m in (makes, tells)]
+
+    def take(guard, compute, x):
+        if make_step is by_step:
+            return guard.step(compute, x)
+        with guard.autocast():
+            loss = compute(x)
+        guard.backward(loss)
+        return guard.update()
+
+    for number in range(num):
+        for wrong in [True, False] if number in bad else [False]:
+            outcome = take(guards[0], lambda x: -tells(makes(x)).mean(), batch(number, bad=wrong)[0])
+            assert outcome.applied is not wrong
+        x = batch(50 + number)[0]
+        assert take(
+            guards[1], lambda x: (tells(makes(x).detach()) - tells(makes(x).detach() + 1)).tanh().mean(), x
+        ).applied
+    return buffers_of(nn.ModuleList([makes, tells]))
+
+
+@pytest.mark.parametrize("make_step", [by_step, by_backward])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("bad", [0, 1, 4])
+def test_what_a_skipped_step_changes_in_another_guards_model_goes_back_too(make_step, norm, bad):
+    expected = adversaries(norm, make_step=make_step)
+    assert equal(adversaries(norm, bad, make_step=make_step), expected)
+
+
+def test_without_guests_the_other_model_would_keep_its_nan(monkeypatch):
+    monkeypatch.setattr("floatline.guard.step.buffers._STEPS", threading.local())
+    monkeypatch.setattr(Buffers, "keep", lambda self, again=False: self._keep(again=again))
+    assert adversaries(True, 4, make_step=by_step)["1.1.running_mean"].isnan().any()
 
 
 @pytest.mark.gpu

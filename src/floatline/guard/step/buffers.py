@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -24,6 +26,8 @@ from floatline.precision.wrappers import unwrap
 _training, _own_buffers, _version = attrgetter("training"), attrgetter("_buffers"), attrgetter("_version")
 _values = cast("Callable[[dict[str, Tensor | None]], Iterable[Tensor | None]]", dict.values)
 
+
+_STEPS = threading.local()  # now: whose step a guard has begun in this thread
 
 FusedFor = Callable[[torch.device], Callable[[list[Tensor]], BufferBlock] | None]
 
@@ -141,6 +145,12 @@ class _Keeping:
         self.find_misfits()  # the blocks see where their buffers lie now
 
 
+def _host() -> Buffers | None:
+    """Those of the guard whose step is under way in this thread."""
+    ref = getattr(_STEPS, "now", None)
+    return None if ref is None else ref()
+
+
 def _no_fused(device: torch.device) -> None:
     """No device has a faster block."""
     del device
@@ -154,6 +164,8 @@ class Buffers:
     host reads which of them were changed: from then on these are kept, and those that lie in the same modules. The
     same is done in the step after one that wrote to others. Nothing is copied, and nothing launched, for modules whose
     buffers no step changes; the host waits for nothing, unless a buffer is new, or replaced by one of another shape.
+    Where the step runs through the model of another guard, as a generator's through its discriminator, what it changes
+    there is settled with it.
 
     Numerics:
         Selected, never multiplied: what was kept comes back with every bit, NaN included; what is not put back stays
@@ -187,6 +199,7 @@ class Buffers:
         self._looks = False  # all buffers are kept, to see which of them change
         self._kept = _Keeping([], fused_for=fused_for)
         self._begun = False
+        self._guests: list[Buffers] = []  # of other guards' models, whose forward passes were part of this step
         self._hook = model.register_forward_pre_hook(self._begin) if self.holders else None
 
     def _find_holders(self) -> list[nn.Module]:
@@ -196,10 +209,17 @@ class Buffers:
     def _begin(self, module: nn.Module, args: Any) -> None:
         del args
         if not self._begun and module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.keep()
+            self._keep(again=False)
+            host = _host()
+            if host is not None and host is not self and self not in host._guests:
+                host._guests.append(self)
 
     def keep(self, *, again: bool = False) -> None:
         """A step begins; where that is known already, nothing happens, unless it begins again."""
+        _STEPS.now = weakref.ref(self)
+        self._keep(again=again)
+
+    def _keep(self, *, again: bool) -> None:
         if (self._begun and not again) or not self.needed:
             return
         self._begun = False  # what is half kept is not put back
@@ -220,6 +240,14 @@ class Buffers:
 
     def settle(self, applied: Tensor) -> None:
         """A step is over: what it changed stays where it was applied, and goes back where it was not."""
+        if _host() is self:
+            _STEPS.now = None
+        guests, self._guests = self._guests, []
+        for guest in guests:
+            if guest._begun:  # else its own step has come since
+                guest.settle(applied)
+        if not self.needed:
+            return
         begun, self._begun = self._begun, False
         if begun and self._looks:
             self._learn_who_moves()
@@ -267,7 +295,7 @@ class Buffers:
 
     def undo(self) -> None:
         """A step raised: what it changed goes back."""
-        if self._begun:
+        if self._begun or self._guests:
             self.settle(torch.zeros((), dtype=torch.bool, device="cpu"))
 
     def forget(self) -> None:
