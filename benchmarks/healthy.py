@@ -1,4 +1,4 @@
-"""Healthy training of twelve kinds, bare and under the default guard: nothing may be skipped, and no bit may differ.
+"""Healthy training of thirteen kinds, bare and under the default guard: nothing may be skipped, and no bit may differ.
 
     python benchmarks/healthy.py [NAME ...] [--steps N]
 

@@ -85,6 +85,42 @@ def test_a_run_without_faults_ends_with_the_bits_of_the_bare_loop(name, precisio
     assert torch.equal(bits(one), bits(two))
 
 
+def in_parts(precision, num_parts, *, guard):
+    """A run in which each batch comes as micro-batches."""
+    model = make_model()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16-mixed", **SCALING)
+    guard = fl.Guard(model, optimizer, plan=PLANS[precision]) if guard else None
+    dtype = {"fp16-mixed": torch.float16, "bf16-mixed": torch.bfloat16}.get(precision)
+    for x, y in batches(30):
+        parts = list(zip(x.chunk(num_parts), y.chunk(num_parts), strict=True))
+        if guard is not None:
+            assert guard.step(lambda b: nn.functional.cross_entropy(model(b[0]), b[1]), *parts).applied
+            continue
+        for part in parts:
+            with torch.autocast("cpu", dtype) if dtype else contextlib.nullcontext():
+                loss = nn.functional.cross_entropy(model(part[0]), part[1])
+            scaler.scale(loss / num_parts).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    return model
+
+
+@pytest.mark.parametrize("num_parts", [2, 4])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-mixed"])
+def test_so_it_has_with_a_power_of_two_of_micro_batches(precision, num_parts):
+    one, two = (in_parts(precision, num_parts, guard=guard) for guard in (False, True))
+    assert torch.equal(bits(one), bits(two))
+
+
+def test_in_fp16_a_loop_that_divides_each_loss_rounds_small_gradients_once_more():
+    one, two = (in_parts("fp16-mixed", 4, guard=guard) for guard in (False, True))
+    assert not torch.equal(bits(one), bits(two))
+    for name, tensor in one.state_dict().items():
+        assert torch.allclose(tensor, two.state_dict()[name], rtol=2e-3, atol=2e-3), name
+
+
 def test_clipping_that_nobody_asked_for_would_show():
     one, two = bare("SGD", "fp32", fused=False), make_model()
     guard = fl.Guard(two, OPTIMIZERS["SGD"](two.parameters()), plan="fp32", clip_norm=1.0)
@@ -272,6 +308,21 @@ def test_a_micro_batch_that_raises_in_a_loop_of_ones_own_leaves_nothing_of_its_s
         outcomes.append(by_hand(g, m, third))
     assert outcomes[0].micro_batches == 1
     assert outcomes[0].grad_norm == outcomes[1].grad_norm
+    assert torch.equal(bits(model), bits(other))
+
+
+def test_half_a_step_of_a_loop_that_was_interrupted_is_dropped_by_a_skip():
+    (model, guard), (other, alone) = make_guard(), make_guard()
+    first, second = batches(2)
+    before = bits(model)
+    with guard.autocast():
+        loss = nn.functional.cross_entropy(model(first[0]), first[1])
+    guard.backward(loss)  # and here Ctrl-C comes, in code of the user's
+    assert guard.update(skip=True).reason == "requested"
+    assert torch.equal(bits(model), before)
+    for m, g in ((model, guard), (other, alone)):
+        torch.manual_seed(1)
+        assert by_hand(g, m, second).applied
     assert torch.equal(bits(model), bits(other))
 
 

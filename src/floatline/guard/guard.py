@@ -372,8 +372,7 @@ class Guard(GuardedRun):
         self._pending.append(outcome)
         if not keep_gradients:
             self._stepper.drop_gradients()
-        if self._buffers.needed:
-            self._buffers.settle(verdict.decision.applied)
+        self._buffers.settle(verdict.decision.applied)
         if self.run.average is not None:
             self.run.average.update(verdict.decision.applied)
         return outcome

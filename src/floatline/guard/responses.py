@@ -33,6 +33,7 @@ from floatline.guard.recovery.actions import (
 from floatline.guard.recovery.recovery import SeenStep, is_sound
 from floatline.guard.recovery.snapshots import Snapshot
 from floatline.guard.run import Run
+from floatline.guard.step.buffers import untouched
 from floatline.guard.step.layers import Lost
 from floatline.ledger.lines import TO_FIND
 from floatline.optim.mesh import local_part, num_processes
@@ -71,7 +72,9 @@ class Responses:
     def snapshot_if_due(self) -> None:
         """Take a snapshot behind the step that was just sent off; its finiteness is looked at when it is needed."""
         run = self._run
-        if not run.recovery.healthy or not run.optimizer.state or not run.ring.due(run.attempts):
+        # Before the first applied step there are no states yet; after it there are, or the optimizer keeps none.
+        begun = run.optimizer.state or run.diary.accounts.run.applied
+        if not run.recovery.healthy or not begun or not run.ring.due(run.attempts):
             return
         canary = None if self._canary is None else self.replay(self._canary)
         extra = run.schedules.state_dict()
@@ -221,7 +224,7 @@ class Responses:
         return float(loss) / world
 
     def replay(self, closure: Callable[[], Loss], *, precision: str | None = None) -> Tensor:
-        """The loss of a closure now, in evaluation mode, with random numbers and modes put back afterwards."""
+        """The loss of a closure now, in evaluation mode, with random numbers, modes and buffers put back afterwards."""
         run = self._run
         modes = [(module, module.training) for module in run.model.modules()]
         context = (
@@ -231,7 +234,7 @@ class Responses:
         run.model.eval()
         try:
             # With gradients on, so that take_loss can tell a loss from a constant; nothing goes backward.
-            with context:
+            with untouched(run.model), context:
                 loss, _ = take_loss(closure(), "The value of the canary")
             return loss.detach().to(torch.float32)
         finally:

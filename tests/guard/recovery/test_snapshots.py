@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.slow import slow
 from torch import Tensor
 
+import floatline as fl
 from floatline.errors import GuardError
 from floatline.guard.policy import Policy
 from floatline.guard.recovery import host_copies
@@ -387,3 +388,18 @@ def test_on_a_gpu_copies_are_pinned():
     ring = SnapshotRing(policy=ROOMY)
     ring.take(1, scalar(1.0, device="cuda"), {}, None)
     assert ring.newest().tensors["w"].is_pinned()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_guard_goes_back_with_an_optimizer_that_keeps_no_state_as_well(momentum):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=momentum)
+    guard = fl.Guard(model, optimizer, plan="fp32", policy=fl.Policy(snapshot_gib=1.0))
+    for number in range(50):
+        if number == 45:
+            with torch.no_grad():
+                model.weight.fill_(math.nan)
+        guard.step(lambda x: model(x).square().mean(), torch.randn(8, 4))
+    assert "rollback after step 46" in guard.summary()
+    assert model.weight.isfinite().all()

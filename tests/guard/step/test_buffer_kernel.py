@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from floatline.guard.step.buffers import TorchBufferBlock
+from floatline.guard.step.buffer_blocks import TorchBufferBlock
 
 pytest.importorskip("triton", reason="triton is not installed")
 
@@ -76,9 +76,20 @@ def test_a_buffer_that_is_given_other_memory_in_a_step_gets_what_it_held():
     old = [tensor.data for tensor in live]
     for tensor, other in zip(live, draw_all([torch.float32], 7), strict=True):
         tensor.data = other
+    assert block.misfits() == []
     block.settle(torch.tensor(False, device=DEVICE))
     assert bits_of(live) == before == bits_of(old)
     for tensor in live:
         tensor.data = torch.zeros_like(tensor)
+    assert block.misfits() == []
     block.keep()
     assert not any(map(any, bits_of(block.kept)))
+
+
+def test_a_buffer_that_is_given_another_shape_is_told_before_anything_is_moved():
+    live = draw_all([torch.float32])
+    block = fused(live)
+    block.keep()
+    assert block.misfits() == []
+    live[3].data = torch.zeros(2, device=DEVICE)
+    assert [tensor is live[3] for tensor in block.misfits()] == [True]

@@ -1,6 +1,8 @@
 """A skipped step leaves a model's buffers as they were: every bit of every buffer, however the step is made."""
 
+import contextlib
 import math
+import threading
 
 import pytest
 import torch
@@ -266,7 +268,7 @@ def test_nothing_is_kept_of_buffers_that_no_step_changes():
     guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32")
     for number in range(3):
         guard.step(loss_of(model), batch(number))
-    assert guard._buffers._blocks == []
+    assert guard._buffers._kept.blocks == []
 
 
 def test_a_step_that_raises_changes_no_buffer():
@@ -282,6 +284,81 @@ def test_a_step_that_raises_changes_no_buffer():
     with pytest.raises(KeyboardInterrupt):
         guard.step(fail, batch(1))
     assert equal(buffers_of(model), before)
+
+
+class Counter(nn.Module):
+    """Counts its forward passes, those in evaluation among them, in one buffer in place and in one that is new."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        self.seen += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x - self.mean
+
+
+def run_with_replays(replays, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), Counter(), nn.Dropout(0.2), nn.Linear(8, 1))
+    guard = fl.Guard(model, KINDS["plain"](model.parameters()), plan="fp32", **options)
+    for number in range(25):
+        assert guard.step(loss_of(model), batch(number)).applied
+        if replays:
+            assert guard.replay(loss_of(model), batch(number)).isfinite()
+    return buffers_of(model) | {n: p.detach() for n, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_replays_of_a_canary_and_of_ones_own_leave_what_they_write_to_buffers_as_it_was(replays):
+    assert equal(run_with_replays(replays, policy=fl.Policy(snapshot_gib=1.0)), run_with_replays(False))
+
+
+def test_without_putting_back_replays_would_move_buffers_and_with_them_the_run(monkeypatch):
+    monkeypatch.setattr("floatline.guard.responses.untouched", lambda model: contextlib.nullcontext())
+    assert not equal(run_with_replays(False, policy=fl.Policy(snapshot_gib=1.0)), run_with_replays(False))
+
+
+def adversaries(norm, *bad, make_step, num=6):
+    """Two guards by turns; the first step runs through the second model, with batches of NaN among its own."""
+    torch.manual_seed(0)
+    makes = nn.Sequential(nn.Linear(4, 8), *([nn.BatchNorm1d(8)] if norm else []))
+    tells = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+    guards = [fl.Guard(m, KINDS["plain"](m.parameters()), plan="fp32") for m in (makes, tells)]
+
+    def take(guard, compute, x):
+        if make_step is by_step:
+            return guard.step(compute, x)
+        with guard.autocast():
+            loss = compute(x)
+        guard.backward(loss)
+        return guard.update()
+
+    for number in range(num):
+        for wrong in [True, False] if number in bad else [False]:
+            outcome = take(guards[0], lambda x: -tells(makes(x)).mean(), batch(number, bad=wrong)[0])
+            assert outcome.applied is not wrong
+        x = batch(50 + number)[0]
+        assert take(
+            guards[1], lambda x: (tells(makes(x).detach()) - tells(makes(x).detach() + 1)).tanh().mean(), x
+        ).applied
+    return buffers_of(nn.ModuleList([makes, tells]))
+
+
+@pytest.mark.parametrize("make_step", [by_step, by_backward])
+@pytest.mark.parametrize("norm", [False, True])
+@pytest.mark.parametrize("bad", [0, 1, 4])
+def test_what_a_skipped_step_changes_in_another_guards_model_goes_back_too(make_step, norm, bad):
+    expected = adversaries(norm, make_step=make_step)
+    assert equal(adversaries(norm, bad, make_step=make_step), expected)
+
+
+def test_without_guests_the_other_model_would_keep_its_nan(monkeypatch):
+    monkeypatch.setattr("floatline.guard.step.buffers._STEPS", threading.local())
+    monkeypatch.setattr(Buffers, "keep", lambda self, again=False: self._keep(again=again))
+    assert adversaries(True, 4, make_step=by_step)["1.1.running_mean"].isnan().any()
 
 
 @pytest.mark.gpu

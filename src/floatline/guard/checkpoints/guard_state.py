@@ -36,7 +36,7 @@ def live_tensors(run: Run) -> dict[str, Tensor]:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            found[f"model.{name}"] = local(tensor)
+            found |= _memory_of(f"model.{name}", tensor)
     for index, state in _optimizer_states(run).items():
         for key, value in state.items():
             if isinstance(value, Tensor):
@@ -47,6 +47,31 @@ def live_tensors(run: Run) -> dict[str, Tensor]:
     return found
 
 
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def _memory_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Tensors that can be copied from and into, and hold what a tensor holds: of a sparse one its parts.
+
+    Nothing of one on the meta device, which holds nothing; and an expanded one has each of its elements once.
+    """
+    own = local(tensor)
+    if own.is_meta:
+        return {}
+    if own.layout in _SPARSE_PARTS:
+        return {f"{name}.{part.lstrip('_')}": getattr(own, part)() for part in _SPARSE_PARTS[own.layout]}
+    if type(own) is Tensor and own.layout == torch.strided and not own.is_nested and 0 in own.stride():
+        sizes = [size if stride else min(size, 1) for size, stride in zip(own.shape, own.stride(), strict=True)]
+        own = own.as_strided(sizes, own.stride())
+    return {name: own}
+
+
 def may_be_nonfinite(run: Run) -> list[str]:
     """Names of live tensors that may hold inf or NaN in a sound run: buffers such as masks, and unfilled windows."""
     return ["judge.window", *buffer_names(run)]
@@ -54,7 +79,7 @@ def may_be_nonfinite(run: Run) -> list[str]:
 
 def buffer_names(run: Run) -> list[str]:
     """Names of the model's buffers among the live tensors."""
-    return [f"model.{name}" for name, _ in unwrap(run.model).named_buffers()]
+    return [part for name, buffer in unwrap(run.model).named_buffers() for part in _memory_of(f"model.{name}", buffer)]
 
 
 def collect(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from floatline.guard.step.buffers import BufferBlock
+from floatline.guard.step.buffer_blocks import BufferBlock
 from floatline.guard.step.judge import JudgeLaunch
 from floatline.guard.step.layers import count_near_zero
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from floatline.guard.kernels import buffer_kernel
+from floatline.guard.step.buffer_blocks import find_misfits
 from floatline.numerics.moving import send
 from floatline.optim.kernels.launches import Launches, kind_of
 
@@ -36,24 +37,28 @@ class FusedBufferBlock:
             for start, size, tensor in zip(starts, sizes, tensors, strict=False)
         ]
         self._sizes = sizes
-        self._addresses: list[int] = []
-        self._table = room[:0]
-        self._num_spans = 0
-        self._constants: dict[bool, dict[str, Any]] = {}
-        self._launches = Launches()
+        self._take(list(map(Tensor.data_ptr, tensors)))
 
     def keep(self) -> None:
         """A step begins."""
         self._move(self._table, keeps=True)
+
+    def misfits(self) -> list[Tensor]:
+        """Buffers that have got another shape or dtype, or are no longer contiguous."""
+        addresses = list(map(Tensor.data_ptr, self.tensors))
+        if addresses == self._addresses:
+            return []
+        # A tensor was given other memory: `buffer.data = …`.
+        found = find_misfits(self.tensors, self.kept) or [t for t in self.tensors if not t.is_contiguous()]
+        if not found:
+            self._take(addresses)
+        return found
 
     def settle(self, applied: Tensor) -> None:
         """What was kept goes back unless the step was applied."""
         self._move(send(applied, self._table.device), keeps=False)
 
     def _move(self, applied: Tensor, *, keeps: bool) -> None:
-        addresses = list(map(Tensor.data_ptr, self.tensors))
-        if addresses != self._addresses:  # the first time, or a tensor was given other memory: `buffer.data = …`
-            self._take(addresses)
         if self._num_spans:
             # Keeping looks at no decision, and takes whatever tensor there is.
             key = (keeps, *kind_of(applied))
@@ -65,7 +70,7 @@ class FusedBufferBlock:
         word, self._table = self._make_table(addresses)
         self._addresses, self._num_spans, self._launches = addresses, len(self._table), Launches()
         same = {"WORD": word, "BLOCK": buffer_kernel.BLOCK}
-        self._constants = {keeps: {"KEEPS": keeps, **same} for keeps in (True, False)}
+        self._constants: dict[bool, dict[str, Any]] = {keeps: {"KEEPS": keeps, **same} for keeps in (True, False)}
 
     def _make_table(self, addresses: list[int]) -> tuple[Any, Tensor]:
         """The word that all buffers consist of, and live address, kept address and number of words of each span."""

@@ -5,22 +5,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Iterable
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from operator import attrgetter, is_
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from floatline.numerics import foreach
+from floatline.guard.step.buffer_blocks import BufferBlock, is_plain, make_blocks
 from floatline.numerics.moving import send
 from floatline.precision.wrappers import unwrap
 
 # Mapped over modules and buffers: the interpreter's own share of a pass over hundreds is what it would cost otherwise.
 _training, _own_buffers, _version = attrgetter("training"), attrgetter("_buffers"), attrgetter("_version")
+_values = cast("Callable[[dict[str, Tensor | None]], Iterable[Tensor | None]]", dict.values)
+
+
+_STEPS = threading.local()  # now: whose step a guard has begun in this thread
+
+FusedFor = Callable[[torch.device], Callable[[list[Tensor]], BufferBlock] | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -42,18 +51,18 @@ class _Holding:
     def __init__(self, modules: list[nn.Module]) -> None:
         self.modules = modules
         self.slots = [_BufferSlot(module, name, b) for module in modules for name, b in module._buffers.items()]
-        self._names, self._tensors = [slot.name for slot in self.slots], [slot.tensor for slot in self.slots]
+        self._tensors = [slot.tensor for slot in self.slots]
         self.tensors = list({id(t): t for t in self._tensors if t is not None}.values())
         self._counted = [t for t in self.tensors if not t.is_inference()]  # the others have no version
         self._versions = list(map(_version, self._counted))
 
     def is_same(self) -> bool:
-        """Whether the modules have the same tensors under the same names, and no others."""
+        """Whether the modules have the same tensors, and no others."""
         held: list[dict[str, Tensor | None]] = list(map(_own_buffers, self.modules))
-        if list(itertools.chain.from_iterable(held)) != self._names:
+        if sum(map(len, held)) != len(self._tensors):
             return False
         # Equality would do it in less time, and ask tensors whether they are equal: that is an operation on the device.
-        return all(map(is_, [tensor for own in held for tensor in own.values()], self._tensors))
+        return all(map(is_, itertools.chain.from_iterable(map(_values, held)), self._tensors))
 
     def again(self) -> _Holding:
         """What the modules have now, as it is written now."""
@@ -78,42 +87,68 @@ class _Holding:
         return [(m, name) for m in self.modules for name in m._buffers if (m, name) not in known]
 
 
-class BufferBlock(Protocol):
-    """Buffers of one device, with room for the values that they have when a step begins."""
+class _Keeping:
+    """Buffers as they were when a step began, in blocks."""
 
-    tensors: list[Tensor]
-    kept: list[Tensor]
+    def __init__(self, modules: list[nn.Module], *, fused_for: FusedFor) -> None:
+        self.holding = _Holding(modules)
+        self.blocks = make_blocks(self.holding.tensors, fused_for=fused_for)
 
     def keep(self) -> None:
         """A step begins."""
-        ...
+        for block in self.blocks:
+            block.keep()
+
+    def fits(self) -> bool:
+        """Whether the blocks can keep what the modules have now."""
+        return self.holding.is_same() and not self.find_misfits()
+
+    def find_misfits(self) -> list[Tensor]:
+        """Buffers that no block puts back."""
+        return [tensor for block in self.blocks for tensor in block.misfits()]
+
+    def values(self) -> dict[int, Tensor]:
+        """What each tensor held when the step began."""
+        return {id(t): part for b in self.blocks for t, part in zip(b.tensors, b.kept, strict=True)}
 
     def settle(self, applied: Tensor) -> None:
         """What was kept goes back unless the step was applied."""
-        ...
-
-
-class TorchBufferBlock:
-    """A block whose buffers have one dtype, moved by torch's operations."""
-
-    def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
-        sizes = [tensor.numel() for tensor in tensors]
-        before, after = (torch.empty(sum(sizes), dtype=tensors[0].dtype, device=tensors[0].device) for _ in range(2))
-        self._before, self._after = before, after
-        self.kept, self._parts_after = _split(before, tensors), _split(after, tensors)
+        misfits = self.find_misfits()
+        if misfits and bool(applied):  # nothing can be selected from: the host has to know
+            return
+        if misfits or not self.holding.is_same():
+            self._put_back(applied, misfits)
+        for block in self.blocks:
+            block.settle(applied)
 
     @torch.no_grad()
-    def keep(self) -> None:
-        """A step begins."""
-        foreach.copy_(self.kept, self.tensors)
+    def _put_back(self, applied: Tensor, misfits: list[Tensor]) -> None:
+        """Tensors that stand where others stood, or where nothing was, or that no block puts back.
 
-    @torch.no_grad()
-    def settle(self, applied: Tensor) -> None:
-        """What was kept goes back unless the step was applied."""
-        foreach.copy_(self._parts_after, self.tensors)
-        torch.where(send(applied, self._after.device), self._after, self._before, out=self._after)
-        foreach.copy_(self.tensors, self._parts_after)
+        Args:
+            applied: Whether the step was; it was not, where there are misfits.
+            misfits: Tensors that no block puts back.
+        """
+        kept = self.values()
+        for tensor in filter(is_plain, misfits):
+            tensor.data = kept[id(tensor)].clone()
+        others = {id(tensor) for tensor in misfits if not is_plain(tensor)}
+        for slot in self.holding.slots:
+            if id(slot.tensor) in others:
+                slot.module._buffers[slot.name] = kept[id(slot.tensor)]
+            elif slot.now is not slot.tensor:
+                _put_back(slot, kept.get(id(slot.tensor)), applied)
+        new = self.holding.new()
+        if new and not bool(applied):
+            for module, name in new:
+                delattr(module, name)
+        self.find_misfits()  # the blocks see where their buffers lie now
+
+
+def _host() -> Buffers | None:
+    """Those of the guard whose step is under way in this thread."""
+    ref = getattr(_STEPS, "now", None)
+    return None if ref is None else ref()
 
 
 def _no_fused(device: torch.device) -> None:
@@ -129,6 +164,8 @@ class Buffers:
     host reads which of them were changed: from then on these are kept, and those that lie in the same modules. The
     same is done in the step after one that wrote to others. Nothing is copied, and nothing launched, for modules whose
     buffers no step changes; the host waits for nothing, unless a buffer is new, or replaced by one of another shape.
+    Where the step runs through the model of another guard, as a generator's through its discriminator, what it changes
+    there is settled with it.
 
     Numerics:
         Selected, never multiplied: what was kept comes back with every bit, NaN included; what is not put back stays
@@ -148,7 +185,7 @@ class Buffers:
         self,
         model: nn.Module,
         *,
-        fused_for: Callable[[torch.device], Callable[[list[Tensor]], BufferBlock] | None] = _no_fused,
+        fused_for: FusedFor = _no_fused,
     ) -> None:
         self._fused_for = fused_for
         self._model = model
@@ -160,9 +197,9 @@ class Buffers:
         self._noisy: set[nn.Module] = set()  # written in every step, as they were: DDP sends masks to all processes
         self._modes: list[bool] = []
         self._looks = False  # all buffers are kept, to see which of them change
-        self._kept = _Holding(self.holders)
+        self._kept = _Keeping([], fused_for=fused_for)
         self._begun = False
-        self._blocks: list[BufferBlock] = []
+        self._guests: list[Buffers] = []  # of other guards' models, whose forward passes were part of this step
         self._hook = model.register_forward_pre_hook(self._begin) if self.holders else None
 
     def _find_holders(self) -> list[nn.Module]:
@@ -172,10 +209,17 @@ class Buffers:
     def _begin(self, module: nn.Module, args: Any) -> None:
         del args
         if not self._begun and module.training and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            self.keep()
+            self._keep(again=False)
+            host = _host()
+            if host is not None and host is not self and self not in host._guests:
+                host._guests.append(self)
 
     def keep(self, *, again: bool = False) -> None:
         """A step begins; where that is known already, nothing happens, unless it begins again."""
+        _STEPS.now = weakref.ref(self)
+        self._keep(again=again)
+
+    def _keep(self, *, again: bool) -> None:
         if (self._begun and not again) or not self.needed:
             return
         self._begun = False  # what is half kept is not put back
@@ -183,33 +227,27 @@ class Buffers:
             self.holders = self._find_holders()
         modes = list(map(_training, self.holders))
         looked, self._looks, self._modes = self._looks, modes != self._modes or bool(self._suspects), modes
-        if self._looks or looked or not self._kept.is_same():
-            self._kept = _Holding(self.holders if self._looks else self._moving)
-            self._blocks = self._make_blocks(self._kept.tensors)
-        for block in self._blocks:
-            block.keep()
+        if self._looks or looked or not self._kept.fits():
+            self._kept = _Keeping(self.holders if self._looks else self._moving, fused_for=self._fused_for)
+        self._kept.keep()
         self._idle = self._idle.again()
         self._begun = True
-
-    def _make_blocks(self, tensors: list[Tensor]) -> list[BufferBlock]:
-        together: dict[torch.device, list[Tensor]] = {}
-        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-        makers = {device: self._fused_for(device) for device in {tensor.device for tensor in tensors}}
-        for tensor in tensors:
-            if makers[tensor.device] is not None and tensor.is_contiguous():
-                together.setdefault(tensor.device, []).append(tensor)
-            else:
-                alike.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-        fused = [maker(own) for device, own in together.items() if (maker := makers[device]) is not None]
-        return [*fused, *map(TorchBufferBlock, alike.values())]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The buffers that are kept."""
-        return tuple(tensor for block in self._blocks for tensor in block.tensors)
+        return tuple(tensor for block in self._kept.blocks for tensor in block.tensors)
 
     def settle(self, applied: Tensor) -> None:
         """A step is over: what it changed stays where it was applied, and goes back where it was not."""
+        if _host() is self:
+            _STEPS.now = None
+        guests, self._guests = self._guests, []
+        for guest in guests:
+            if guest._begun:  # else its own step has come since
+                guest.settle(applied)
+        if not self.needed:
+            return
         begun, self._begun = self._begun, False
         if begun and self._looks:
             self._learn_who_moves()
@@ -220,17 +258,15 @@ class Buffers:
         self.needed = bool(self.holders)
         if not begun or not self._moving or (applied.device.type == "cpu" and bool(applied)):
             return
-        if not self._kept.is_same():
-            self._put_back(applied)
-        for block in self._blocks:
-            block.settle(applied)
+        self._kept.settle(applied)
 
     def _learn_who_moves(self) -> None:
         """All buffers were kept: see which of them the step has changed; waits for the device."""
-        kept = self._kept_values()
-        changed = {slot.module for slot in self._kept.slots if _is_changed(slot, kept)}
-        changed |= {module for module, _ in self._kept.new()}
-        written = set(self._kept.written())
+        kept, misfits = self._kept.values(), {id(tensor) for tensor in self._kept.find_misfits()}
+        holding = self._kept.holding
+        changed = {s.module for s in holding.slots if id(s.tensor) in misfits or _is_changed(s, kept)}
+        changed |= {module for module, _ in holding.new()}
+        written = set(holding.written())
         self._noisy |= {module for module in self._suspects if module in written - changed}
         # A block that is left out at random moves in some steps only: what has moved in training is kept from then on.
         changed |= {module for module in (*self._moving, *self._suspects) if module.training} - self._noisy
@@ -257,25 +293,9 @@ class Buffers:
         self.holders = self._find_holders()
         self._hook = self._hook or self._model.register_forward_pre_hook(self._begin)
 
-    @torch.no_grad()
-    def _put_back(self, applied: Tensor) -> None:
-        """Tensors that stand where others stood, or where nothing was."""
-        kept = self._kept_values()
-        for slot in self._kept.slots:
-            if slot.now is not slot.tensor:
-                _put_back(slot, None if slot.tensor is None else kept[id(slot.tensor)], applied)
-        new = self._kept.new()
-        if new and not bool(applied):
-            for module, name in new:
-                delattr(module, name)
-
-    def _kept_values(self) -> dict[int, Tensor]:
-        """What each tensor held when the step began."""
-        return {id(t): part for b in self._blocks for t, part in zip(b.tensors, b.kept, strict=True)}
-
     def undo(self) -> None:
         """A step raised: what it changed goes back."""
-        if self._begun:
+        if self._begun or self._guests:
             self.settle(torch.zeros((), dtype=torch.bool, device="cpu"))
 
     def forget(self) -> None:
@@ -288,19 +308,32 @@ class Buffers:
             self._hook.remove()
 
 
-def _split(room: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Parts of a vector, each as large and in the shape of a tensor."""
-    ends = [*itertools.accumulate(tensor.numel() for tensor in tensors)]
-    return [room[end - t.numel() : end].view_as(t) for end, t in zip(ends, tensors, strict=True)]
+@contextlib.contextmanager
+def untouched(model: nn.Module) -> Generator[None]:
+    """Run something that leaves a model's buffers as they are, whatever its forward passes write to them.
+
+    Args:
+        model: Plain, or wrapped.
+    """
+    kept = _Keeping(list(unwrap(model).modules()), fused_for=_no_fused)
+    kept.keep()
+    try:
+        yield
+    finally:
+        kept.settle(torch.zeros((), dtype=torch.bool, device="cpu"))
 
 
 def _put_back(slot: _BufferSlot, before: Tensor | None, applied: Tensor) -> None:
     """Of a buffer that was replaced by another tensor."""
     now = slot.now
-    if now is not None and before is not None and (now.shape, now.dtype) == (before.shape, before.dtype):
+    if now is not None and before is not None and _are_alike(now, before):
         slot.module._buffers[slot.name] = torch.where(send(applied, now.device), now, send(before, now.device))
     elif not bool(applied):  # nothing can be selected from: the host has to know
         slot.module._buffers[slot.name] = slot.tensor
+
+
+def _are_alike(one: Tensor, two: Tensor) -> bool:
+    return is_plain(one) and is_plain(two) and (one.shape, one.dtype) == (two.shape, two.dtype)
 
 
 def _tracks(module: nn.Module) -> bool:
@@ -310,9 +343,10 @@ def _tracks(module: nn.Module) -> bool:
 
 def _is_changed(slot: _BufferSlot, kept: dict[int, Tensor]) -> bool:
     """Whether a buffer has other bits than before; waits for the device. Version counters miss running statistics."""
-    if slot.now is not slot.tensor or slot.tensor is None:
+    before = kept.get(id(slot.tensor))
+    if slot.now is not slot.tensor or slot.tensor is None or before is None:
         return slot.now is not slot.tensor
-    return not torch.equal(_bits(slot.tensor), _bits(kept[id(slot.tensor)]))
+    return is_plain(slot.tensor) and not torch.equal(_bits(slot.tensor), _bits(before))
 
 
 def _bits(tensor: Tensor) -> Tensor:
