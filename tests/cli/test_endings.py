@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM leave a word on how to go on."""
 
 import contextlib
+import os
 import signal
 import threading
 
@@ -9,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from floatline.cli import diagnose, explain, fit, fold, manifest, parity, replay, rescue, train, validate
-from floatline.cli.endings import saying_how_to_go_on
+from floatline.cli.endings import saying_how_to_go_on, with_an_ending
 from floatline.cli.main import app
 
 
@@ -75,6 +76,44 @@ def test_every_long_command_has_a_word(module, words, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "saying_how_to_go_on", hear)
     assert CliRunner().invoke(app, words).exit_code == 7
     assert len(said) == 1 and said[0].strip()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_command_without_a_word_of_its_own_has_one(number, code):
+    done = CliRunner().invoke(typer_of(lambda: signal.raise_signal(number)))
+    assert done.exit_code == code
+    assert "The same command begins again" in done.stderr
+
+
+def typer_of(command):
+    """An app of one command, made as floatline's own are."""
+    own = typer.Typer()
+    own.command()(with_an_ending(command))
+    return own
+
+
+def test_the_word_of_a_command_itself_is_the_only_one():
+    def command():
+        with saying_how_to_go_on("Go on with --resume."):
+            signal.raise_signal(signal.SIGINT)
+
+    assert CliRunner().invoke(typer_of(command)).stderr == "floatline: interrupted. Go on with --resume.\n"
+
+
+def test_every_command_ends_with_a_word():
+    assert {command.callback.__code__ for command in app.registered_commands} == {with_an_ending(len).__code__}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
+def test_a_fork_is_ended_without_a_word(capfd):
+    with saying_how_to_go_on("Again."):
+        child = os.fork()
+        if not child:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGTERM
+    assert capfd.readouterr().err == ""
 
 
 def test_a_command_that_has_none_would_be_found():

@@ -131,7 +131,7 @@ def test_a_run_that_the_guard_stopped_is_exit_code_1(tmp_path, stop, code):
 def test_a_folder_without_a_run_is_one_line_and_exit_code_2(tmp_path, command):
     found = run(command, str(tmp_path))
     assert found.returncode == 2 and found.stdout == ""
-    assert found.stderr == f"floatline: There is no ledger in {tmp_path}. Give a run folder, such as runs/NAME.\n"
+    assert found.stderr == f"floatline: There is no ledger in '{tmp_path}'. Give a run folder, such as runs/NAME.\n"
     found = run(command, str(tmp_path / "nowhere"))
     assert found.returncode == 2 and "is not a folder" in found.stderr
 

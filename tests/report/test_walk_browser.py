@@ -99,7 +99,9 @@ def test_a_long_page_has_contents_that_lead_somewhere(visit, pages, kind):
         assert page.locator(target).inner_text().startswith(links.nth(number).inner_text())
 
 
-@pytest.mark.parametrize("kind", ["rescued", "none", "one", "three", "failed", "stopped", "died", "parity"])
+@pytest.mark.parametrize(
+    "kind", ["rescued", "none", "one", "three", "failed", "runs", "stopped", "died", "empty", "parity"]
+)
 def test_the_first_screen_says_what_to_do(visit, pages, kind):
     page = visit(pages[kind], width=1280)
     box = page.locator(".todo").first.bounding_box()

@@ -176,10 +176,10 @@ def diagnose(
     if formats:
         _foresee(target, tuple(formats), steps, seed, output)
         return
-    from floatline.diagnosis.target_diagnosis import diagnose as find_out
-
     # What the target prints is not the report.
     with saying_how_to_go_on(_ENDED), contextlib.redirect_stdout(sys.stderr), show_progress() as show:
+        from floatline.diagnosis.target_diagnosis import diagnose as find_out  # with torch, which takes seconds
+
         diagnosis = find_out(
             target,
             steps=steps,
@@ -199,11 +199,11 @@ def _foresee(target: str, formats: tuple[str, ...], steps: int, seed: int, outpu
     """Say what would not fit a format, before anyone trains in it."""
     import sys
 
-    from floatline.diagnosis.headroom.would_fit import would_fit
-    from floatline.report.fit import as_json, print_fit
-    from floatline.workload import load_target
-
     with saying_how_to_go_on(_ENDED), contextlib.redirect_stdout(sys.stderr), show_progress() as show:
+        from floatline.diagnosis.headroom.would_fit import would_fit
+        from floatline.report.fit import as_json, print_fit
+        from floatline.workload import load_target
+
         loaded = load_target(target)
         show("recording steps from several points of training")
         fits = would_fit(loaded, formats=formats, steps=steps, seed=seed)

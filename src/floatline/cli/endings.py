@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 
 import typer
 
@@ -18,9 +20,13 @@ def saying_how_to_go_on(words: str) -> Generator[None]:
         words: What is kept, and what to type next.
     """
     ended_by = signal.SIGINT
+    process = os.getpid()
 
     def end(*_: object) -> None:
         nonlocal ended_by
+        if os.getpid() != process:  # a fork has nothing to say
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
         ended_by = signal.SIGTERM
         raise KeyboardInterrupt
 
@@ -36,3 +42,14 @@ def saying_how_to_go_on(words: str) -> Generator[None]:
     finally:
         if mine:
             signal.signal(signal.SIGTERM, before)
+
+
+def with_an_ending(command: Callable[..., None]) -> Callable[..., None]:
+    """The command; Ctrl-C and SIGTERM leave a word also where it has none of its own, as while torch is loaded."""
+
+    @functools.wraps(command)
+    def ended(*values: object, **options: object) -> None:
+        with saying_how_to_go_on("The same command begins again, or goes on where something is kept."):
+            command(*values, **options)
+
+    return ended

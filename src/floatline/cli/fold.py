@@ -110,7 +110,9 @@ def check_inputs(source: str, tokens: str | None, inputs: str | None) -> None:
     if is_folder and tokens is None and inputs is None:
         raise typer.BadParameter("A checkpoint is run: give --tokens FILE, or --inputs FILE.py if it takes no tokens.")
     if not is_folder and (tokens is not None or inputs is not None):
-        raise typer.BadParameter(f"'{source}' is no folder, and a target has inputs of its own. Leave out the options.")
+        raise typer.BadParameter(
+            f"'{source}' is not a folder. --tokens and --inputs are for a checkpoint's folder; a target has its own."
+        )
 
 
 def read_target(target: str) -> tuple[Any, Any]:

@@ -56,8 +56,6 @@ def parity(
     means that both are within rounding, 1 that one is wrong, farther, or another function; 2 that they cannot be
     compared.
     """
-    from floatline.report.parity import print_parity, write_parity
-
     if compiled == (b is not None):
         raise typer.BadParameter("Give B, or --compiled for what torch.compile makes of A: one of both.")
     with saying_how_to_go_on("Nothing is kept: the same command begins again."), show_progress() as tell:
@@ -73,6 +71,8 @@ def parity(
             seed=seed,
             tell=tell,
         )
+    from floatline.report.parity import print_parity, write_parity  # with torch, which takes seconds
+
     files = {} if out is None else write_parity(found, Path(out))
     command = say_validation(found, a, out)
     if output is OutputFormat.json:

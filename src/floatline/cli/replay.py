@@ -58,11 +58,11 @@ def replay(
 
     if trace is not None:
         check_writable(trace)
-    from floatline.probe.bundles.bundle_replay import replay_bundle
-
     # What the target prints is not the report.
     ended = saying_how_to_go_on("The bundle is as it was: the same command begins again.")
     with ended, contextlib.redirect_stdout(sys.stderr), show_progress() as show:
+        from floatline.probe.bundles.bundle_replay import replay_bundle  # with torch, which takes seconds
+
         report = replay_bundle(
             bundle,
             target=target,

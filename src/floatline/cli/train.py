@@ -102,7 +102,6 @@ def train(
 
     from floatline.plans.presets import resolve_plan
     from floatline.training.settings import CONFIG, name_folder
-    from floatline.workload import load_target
 
     asked = resolve_plan(plan) if plan is not None else None
     if approved_only:
@@ -116,6 +115,8 @@ def train(
         saying_how_to_go_on(f"From the last checkpoint, if there is one, goes on: {again}"),
         contextlib.redirect_stdout(sys.stderr),
     ):
+        from floatline.workload import load_target  # with torch, which takes seconds
+
         # A run goes on with the settings it was begun with, unless others are given; they are compared then.
         kept = f"{place}/{CONFIG}"
         own = kept if resume and not (preset or config or settings) and Path(kept).is_file() else config

@@ -87,7 +87,7 @@ def validate(
         int | None,
         typer.Option(
             "--steps",
-            min=0,
+            min=1,
             help="How many steps each run takes. The default is one pass or 200, whichever is longer.",
             rich_help_panel=_LENGTH,
         ),
@@ -95,11 +95,11 @@ def validate(
     epochs: Annotated[
         int | None,
         typer.Option(
-            "--epochs", min=0, help="How many passes over the batches each run makes.", rich_help_panel=_LENGTH
+            "--epochs", min=1, help="How many passes over the batches each run makes.", rich_help_panel=_LENGTH
         ),
     ] = None,
     batches: Annotated[
-        int | None, typer.Option("--batches", min=0, help="Use only this many batches.", rich_help_panel=_LENGTH)
+        int | None, typer.Option("--batches", min=1, help="Use only this many batches.", rich_help_panel=_LENGTH)
     ] = None,
     margin: Annotated[
         tuple[float, float],

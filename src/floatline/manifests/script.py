@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,7 +101,8 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
     """Why there is no manifest, and what to do."""
     without = {rank: one for rank, one in seen.items() if not one["manifest"]}  # who ended first comes first
     if not without:
-        return f"{_say_end('The script', code)} before floatline could sum it up. Run it without floatline first."
+        again = "The same command begins again." if code in _ENDED else "Run it without floatline first."
+        return f"{_say_end('The script', code)} before floatline could sum it up. {again}"
     rank, one = max(without.items(), key=lambda item: bool(item[1]["exit_code"]))  # what failed tells why
     ended = _say_end(f"Rank {rank}" if launched else "The script", one["exit_code"])
     bad = {rank: one["bad_loss"] for rank, one in without.items() if one["bad_loss"] is not None}
@@ -123,5 +125,10 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
     return f"{ended} after {num} applied step{'s' * (num > 1)}, before step {steps} could be measured. Lower --steps."
 
 
+_ENDED = {128 + number: number.name for number in (signal.SIGINT, signal.SIGTERM)}  # by whoever started it
+
+
 def _say_end(who: str, code: int) -> str:
+    if code in _ENDED:
+        return f"{who} was ended by {_ENDED[code]}"
     return f"{who} ended with exit code {code}" if code else f"{who} came to its end"

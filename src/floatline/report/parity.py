@@ -87,8 +87,8 @@ def document_of_parity(found: AnyParity) -> Document:
         reason=sentence(parity.summary),
         tiles=(
             Tile("A to B", _show(worst.apart), ""),
-            Tile(f"A to {worst.exact}", _show(worst.a), f"{worst.excess_a:.2g} times what rounding explains"),
-            Tile(f"B to {worst.exact}", _show(worst.b), f"{worst.excess_b:.2g} times what rounding explains"),
+            Tile(f"A to {worst.exact}", _show(worst.a), _explained(worst.excess_a)),
+            Tile(f"B to {worst.exact}", _show(worst.b), _explained(worst.excess_b)),
             Tile("FP32's own", _show(worst.floor), "its roundings moved by a unit"),
         ),
         flags=parity.notes,
@@ -98,6 +98,12 @@ def document_of_parity(found: AnyParity) -> Document:
         after=(),
         footer=f"Made by floatline {__version__} in {parity.seconds:.0f} s.",
     )
+
+
+def _explained(excess: float) -> str:
+    """A distance against what the rounding of its formats explains."""
+    shown = f"{excess:.2g}"
+    return "no more than rounding explains" if float(shown) <= 1 else f"{shown} times what rounding explains"
 
 
 def _todo(parity: Parity) -> tuple[str, ...]:

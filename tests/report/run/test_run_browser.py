@@ -30,7 +30,7 @@ def pages(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("kind", "word", "num"),
-    [("one", "FINISHED", 5), ("two", "2 RUNS", 5), ("bare", "FINISHED", 0), ("evil", "STOPPED", 5)],
+    [("one", "FINISHED", 5), ("two", "2 RUNS", 5), ("bare", "EMPTY", 0), ("evil", "STOPPED", 5)],
 )
 def test_the_page_renders_without_a_word_in_the_console(visit, pages, kind, word, num):
     page = visit(pages[kind])

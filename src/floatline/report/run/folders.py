@@ -58,7 +58,7 @@ def find_run_folders(places: Sequence[str]) -> list[Path]:
         below = sorted(path for path in place.iterdir() if path.is_dir())
         own = [path for path in ([place] if list_parts(place) else below) if list_parts(path)]
         if not own:
-            raise LedgerError(f"There is no ledger in {place}. Give a run folder, such as runs/NAME.")
+            raise LedgerError(f"There is no ledger in '{place}'. Give a run folder, such as runs/NAME.")
         found += [path for path in own if path.resolve() not in {other.resolve() for other in found}]
     return found
 

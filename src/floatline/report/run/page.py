@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -12,13 +11,13 @@ from typing import Any
 
 from floatline.errors import LedgerError
 from floatline.ledger.account import Account
-from floatline.ledger.lines import REASONS, TO_FIND
+from floatline.ledger.lines import REASONS
 from floatline.ledger.progress import Spread, Stretch
 from floatline.report.document.detail import FULL, Detail, fit
 from floatline.report.document.document import Chapter, Curves, Document, Part, Table, Tile, Tone, Words, seven_digits
 from floatline.report.document.html import page_of, put_in_place
 from floatline.report.run.details import details_of
-from floatline.report.run.facts import OVER, RunFacts, State
+from floatline.report.run.facts import OVER, RunFacts
 from floatline.report.run.texts import (
     TONES,
     loss_of,
@@ -33,10 +32,12 @@ from floatline.report.run.texts import (
     skips_of,
     time_of,
 )
+from floatline.report.run.verdict import MEANINGS, cause_of, todo_of, word_of
 from floatline.report.validation.texts import sentence
 
 _MARKED = ("rollback", "escalation", "stop", "lr-cut", "regime-change")
 _MOST_MARKS = 40
+_MOST_TODO = 3  # runs
 _LEAST_POINTS, _COLUMNS = 50, 6
 _WIDE = 30.0  # losses whose highest is so many times the lowest are drawn over their logarithm
 
@@ -130,14 +131,6 @@ def _known(values: list[float | None]) -> list[float | None] | None:
     return values if any(value is not None for value in values) else None
 
 
-_MEANINGS: dict[State, str] = {
-    "running": "The run goes on; this is how it stood when the page was written.",
-    "silent": "The ledger is not closed, and nothing was added to it for long: the run hangs, or its machine is away.",
-    "finished": "The ledger was closed in order.",
-    "interrupted": "The ledger was closed in order before the run had all of its steps.",
-    "stopped": "The guard ended the run; its last event says why.",
-    "died": "The ledger was not closed, and the process that wrote it is gone.",
-}
 _REASONS = {
     "overflow": "a gradient was not finite, the loss was",
     "forward-nonfinite": "the loss was not finite",
@@ -154,9 +147,10 @@ def document_of(runs: Sequence[RunFacts], detail: Detail = FULL) -> tuple[Docume
         detail: How much of what is long.
     """
     tones: dict[str, Tone] = {state.upper(): tone for state, tone in TONES.items()}
+    tones.update(map(word_of, runs))
     if len(runs) == 1:
         return _single(runs[0], detail), tones
-    found = {TONES[run.state] for run in runs}
+    found = {tone for _, tone in map(word_of, runs)}
     order: tuple[Tone, ...] = ("bad", "warn", "good")
     head = f"{len(runs)} RUNS"
     tones[head] = next(tone for tone in order if tone in found)
@@ -165,15 +159,15 @@ def document_of(runs: Sequence[RunFacts], detail: Detail = FULL) -> tuple[Docume
 
 def _single(run: RunFacts, detail: Detail) -> Document:
     stood = sentence(f"{place_of(run)}, {time_of(run)}" if run.account.attempted else "no step was recorded")
-    cause, rest = _cause(run)
-    said = "" if cause and run.state == "stopped" else _MEANINGS[run.state]  # the guard's own words say more
+    cause, rest = cause_of(run)
+    said = "" if cause and run.state == "stopped" else MEANINGS[run.state]  # the guard's own words say more
     return Document(
         title=run.name,
         subtitle=_origin(run),
-        verdict=run.state.upper(),
+        verdict=word_of(run)[0],
         meaning=" ".join(filter(None, (rest or said, stood if cause else ""))),
         reason=cause or stood,
-        todo=_todo(run),
+        todo=todo_of(run),
         tiles=_tiles(run),
         flags=_flags(run),
         before=(_curves([run], detail), _skips([run])),
@@ -184,7 +178,7 @@ def _single(run: RunFacts, detail: Detail) -> Document:
 
 
 def _several(runs: Sequence[RunFacts], head: str, detail: Detail) -> Document:
-    states = [run.state for run in runs]
+    states = [word_of(run)[0].lower() for run in runs]
     counts = ", ".join(f"{states.count(state):,} {state}" for state in dict.fromkeys(states))
     rows = max(2, detail.rows // len(runs))
     return Document(
@@ -193,16 +187,25 @@ def _several(runs: Sequence[RunFacts], head: str, detail: Detail) -> Document:
         verdict=head,
         meaning="The curves are laid over each other by step; what belongs to one run follows under its name.",
         reason=f"{counts}.",
+        todo=_todo(runs),
         tiles=(),
-        flags=tuple(f"{run.name}: {flag}" for run in runs for flag in (_cause(run)[0], *_flags(run)) if flag),
+        flags=tuple(f"{run.name}: {flag}" for run in runs for flag in (cause_of(run)[0], *_flags(run)) if flag),
         before=(Part("How they stand", (_standing(runs),)), _curves(runs, detail), _skips(runs)),
         chapters=tuple(
-            Chapter(run.name, run.state.upper(), f"{place_of(run)}, {time_of(run)}", tuple(details_of(run, most=rows)))
+            Chapter(run.name, word_of(run)[0], f"{place_of(run)}, {time_of(run)}", tuple(details_of(run, most=rows)))
             for run in runs
         ),
         after=(),
         footer=_footer(runs),
     )
+
+
+def _todo(runs: Sequence[RunFacts]) -> tuple[str, ...]:
+    """What to do about those that did not go well; where all did, what comes next."""
+    ill = [run for run in runs if word_of(run)[1] != "good"]
+    if ill:
+        return tuple(f"{run.name}: {line}" for run in ill[:_MOST_TODO] for line in todo_of(run))
+    return tuple(dict.fromkeys(line for run in runs for line in todo_of(run)))
 
 
 def _origin(run: RunFacts) -> str:
@@ -238,43 +241,8 @@ def _skipped(run: RunFacts) -> tuple[str, str]:
     return (count, why.replace("):", ":", 1)) if why else ("0", count)
 
 
-_TODO: dict[State, tuple[str, ...]] = {
-    "finished": ("Is it as good as FP32? `floatline validate TARGET`, or `floatline compare` with runs in FP32.",),
-    "silent": ("See whether the process still works; `floatline watch RUN` shows the run as it goes on.",),
-    "interrupted": ("Go on from the last checkpoint: `floatline train TARGET --folder RUN --resume`.",),
-    "stopped": ("Find line and fix: `floatline diagnose TARGET`, or `floatline diagnose -- python train.py`.",),
-    "died": ("Go on from the last checkpoint: `floatline train TARGET --folder RUN --resume`.",),
-}
-
-
-_FIXED = ("Make that change, and go on from the last checkpoint: `floatline train TARGET --folder RUN --resume`.",)
-
-
-def _todo(run: RunFacts) -> tuple[str, ...]:
-    """What to type next."""
-    if run.state in ("stopped", "died") and any(event.event == "diagnosis" for event in run.events):
-        return _FIXED
-    commands = [event.message.partition(TO_FIND)[2] for event in run.events if TO_FIND in event.message]
-    if run.state == "stopped" and commands:
-        return (f"Find line and fix: `{commands[-1].rstrip('.')}`.",)
-    return _TODO.get(run.state, ())
-
-
-def _cause(run: RunFacts) -> tuple[str, str]:
-    """Why a run was stopped or died, the diagnosis first; and what its last words say beside that."""
-    if run.state not in ("stopped", "died") or not run.events:
-        return "", ""
-    last = run.events[-1].message or str(run.events[-1])
-    found = [event.message for event in run.events if event.event == "diagnosis" and event.message]
-    if not found:
-        alarms = [event.message.partition(TO_FIND)[0] for event in run.events if TO_FIND in event.message]
-        return (sentence(alarms[-1]), sentence(last)) if alarms else (sentence(last), "")
-    before, _, after = last.partition(found[-1])  # what the guard says holds the diagnosis
-    return sentence(found[-1]), " ".join(f"{re.sub(r' The diagnosis of step [0-9,]+: $', '', before)}{after}".split())
-
-
 def _flags(run: RunFacts) -> tuple[str, ...]:
-    told = [] if _cause(run)[0] else [event for event in run.events if event.event == "diagnosis"]
+    told = [] if run.state in ("stopped", "died") else [event for event in run.events if event.event == "diagnosis"]
     flags = [str(event) for event in told[-1:]]
     if run.num_missed:
         flags.append(f"{run.num_missed:,} steps are in parts of the ledger that were deleted: in the totals only.")
@@ -287,7 +255,7 @@ def _standing(runs: Sequence[RunFacts]) -> Table:
     rows = tuple(
         (
             run.name,
-            run.state.upper(),
+            word_of(run)[0],
             f"{run.account.attempted:,}" + (f" of {run.steps:,}" if run.steps is not None else ""),
             show_number(run.account.last_loss),
             f"{run.account.num_skipped:,}",
@@ -298,7 +266,7 @@ def _standing(runs: Sequence[RunFacts]) -> Table:
         for run in runs
     )
     head = ("run", "state", "steps", "loss", "skipped", "scale", "pace", "took, or ETA")
-    tones: tuple[Tone, ...] = tuple(TONES[run.state] for run in runs)
+    tones: tuple[Tone, ...] = tuple(word_of(run)[1] for run in runs)
     return Table("The runs", head, rows, named=(0,), numeric=(2, 3, 4, 5, 6, 7), tones=tones, cards=True)
 
 
