@@ -272,7 +272,7 @@ def test_a_scripts_own_line_is_changed_after_the_change_was_tried_beside_its_fil
     run = run_floatline(tmp_path, "--format", "json", "--fix")
     found = json.loads(run.stdout)["findings"][0]
     assert found["fix"] == "loss = -nn.functional.logsigmoid(margin).mean()"
-    assert found["tried"].startswith("With this change the script is healthy: 40 steps without a finding")
+    assert found["tried"].startswith("With this change the script is healthy: 60 steps without a finding")
     assert script.read_text() == SCRIPT.replace("torch.log(torch.sigmoid(margin))", "nn.functional.logsigmoid(margin)")
     assert (tmp_path / "runs.txt").read_text() == "began\n"  # the trial wrote elsewhere
     assert "floatline: changed " in run.stderr

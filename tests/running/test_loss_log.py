@@ -67,6 +67,37 @@ def test_losses_are_those_that_the_script_computes(logged, plan, closure):
     assert [line["loss"] for line in lines] == losses
 
 
+def scale_by_hand(first, micro_batches=1):
+    def run():
+        model, factor, losses = small_model(), first, []
+        opt = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x, y in batches(6):
+            loss = F.mse_loss(model(x), y)
+            losses.append(loss.item())
+            (loss * factor / micro_batches).backward()
+            for p in model.parameters():
+                p.grad /= factor
+            opt.step()
+            opt.zero_grad()
+            factor *= 0.7
+        return losses
+
+    return run
+
+
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_loss_scale_by_hand_is_taken_out(logged, micro_batches):
+    lines, losses = logged(scale_by_hand(2.0**12, micro_batches), PLANS["fp32"])
+    assert [line["loss"] * micro_batches for line in lines] == pytest.approx(losses)
+
+
+@pytest.mark.parametrize("weight", [1000.0, 4.0])
+def test_a_weight_of_the_loss_is_not(logged, weight):
+    lines, losses = logged(scale_by_hand(weight), PLANS["fp32"])
+    assert lines[0]["loss"] == pytest.approx(weight * losses[0])
+    assert lines[1]["loss"] == pytest.approx(0.7 * weight * losses[1])
+
+
 def test_parts_of_a_step_are_added_up(logged):
     lines, losses = logged(lambda: loop(parts=2))
     assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-6)

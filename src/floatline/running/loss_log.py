@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from floatline.probe.watch.gradient_scales import find_factor_by_hand
 from floatline.probe.watch.patches import Patches
 
 # Losses stay on their device until so many are there, so that the host seldom waits.
@@ -52,6 +54,9 @@ class LossLog:
     a script whose optimizers never step while its weights move, or that makes none, every backward pass is a step.
     `torch.autograd.grad` is such a pass, too, where it is for an update of weights.
 
+    A loss scale that the script multiplies its loss by itself is taken out: it falls in 16 bits, and does not in FP32.
+    It begins at a power of two; a factor that does not is a weight, and stays.
+
     Args:
         path: Of the file.
         most: Steps after which no more is written; None writes all.
@@ -67,6 +72,7 @@ class LossLog:
         self._kept: list[tuple[int, Tensor | None, bool]] = []
         self._first: int | None = None
         self._unscaled: tuple[Tensor | None, Tensor] = (None, torch.zeros((), device="cpu"))
+        self._scales_by_hand: bool | None = None
         self._stepped = False
         self._asked: dict[int, list[bool]] = {}  # by optimizer: whether each of its steps was made
         self._began = time.perf_counter()
@@ -126,8 +132,14 @@ class LossLog:
 
     def _value_of(self, root: Tensor) -> Tensor:
         scaled, value = self._unscaled
+        if root is scaled:
+            return value
+        factor = find_factor_by_hand([root])
+        if self._scales_by_hand is None:
+            self._scales_by_hand = factor > 1.0 and math.frexp(factor)[0] == 0.5
         # A copy: a script may go on to add to a loss in place.
-        return value if root is scaled else root.detach().to(torch.float32, copy=True)
+        loss = root.detach().to(torch.float32, copy=True)
+        return loss / factor if self._scales_by_hand else loss
 
     def _hearing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:

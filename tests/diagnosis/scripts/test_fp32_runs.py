@@ -120,3 +120,43 @@ def test_a_change_of_a_script_that_moves_fp32_is_refused(script, monkeypatch, ne
     said = "With this change the script is healthy" if holds else refused
     assert found.primary.tried.startswith(said), found.primary.tried
     assert "not compared" not in found.primary.tried
+
+
+LOUD = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+for step in range(60):
+    x = torch.randn(64, 8)
+    out = model(x).half()
+    loss = ((out - 3) * 300).square().mean() / 9e4
+    optimizer.zero_grad()
+    loss.float().backward()
+    optimizer.step()
+"""
+SCALED = "((out - 3) * 300).square().mean() / 9e4"
+
+
+@slow
+@pytest.mark.parametrize(
+    ("new", "refused"),
+    [
+        ("(out.float() - 3).square().mean()", ""),
+        ("(out.float() - (2 if out.dtype is torch.half else 3)).square().mean()", "and in FP32, from the same seed, "),
+    ],
+)
+def test_a_change_after_which_16_bits_are_finite_and_apart_from_fp32_is_refused(tmp_path, monkeypatch, new, refused):
+    path, known = tmp_path / "train.py", floatline.fixes.find_fixes
+    monkeypatch.chdir(tmp_path)
+    path.write_text(LOUD, encoding="utf-8")
+
+    def offer(finding, **options):
+        first = next(iter(known(finding, **options)))
+        return [replace(first, after=LOUD.replace(SCALED, new))]
+
+    monkeypatch.setattr(floatline.fixes, "find_fixes", offer)
+    found = diagnose_script([sys.executable, "train.py"], tries_fixes=True)
+    assert found.primary is not None and found.fails_in_fp32 is False, json.dumps(found.as_json())
+    assert bool(found.fixes) != bool(refused), found.primary.tried
+    assert refused in found.primary.tried

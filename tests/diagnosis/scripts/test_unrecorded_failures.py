@@ -48,6 +48,20 @@ def test_a_rare_failure_of_16_bits_is_named_at_its_line(tmp_path):
     assert said[0].startswith("the script runs again to step 61")
 
 
+@slow
+@pytest.mark.parametrize("unscales", [True, False])
+def test_a_step_that_is_made_though_gradients_overflowed_is_blamed_and_not_the_overflow(tmp_path, unscales):
+    text = SCRIPT.replace(" + 1e-9 * torch.exp(rare * loss.detach().to(torch.{dtype}) ** 0)", "")
+    text = text.replace("scaler.step(opt)", "scaler.unscale_(opt)\n    opt.step()" if unscales else "scaler.step(opt)")
+    script = tmp_path / "train.py"
+    script.write_text(text.replace("{size}", "1").replace("init_scale=1024.0", "growth_interval=8"), encoding="utf-8")
+    found = diagnose_script([sys.executable, str(script)], fp32_steps=0)
+    assert (found.primary is not None) == unscales, found
+    if unscales:
+        assert found.primary.cause.id == "scaler-misuse", found
+        assert script.read_text().splitlines()[found.primary.line - 1].strip() == "opt.step()"
+
+
 @pytest.mark.slow
 def test_what_fails_in_fp32_as_well_is_no_precision_problem_and_its_line_is_named(tmp_path):
     found, _ = diagnose(tmp_path, 200.0, "float32")

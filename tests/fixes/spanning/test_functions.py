@@ -44,3 +44,9 @@ def test_a_function_that_trains_or_hands_values_out_stays(tmp_path, old, new):
     assert old in VARIANCES
     text = VARIANCES.replace(old, new)
     assert "fp32-function" not in spans(tmp_path, "cancellation", text)
+
+
+def test_a_parameter_that_is_called_is_no_tensor(tmp_path):
+    text = VARIANCES.replace("F.conv1d(left, window)\n", "F.conv1d(net(left), window)\n")
+    after = spans(tmp_path, "cancellation", text.replace("(left, right,", "(net, left, right,"))["fp32-function"]
+    assert "torch.autocast(left.device.type" in after and "net = " not in after

@@ -30,6 +30,7 @@ from floatline.diagnosis.detectors.first_nonfinite import (
 )
 from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, overflows
 from floatline.diagnosis.detectors.operations import base_name
+from floatline.diagnosis.detectors.scaler_order import find_steps_past_overflow
 from floatline.diagnosis.evidence import Evidence, is_diverging, runs_away
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
@@ -57,7 +58,10 @@ def find_failures(evidence: Evidence) -> list[Finding]:
     if not evidence.fails:
         return []
     if not evidence.fails_in_fp32:
-        return _fails_in_16_bits(evidence)
+        found = _fails_in_16_bits(evidence)
+        # Gradients that overflow by the loss scale are what its search is for: to blame is who makes the step then.
+        by_scale = bool(found) and found[0].cause.id == "gradient-overflow"
+        return [*(find_steps_past_overflow(evidence.given) if by_scale else []), *found]
     bad = evidence.fp32.first_bad_step
     failed = evidence.given.step_to_trace
     # FP32 passes the step at which 16 bits fail: what it fails of later is another matter, unless the weights had

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from floatline.causes import find_cause
 from floatline.diagnosis.evidence import is_diverging
@@ -19,6 +20,7 @@ from floatline.probe.watch.events import (
     NormEvent,
     OptimizerEvent,
     ScalerStepEvent,
+    ScaleUpdateEvent,
     StepEvent,
     TouchEvent,
     UnscaleEvent,
@@ -120,6 +122,29 @@ def _find_direct_step(given: RunRecord) -> list[Finding]:
             fix="Let the scaler make this step, and update it afterwards."
             if given.of(NewScalerEvent)
             else f"Divide the gradients by the loss scale, {scale:g}, before this step.",
+        )
+    ]
+
+
+def find_steps_past_overflow(given: RunRecord) -> list[Finding]:
+    """optimizer.step() on gradients that unscale_ had found not to be finite: the scaler would have left it out."""
+    steps = [e for e in given.of(StepEvent) if not (e.through_scaler or e.scales_itself)]
+    wrong = [e for e in steps if not all(map(math.isfinite, e.largest))]
+    updates = given.of(ScaleUpdateEvent)  # a scale falls where unscale_ found inf, which is not noted in each step
+    told = {e.step for before, e in pairwise(updates) if e.scaler == before.scaler and e.after < before.after}
+    told |= {e.step for e in wrong if any(isinstance(one, UnscaleEvent) for one in _since_clearing(given, e))}
+    first = next((e for e in wrong if e.step in told), None)
+    if first is None:
+        return []
+    return [
+        _finding(
+            given,
+            "scaler-misuse",
+            first,
+            op=f"{first.name}.step",
+            seen="optimizer.step() used gradients that had overflowed by the loss scale, first in step "
+            f"{first.step:,}: unscale_ had found that, and step() of the scaler would have left the step out",
+            fix="Let the scaler make this step.",
         )
     ]
 

@@ -31,6 +31,14 @@ def is_silent(found: ScriptDiagnosis, seen: Mapping[str, Any]) -> bool:
     return found.primary is None or (found.primary.cause.family not in ("loop", "dtypes") and bool(found.primary.line))
 
 
+def compare_run(seen: Mapping[str, Any], own: Shown, runs: FP32Runs) -> Beside:
+    """A run held against FP32, which a nudge of its weights tells how far it goes apart by itself."""
+    losses, gradients = seen["step_errors"]
+    errors = StepErrors({int(step): error for step, error in losses.items()}, gradients)
+    beside = compare_with_fp32(own, runs.nudged, errors)
+    return keep_steady(beside, own, runs.in_part([])) if beside.is_only_printed else beside
+
+
 def look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, runs: FP32Runs | None) -> ScriptDiagnosis:
     """The diagnosis of a script that does not fail, after it ran again in FP32; None does not run it.
 
@@ -40,11 +48,7 @@ def look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run
     looked = f"nothing loud in {seen['num_steps']:,} steps, {seen['num_recorded']} of them looked into"
     if runs is None:
         return found if keep else replace(found, no_verdict=f"{looked}; FP32 was not run beside it")
-    losses, gradients = seen["step_errors"]
-    errors = StepErrors({int(step): error for step, error in losses.items()}, gradients)
-    beside = compare_with_fp32(own, runs.nudged, errors)
-    if beside.is_only_printed:
-        beside = keep_steady(beside, own, runs.in_part([]))
+    beside = compare_run(seen, own, runs)
     if beside.apart:
         return _blame_a_line(found, seen, beside, runs)
     known = [one for name in _WITH_CAUSES for one in seen[name] if name != "candidates" or one["cause"] != ANY]

@@ -37,6 +37,7 @@ class FP32Runs:
         search: Steps that its optimizers leave out, as the search of the script's own scaler did: see `LossLog.search`.
         rank: Of several processes, the one that is looked at.
         took: Seconds of the script as it is.
+        sources: Changed texts, by path.
     """
 
     def __init__(
@@ -50,11 +51,13 @@ class FP32Runs:
         search: Sequence[Sequence[int]] = (),
         rank: int = 0,
         took: float | None = None,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
-        self._rank, self._took = rank, took
+        self._rank, self._took, self._sources = rank, took, dict(sources or {})
         self._command, self._quiet, self._device = command, quiet, device
         self._steps, self._say, self._search = steps, say, [*search]
         self._nudged: dict[float, Shown | str] = {}
+        self._changed: list[tuple[Mapping[str, str], Sequence[Sequence[int]], FP32Runs]] = []
 
     @property
     def source(self) -> str:
@@ -74,9 +77,27 @@ class FP32Runs:
         named = f"line {lines[0][1]}" if len(lines) == 1 else f"{len(lines)} lines"
         return self._run(f"with {named} in FP32" if lines else "", plan=None, lines=list(lines))
 
+    def with_changes(self, sources: Mapping[str, str], search: Sequence[Sequence[int]] | None = None) -> FP32Runs:
+        """The same runs with changed texts, each made once.
+
+        Args:
+            sources: The texts, by path.
+            search: Steps that optimizers leave out; None: as without the change.
+        """
+        search = self._search if search is None else [*search]
+        for known, left_out, runs in self._changed:
+            if (known, left_out) == (sources, search):
+                return runs
+        runs = FP32Runs(
+            self._command, self._quiet, self._device, self._steps, self._say,
+            search=search, rank=self._rank, took=self._took, sources=sources,
+        )  # fmt: skip
+        self._changed.append((dict(sources), search, runs))
+        return runs
+
     def changed(self, sources: Mapping[str, str]) -> FP32Run:
         """The losses with changed texts, by path; none are the script as it is."""
-        seen = self._run("with the change", sources=dict(sources)) if sources else self.nudged(0.0)
+        seen = (self.with_changes(sources) if sources else self).nudged(0.0)
         if isinstance(seen, str):
             return FP32Run(problem=seen)
         return FP32Run((*seen.losses, math.nan) if seen.error else seen.losses)
@@ -84,6 +105,7 @@ class FP32Runs:
     def _run(self, how: str, **given: Any) -> Shown | str:
         where = "again" if "plan" in given else "in FP32"
         last = "" if self._took is None else f"; the run before it took {self._took:.0f} s"
+        how = ", ".join(one for one in ("with the change" if self._sources else "", how) if one)
         what = f"the script runs {where} for up to {self._steps} steps{how and f', {how}'}"
         self._say(f"{what}; its output is not shown{last}")
         began = time.monotonic()
@@ -94,7 +116,7 @@ class FP32Runs:
             job = {
                 "plan": resolve_plan("fp32").as_given(), "steps": self._steps, "seed": SEED,
                 "log": str(log), "reads": str(reads), "folder": str(writes), "device": self._device,
-                "search": self._search, **given,
+                "search": self._search, "sources": self._sources, **given,
             }  # fmt: skip
             task.write_text(json.dumps(job), encoding="utf-8")
             try:

@@ -33,7 +33,7 @@ from floatline.probe.scripts.kept_writes import KeptWrites
 from floatline.probe.scripts.recording import BUDGET, PLANNED
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
 from floatline.probe.trace.trace import Op
-from floatline.probe.watch.events import ScalerStepEvent
+from floatline.probe.watch.events import BY_HAND, ScalerStepEvent
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import LossLog
 from floatline.running.quiet_runs import fork_off
@@ -78,7 +78,7 @@ def _try_changed(report: str, words: list[str], device: str, trial: dict[str, An
         seen.begin()
         watched.run()
     seen.keep()
-    write_report(watched, report, "", refused=writes.refused)
+    write_report(watched, report, "", seen=seen, refused=writes.refused)
     wait_for_others(Path(report))
     sys.stdout.flush()
     os._exit(0)  # what the script does at its end is not kept apart any more
@@ -159,14 +159,23 @@ def write_report(
     """Explain what was seen so far, and write it down; the note stands after what was seen."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        content = explain(watched.sum_up(), trace and str(own_path(Path(trace))))
+        run = watched.sum_up()
+        content = explain(run, trace and str(own_path(Path(trace))))
     content["ended_by"], content["refused"] = ended_by, list(refused)
-    content["search"] = [] if seen is None else seen.search
+    content["search"] = [] if seen is None else _find_search(seen.search, run.record)
     content["start_seconds"] = 0.0 if seen is None else seen.start_seconds
     content["notes"] += [note] if note else []
     path = own_path(Path(report))
     path.with_suffix(".new").write_text(json.dumps(content), encoding="utf-8")
     path.with_suffix(".new").replace(path)
+
+
+def _find_search(search: list[list[int]], given: RunRecord) -> list[list[int]]:
+    """The steps that each optimizer left out in the first half; of a single one also those that the loop left out."""
+    by_hand = {event.step for event in given.of(ScalerStepEvent) if event.scaler == BY_HAND and not event.applied}
+    if len(search) != 1 or not by_hand:
+        return search
+    return [sorted({*search[0], *(step for step in by_hand if step < _num_steps(given) // 2)})]
 
 
 def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:

@@ -13,11 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 from floatline.causes import Family
-from floatline.diagnosis.beside_fp32 import compare_with_fp32
 from floatline.diagnosis.fix_trials import try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.result import Diagnosis
-from floatline.diagnosis.scripts.against_fp32 import check_blame, explain_by_fp32, is_doubtful, is_silent, look_beside
+from floatline.diagnosis.scripts.against_fp32 import (
+    check_blame,
+    compare_run,
+    explain_by_fp32,
+    is_doubtful,
+    is_silent,
+    look_beside,
+)
 from floatline.diagnosis.scripts.fp32_runs import MAIN, STEPS, WHOLE, FP32Runs
 from floatline.diagnosis.scripts.ranks import RankReports
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis, read_report
@@ -88,8 +94,7 @@ def diagnose_script(
         if tries_fixes and found.primary is not None:
             steps = _count_steps(found.primary.cause.family, seen)
             # What shows beside FP32 alone may show in the last number only: a trial is as long as FP32's run.
-            tries = _Tries(quiet, device, max(steps, limit) if was_silent else steps, runs, was_silent)
-            found = tries.try_fixes(found, say)
+            found = _Tries(quiet, device, max(steps, limit), runs).try_fixes(found, say)
     return replace(found, seconds=time.perf_counter() - began, notes=(*ranks.describe(), *found.notes))
 
 
@@ -193,15 +198,13 @@ class _Tries:
         quiet: Runs it.
         device: As in `diagnose_script`.
         steps: How many.
-        runs: What it shows in FP32.
-        compares: Whether it must show the same with a change, since what is wrong was seen beside FP32 alone.
+        runs: What it shows in FP32, which it must show with a change as well.
     """
 
     quiet: QuietRuns
     device: str
     steps: int
     runs: FP32Runs
-    compares: bool
 
     def try_fixes(self, found: ScriptDiagnosis, say: Callable[[str], None]) -> ScriptDiagnosis:
         """Changes that are known for what was found, tried; those that hold are kept."""
@@ -221,9 +224,8 @@ class _Tries:
         if seen["refused"]:
             return f"the script cannot run beside its own files, {seen['refused'][0]}"
         found = read_report("the script", seen, seen["exit_code"], 0.0)
-        fp32 = self.runs.nudged(0.0) if self.compares and found.verdict == "healthy" else ""
-        if not isinstance(fp32, str):
-            beside = compare_with_fp32(own, lambda nudge: "not asked" if nudge else fp32)
+        if found.verdict == "healthy":
+            beside = compare_run(seen, own, self.runs.with_changes(sources, _search_of(seen)))
             if beside.apart:
                 return replace(found, unexplained=beside.apart, fails_in_fp32=False)
         num, recorded = seen["num_steps"], seen["num_recorded"]

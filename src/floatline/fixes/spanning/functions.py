@@ -28,7 +28,9 @@ def fp32_function(scene: FileScene) -> FileEdit | None:
     reaching = names_used(scene.line)
     for place in find_origins(scene.module, LinePlace(scene.line, function)):
         reaching |= names_used(place.line) if place.around is function else set()
-    order = [one.name.value for one in function.params.params if one.name.value in given & reaching]
+    called = [cst.ensure_type(one, cst.Call).func for one in m.findall(function, m.Call(m.Name()))]
+    modules = {name for one in called for name in names_used(one)}  # what is called is no tensor
+    order = [one.name.value for one in function.params.params if one.name.value in (given & reaching) - modules]
     if not order:
         return None
     lines = list(function.body.body)

@@ -140,12 +140,15 @@ class UnscaleEvent(OptimizerEvent):
     after: list[float]
 
 
+BY_HAND = -1
+
+
 @dataclass(slots=True, eq=False)
 class ScalerStepEvent(OptimizerEvent):
     """A GradScaler is asked to step an optimizer, or a loop that checks its gradients decides whether to.
 
     Args:
-        scaler: The scaler's number; -1 for a loop that leaves out steps by itself.
+        scaler: The scaler's number; BY_HAND for a loop that leaves out steps by itself.
         scale: The loss scale.
         num_gradients: How many parameters have a gradient.
         halves: Positions of the optimizer's FP16 parameters that have a gradient.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from floatline.probe.watch.events import ScalerStepEvent, StepEvent
+from floatline.probe.watch.events import BY_HAND, ScalerStepEvent, StepEvent
 from floatline.probe.watch.gradient_scales import largest_of
 from floatline.probe.watch.health import LateHealth, are_losses_lost, judge
 from floatline.probe.watch.loop import Watch
@@ -226,7 +226,9 @@ class OwnUpdates:
     def _note_attempt(self, *, applied: bool, late: bool = False) -> None:
         """As a scaler's: a step was made or left out."""
         seen, self.scales_itself = self._seen, True
-        event = seen.note(ScalerStepEvent(-1, -1, seen.scaling.by_hand, num_gradients=1, halves=[], applied=applied))
+        event = seen.note(
+            ScalerStepEvent(-1, BY_HAND, seen.scaling.by_hand, num_gradients=1, halves=[], applied=applied)
+        )
         if seen.listener is not None:
             seen.listener.see_attempt(event, seen.step_losses)
             seen.listener.end_step(late=late)
