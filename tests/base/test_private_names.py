@@ -26,7 +26,7 @@ LISTED = [name for private in PRIVATES for name in private.names]
 # Python's own, which its manual describes.
 PYTHONS = {"_exit", "_getframe", "_fields", "_make"}
 # floatline's own, reached by another class or function than the one that has it.
-OWN = {"_add", "_layout", "_pieces", "_read_gradients", "_roster", "_set", "_tally", "_writer"}
+OWN = {"_add", "_begun", "_guests", "_layout", "_pieces", "_read_gradients", "_roster", "_set", "_tally", "_writer"}
 
 
 # DeepSpeed's, asked of a weight with a default; that package is not among those that are installed.

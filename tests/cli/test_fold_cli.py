@@ -139,7 +139,7 @@ def test_a_checkpoint_that_takes_no_tokens_is_run_on_the_inputs_of_a_file(tmp_pa
     ("words", "said"),
     [
         (["folder"], "give --tokens FILE, or --inputs FILE.py"),
-        (["net.py", "--tokens", "t.json"], "a target has inputs of its own"),
+        (["net.py", "--tokens", "t.json"], "a target has its own"),
         (["net.py:function"], "has no weights to fold"),
     ],
 )
