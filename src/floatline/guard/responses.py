@@ -266,6 +266,7 @@ class Responses:
 
     def _restore(self, snapshot: Snapshot) -> None:
         run = self._run
+        guard_state.reshape_buffers(run, snapshot.shapes)
         run.ring.restore(snapshot, guard_state.live_tensors(run))
         run.schedules.load_state_dict(snapshot.extra)
         run.ring.discard_after(snapshot.attempt)

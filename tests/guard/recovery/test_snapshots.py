@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 
@@ -403,3 +404,34 @@ def test_a_guard_goes_back_with_an_optimizer_that_keeps_no_state_as_well(momentu
         guard.step(lambda x: model(x).square().mean(), torch.randn(8, 4))
     assert "rollback after step 46" in guard.summary()
     assert model.weight.isfinite().all()
+
+
+class Memory(torch.nn.Linear):
+    """Keeps the mean of every batch that it has seen in training."""
+
+    def __init__(self):
+        super().__init__(4, 1)
+        self.register_buffer("seen", torch.zeros(0, 4))
+
+    def forward(self, x):
+        if self.training:
+            self.seen = torch.cat([self.seen, x.detach().mean(0, keepdim=True)])
+        return super().forward(x)
+
+
+def test_a_buffer_that_grows_goes_back_to_the_size_it_had():
+    torch.manual_seed(0)
+    model = Memory()
+    policy = fl.Policy(snapshot_gib=1.0, skip_outliers=False)
+    guard = fl.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), plan="fp32", policy=policy)
+    sizes, batches = [], []
+    for number in range(50):
+        if number == 45:
+            with torch.no_grad():
+                model.weight.fill_(math.nan)
+        batches.append(torch.randn(8, 4))
+        guard.step(lambda x: model(x).square().mean(), batches[-1])
+        sizes.append(len(model.seen))
+    assert "rollback after step 46" in guard.summary()
+    back = next(after for before, after in itertools.pairwise(sizes) if after < before)
+    assert torch.equal(model.seen[:back], torch.stack([batch.mean(0) for batch in batches[:back]]))

@@ -10,6 +10,7 @@ from torch import Tensor
 from floatline.base.plain_values import DAMAGE
 from floatline.errors import FloatlineError, GuardError
 from floatline.guard.run import Run
+from floatline.guard.step.buffer_blocks import is_plain
 from floatline.ledger.account import Accounts
 from floatline.optim import mesh
 from floatline.optim.optimizer import Optimizer
@@ -80,6 +81,18 @@ def may_be_nonfinite(run: Run) -> list[str]:
 def buffer_names(run: Run) -> list[str]:
     """Names of the model's buffers among the live tensors."""
     return [part for name, buffer in unwrap(run.model).named_buffers() for part in _memory_of(f"model.{name}", buffer)]
+
+
+@torch.no_grad()
+def reshape_buffers(run: Run, shapes: dict[str, torch.Size]) -> None:
+    """Give buffers that have grown or shrunk, such as a memory of batches, the shape that a snapshot has of them.
+
+    What they hold is not set: the snapshot is copied into them next.
+    """
+    for name, buffer in unwrap(run.model).named_buffers():
+        shape = shapes.get(f"model.{name}", buffer.shape)
+        if shape != buffer.shape and is_plain(buffer):
+            buffer.data = buffer.new_empty(shape)
 
 
 def collect(run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:

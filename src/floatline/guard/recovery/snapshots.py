@@ -61,6 +61,11 @@ class Snapshot:
         self._read()
         return {name: self._layout.gather(name, self._pieces) for name in self._pieces}
 
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of each tensor."""
+        return {name: place.shape for name, place in self._layout.places.items()}
+
     def _read(self) -> dict[str, float]:
         if self._values is None:
             self._values = self._late.read()
