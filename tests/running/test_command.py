@@ -161,3 +161,10 @@ def test_a_launcher_that_is_asked_to_end_ends_its_processes(minds, tmp_path):
     except ProcessLookupError:
         lived = False
     assert lived != minds
+
+
+def test_ctrl_c_while_it_loads_ends_a_process_without_a_traceback(tmp_path):
+    (tmp_path / "loads_slowly.py").write_text("raise KeyboardInterrupt")
+    command = parse_launched([sys.executable, "train.py"]).inside("loads_slowly", "")
+    ended = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
+    assert (ended.returncode, ended.stderr) == (130, b"")

@@ -47,6 +47,8 @@ except ImportError as error:
         said = "floatline: %s cannot import %s, which floatline needs there. Install it there.\\n"
         sys.stderr.write(said % (sys.executable, missing))
     sys.exit(2)
+except KeyboardInterrupt:
+    sys.exit(130)
 main(report, *rest[: int(num)], rest[int(num) :])
 """
 LIMIT = 300.0  # seconds of a run whose output nobody sees
