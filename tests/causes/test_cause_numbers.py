@@ -179,6 +179,16 @@ CHECKS: dict[str, dict[str, Check]] = {
         "1": lambda v: math.isclose(math.exp(1e-3) - v, math.expm1(1e-3)),
         "2": lambda v: 3.0**2 + 5.0**2 - v * 3.0 * 5.0 == (3.0 - 5.0) ** 2,
     },
+    "choice-flipped": {
+        "2048": lambda v: FP16.spacing(v) == 2 and FP16.spacing(v - 1) < 2,
+        "2": lambda v: FP16.spacing(2048) == v,
+        "0.0039": about(BF16.spacing(0.99), digits=2),
+    },
+    "eps-too-large": {
+        "1.2e-7": about(FP32.epsilon, digits=2),
+        "0.00098": about(FP16.epsilon, digits=2),
+        "0.0078": about(BF16.epsilon, digits=2),
+    },
     "clip-before-unscale": {
         "65536": is_initial_scale,
         "1.0": lambda v: math.isclose(clipped_then_unscaled_norm(v), 1 / 65536, rel_tol=1e-4),

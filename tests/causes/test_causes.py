@@ -31,6 +31,8 @@ IDS = [
     "accumulator-stagnation",
     "integer-not-exact",
     "cancellation",
+    "choice-flipped",
+    "eps-too-large",
     "changed-in-16-bits",
     "clip-before-unscale",
     "fp16-params-with-scaler",

@@ -13,7 +13,7 @@ LINES = TARGET.read_text(encoding="utf-8").splitlines()
 
 
 def check(found):
-    assert (found.verdict, found.primary.cause.id) == ("precision", "changed-in-16-bits")
+    assert (found.verdict, found.primary.cause.id) == ("precision", "choice-flipped")
     assert "# HERE" in LINES[found.primary.line - 1]
     assert "in FP32, from the same seed" in found.primary.seen
     assert any("in FP32" in note and "gone" in note for note in found.notes)

@@ -68,6 +68,18 @@ CHANGES = [
             "/ (i.view(-1) != 0).sum().clamp(min=1))"
         },
     ),
+    (
+        "eps-too-large",
+        "aten.add",
+        "r = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + torch.finfo(x.dtype).eps)",
+        {"fp32-eps": "r = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + torch.finfo(torch.float32).eps)"},
+    ),
+    (
+        "eps-too-large",
+        "aten.add",
+        "eps = torch.finfo(x.dtype).eps\nr = x / (x.norm() + eps)",
+        {"fp32-eps": "eps = torch.finfo(torch.float32).eps"},
+    ),
 ]
 
 
@@ -114,6 +126,8 @@ def test_a_root_of_0_has_a_gradient_of_0_behind_its_guard(tmp_path):
         ("empty-reduction", "aten.nll_loss_forward", "r = F.cross_entropy(x, i, weight=w)"),
         ("empty-reduction", "aten.nll_loss_forward", "r = F.cross_entropy(x, i, reduction='sum')"),
         ("empty-reduction", "aten.sum", "r = F.cross_entropy(x, y)"),  # y may be probabilities
+        ("eps-too-large", "aten.add", "r = x.relu() + torch.finfo(torch.float32).eps"),
+        ("eps-too-large", "aten.add", "r = x.relu() + torch.finfo(x.dtype).tiny"),
         ("clamp-kills-gradient", "aten.clamp", "x.clamp_(max=6)"),
         ("clamp-kills-gradient", "aten.relu", "r = x.clamp(max=6)"),
         ("scaled-grad-in-penalty", "", "r = torch.autograd.grad(y.sum(), x)"),

@@ -291,7 +291,7 @@ CHOICES = (
     ),
     Hazard(
         "choice_behind_an_offset",
-        ("cancellation", "precision"),
+        ("cancellation", "choice-flipped", "precision"),
         False,
         {"choose": "[[{x} = {x}{up} + {size} #!||{x} = torch.add({x}{up}, {size}) #!||{x} = {size} + {x}{up} #!]]"},
         bad={"up": ("",), "size": {"fp16": (8000.0, 20000.0), "bf16": (1000.0, 4000.0)}},

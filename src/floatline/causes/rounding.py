@@ -163,6 +163,65 @@ CANCELLATION = Cause(
     reference="A squared distance below zero, lucidrains/vector-quantize-pytorch#106",
 )
 
+CHOICE_FLIPPED = Cause(
+    id="choice-flipped",
+    title="Rounded numbers choose another index",
+    family="rounding",
+    mechanism=(
+        "top-k, argmax, sort, NMS, routing and thresholds compare numbers, and 16 bits make near ones equal or turn "
+        "their order round. Scores from 2048 on lie at least 2 apart in FP16, and cosines just below one lie 0.0039 "
+        "apart in BF16. The index that comes out is no rounding of the right one: another expert computes, another box "
+        "is kept, another code is looked up."
+    ),
+    told_apart=(
+        "The indices, labels or masks of an operation are others than FP32's, the numbers it chose by are off by "
+        "rounding alone, and with these numbers in FP32 the results are FP32's. If they are a difference of "
+        "near-equals, it is cancellation; if they overflowed, product-overflow. Ties that are broken otherwise and "
+        "change nothing are no finding."
+    ),
+    advice="Compute what is compared in FP32, from the operation that makes the scores; a cast behind it is too late.",
+    remedies=(
+        "score = (a.float() @ b.float().T)  # what is chosen by is computed in FP32",
+        "distance = torch.cdist(x.float(), codes.float())  # nearest neighbours and codebooks",
+        "logits = router(x.float())  # a router with FP32 weights costs little",
+        "Subtract a common offset before the scores are rounded: only differences decide.",
+    ),
+    wrong_fix=(
+        "topk(score.float(), k): what was rounded stays equal. A wider threshold: other choices flip. A fixed order "
+        "among ties: the same wrong choice every time."
+    ),
+    messages=(),
+    reference="Experts that a BF16 router chooses otherwise, vllm-project/vllm#14027",
+)
+
+EPS_TOO_LARGE = Cause(
+    id="eps-too-large",
+    title="A 16-bit format's own eps weighs too much",
+    family="rounding",
+    mechanism=(
+        "torch.finfo(x.dtype).eps is 1.2e-7 in FP32, 0.00098 in FP16 and 0.0078 in BF16. Added to a mean of squares of "
+        "small activations it is as large as they are: the norm no longer normalises, and its gradient shrinks with "
+        "it. Older releases of torch take it for nn.RMSNorm without an eps."
+    ),
+    told_apart=(
+        "An operation adds, or bounds by, exactly the eps of a 16-bit format, and what it is added to is not much "
+        "larger. FP32 has another constant there, so that the same line with FP32's eps brings FP32's results back. "
+        "If the eps vanishes instead, it is eps-underflow."
+    ),
+    advice="Write the eps that FP32 has, torch.finfo(torch.float32).eps, whatever the input's dtype is.",
+    remedies=(
+        "eps = torch.finfo(torch.float32).eps  # not of x.dtype",
+        "norm = torch.nn.RMSNorm(width, eps=1e-6)  # older releases take the input's",
+        "scale = torch.rsqrt(x.float().pow(2).mean(-1) + 1e-6)  # as most models write it",
+    ),
+    wrong_fix=(
+        "A larger gain behind the norm: the eps still decides how large and small rows compare. Loss scaling: nothing "
+        "is lost, it is the function that is another."
+    ),
+    messages=(),
+    reference="nn.RMSNorm of small BF16 activations, pytorch/pytorch#189581",
+)
+
 CHANGED_IN_16_BITS = Cause(
     id="changed-in-16-bits",
     title="16 bits change this result here",
@@ -198,5 +257,7 @@ ROUNDINGS = (
     ACCUMULATOR_STAGNATION,
     INTEGER_NOT_EXACT,
     CANCELLATION,
+    CHOICE_FLIPPED,
+    EPS_TOO_LARGE,
     CHANGED_IN_16_BITS,
 )

@@ -19,6 +19,9 @@ from floatline.findings import Finding
 Line = tuple[str, int]
 
 ANY = "changed-in-16-bits"
+CHOICE = "choice-flipped"
+# What a line is called by what comes of it: nothing says yet that it is to blame.
+UNSURE = frozenset({ANY, CHOICE})
 
 # Lines are to blame if FP32 there takes away this much of what is apart.
 _HELPS = 0.5
@@ -83,8 +86,8 @@ class Blame:
                 does was looked into. '' halves none.
         """
         first, rows = _one_for_each_line(suspects), _one_for_each_line(candidates)
-        sure = [one for one in first if one.cause.id != ANY][:_SINGLY]
-        likely = [one for one in [*first, *rows] if one not in sure and (one in first or one.cause.id != ANY)]
+        sure = [one for one in first if one.cause.id not in UNSURE][:_SINGLY]
+        likely = [one for one in [*first, *rows] if one not in sure and (one in first or one.cause.id not in UNSURE)]
         if found := self._try_singly([*sure, *_one_for_each_line(likely)[:_SINGLY]]):
             return found
         halved = self._halve(rows)
@@ -180,7 +183,7 @@ def _is_installed(file: str) -> bool:
 
 def _split(rows: Sequence[Finding], first: int, beyond: int) -> int:
     """Where a row is halved: in two parts that are equally likely to hold the one to blame."""
-    weights = [_KNOWN if rows[i].cause.id != ANY else 1.0 for i in range(first, beyond)]
+    weights = [_KNOWN if rows[i].cause.id not in UNSURE else 1.0 for i in range(first, beyond)]
     halves = [abs(sum(weights[:i]) - sum(weights[i:])) for i in range(1, len(weights))]
     return first + 1 + halves.index(min(halves))
 
@@ -197,7 +200,7 @@ def _name_by_next(found: Finding, rows: Sequence[Finding]) -> Finding:
     The next line reads it. One further on, within a few, reads what several lines round, as the difference of a mean
     of squares and a squared mean does: that is where to begin.
     """
-    if found.cause.id != ANY or found not in rows:
+    if found.cause.id not in UNSURE or found not in rows:
         return found
     after = rows[rows.index(found) + 1 :][:_FEW_LINES]
     for distance, one in enumerate(after):

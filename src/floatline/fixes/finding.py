@@ -42,7 +42,8 @@ KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     "cancellation": ("two-pass-variance", *_FLOATS, *_REGIONS),
     "accumulator-stagnation": ("float-operands",),
     "integer-not-exact": ("fp32-cast", *_REGIONS),
-    "changed-in-16-bits": (*_FLOATS, "fp32-cast", *_REGIONS),
+    **dict.fromkeys(("changed-in-16-bits", "choice-flipped"), (*_FLOATS, "fp32-cast", *_REGIONS)),
+    "eps-too-large": ("fp32-eps",),
     "unsupported-half-op": ("bce-with-logits", *_FLOATS),
     "autocast-region-misuse": ("bce-with-logits", "float-input", "source-dtype", "write-dtype", "product-dtype"),
     "dtype-mismatch": ("source-dtype", "write-dtype", "product-dtype", "input-dtype"),
@@ -77,10 +78,11 @@ KINDS_OF_SOURCES: dict[str, tuple[FixKind, ...]] = {
 KINDS_OF_ORIGINS: dict[str, tuple[FixKind, ...]] = {
     **dict.fromkeys(("update-lost-to-rounding", "fp16-params-with-scaler"), _WEIGHTS),
     "optimizer-state-underflow": ("fp32-state", *_WEIGHTS),
+    "eps-too-large": ("fp32-eps",),
     **dict.fromkeys(
         (
             "rounded-onto-singularity", "cancellation", "accumulator-stagnation", "integer-not-exact", "eps-underflow",
-            "changed-in-16-bits",
+            "changed-in-16-bits", "choice-flipped",
         ),
         ("fp32-cast",),
     ),

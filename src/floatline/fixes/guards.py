@@ -1,4 +1,4 @@
-"""Lines that fail in any precision: roots of 0, rows that are masked everywhere, means of nothing, clamped losses."""
+"""What guards lines: roots of 0, rows that are masked everywhere, means of nothing, clamped losses, an eps."""
 
 from __future__ import annotations
 
@@ -119,3 +119,15 @@ def no_clamp(node: cst.BaseExpression, scene: FixContext) -> NewExpression | Non
     if any(arg.star for arg in found.rest):
         return None
     return NewExpression(enclosed(found.operand), "what is clamped has no gradient: it is not clamped", safe=False)
+
+
+def fp32_eps(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
+    """`torch.finfo(x.dtype).eps` as FP32's, whatever x is: what FP32 computes stays as it is."""
+    if not m.matches(node, m.Attribute(value=m.Call(args=[m.Arg()]), attr=m.Name("eps"))):
+        return None
+    limits = cst.ensure_type(cst.ensure_type(node, cst.Attribute).value, cst.Call)
+    where, fp32 = scene.names.resolve(limits.func), scene.names.spell("torch.float32")
+    if where != "torch.finfo" or fp32 is None or scene.names.resolve(limits.args[0].value) == "torch.float32":
+        return None
+    inner = limits.with_changes(args=[limits.args[0].with_changes(value=fp32)])
+    return NewExpression(cst.ensure_type(node, cst.Attribute).with_changes(value=inner), "the eps is FP32's")

@@ -36,7 +36,7 @@ FixKind = Literal[
     "unscale-once", "scaler-state", "buffer-keeps-dtype", "fp32-loop", "fp32-first", "mask-sum", "add-scaler",
     "autocast-forward", "divide-by-scale", "clip-in-framework", "backward-in-framework", "trainer-precision",
     "one-scaler", "small-mask", "fp32-state", "scale-backward",
-    "unscale-by-scaler", "clear-always", "unscale-all", "fp32-function",
+    "unscale-by-scaler", "clear-always", "unscale-all", "fp32-function", "fp32-eps",
 ]  # fmt: skip
 EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "log-sigmoid": expressions.log_sigmoid,
@@ -63,6 +63,7 @@ EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "double-where": guards.double_where,
     "mean-of-some": guards.mean_of_some,
     "no-clamp": guards.no_clamp,
+    "fp32-eps": guards.fp32_eps,
     "unscaled-penalty": loops.unscaled_penalty,
 }
 STATEMENTS: dict[FixKind, StatementRewrite] = {
@@ -104,5 +105,5 @@ SPANS: dict[FixKind, SpanRewrite] = {
 ONLY_FOR_FINDINGS: frozenset[FixKind] = frozenset({
     "float-and-back", "fp32-cast", "fp32-state", "fp32-weights", "fp32-island", "float-input", "input-dtype",
     "source-dtype", "write-dtype", "product-dtype", "double-where", "mean-of-some", "no-clamp", "schedule-after-step",
-    "two-pass-variance", "vector-norm", "update-after-step", *SPANS,
+    "two-pass-variance", "vector-norm", "update-after-step", "fp32-eps", *SPANS,
 })  # fmt: skip

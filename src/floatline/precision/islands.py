@@ -9,6 +9,8 @@ import copy
 import difflib
 import math
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
@@ -17,6 +19,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from floatline.base.patched_sources import read_source
 from floatline.errors import GuardError, PlanError, suggest
 from floatline.numerics.uncompiled import uncompiled
 from floatline.plans import Plan
@@ -31,6 +34,8 @@ __all__ = ["Islands", "NonfinitePlace", "Outputs", "cast_weights", "first_nonfin
 _CAST = (torch.float64, *DTYPES.values())  # FP8 and the like are formats of their own
 
 _NARROWING = frozenset(["half", "bfloat16"])  # methods that cast to 16 bits
+
+_NARROW_EPS = frozenset(torch.finfo(dtype).eps for dtype in NARROW)
 
 Outputs = Literal["as-inputs", "fp32"]
 Line = tuple[str, int]
@@ -239,9 +244,9 @@ class LineIslands(TorchFunctionMode):
     """What torch computes on some lines of code is computed in FP32, forward and backward.
 
     It does what a user would write there: operands of 16 bits are widened, autocast is off, casts to 16 bits and
-    tensors made in them are FP32. The results stay FP32 until autocast or a product with 16-bit weights narrows them.
-    An operation in place works in the dtype that its tensor has: name the line that makes the tensor, too, or let what
-    is written be widened.
+    tensors made in them are FP32, and so is the eps that `torch.finfo(x.dtype)` gave. The results stay FP32 until
+    autocast or a product with 16-bit weights narrows them. An operation in place works in the dtype that its tensor
+    has: name the line that makes the tensor, too, or let what is written be widened.
 
     Numerics:
         The same bits as the line with `.float()` at each operand. Gradients of 16-bit operands are rounded once.
@@ -285,8 +290,9 @@ class LineIslands(TorchFunctionMode):
         with contextlib.ExitStack() as stack:
             for device in busy:
                 stack.enter_context(torch.autocast(device, enabled=False))
-            wide_args = cast("tuple[Any, ...]", tree_map(_widen, tuple(args)))
-            return func(*wide_args, **cast("dict[str, Any]", tree_map(_widen, kwargs)))
+            widen = partial(_widen, file=spot.file)
+            wide_args = cast("tuple[Any, ...]", tree_map(widen, tuple(args)))
+            return func(*wide_args, **cast("dict[str, Any]", tree_map(widen, kwargs)))
 
 
 def _writes(name: str, kwargs: dict[str, Any]) -> bool:
@@ -323,10 +329,20 @@ def _floats(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
 
 
-def _widen(value: Any) -> Any:
+def _widen(value: Any, *, file: str) -> Any:
     if isinstance(value, Tensor):
         return value.float() if value.dtype in NARROW else value
+    if isinstance(value, float) and value in _NARROW_EPS and _reads_limits(file):
+        return torch.finfo(torch.float32).eps
     return torch.float32 if isinstance(value, torch.dtype) and value in NARROW else value
+
+
+@lru_cache(maxsize=256)
+def _reads_limits(file: str) -> bool:
+    """Whether a file asks what a dtype holds: in FP32 it is told another eps."""
+    with contextlib.suppress(OSError, ValueError):
+        return b"finfo(" in read_source(Path(file))
+    return False
 
 
 def _fit(values: Any, operands: Any) -> Any:

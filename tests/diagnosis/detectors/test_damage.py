@@ -1,6 +1,7 @@
 """Damage of any kind in a trace: states that do not fit, rounding that grows, choices that change."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,9 +156,39 @@ def test_numbers_too_large_to_choose_by_are_told_where_they_were_made():
         shifted = scores.half()
         return shifted.argmax(1)
 
-    (finding,) = [f for f in find_any_damage(record(work)) if f.cause.id == "changed-in-16-bits"]
+    (finding,) = [f for f in find_any_damage(record(work)) if f.cause.id == "choice-flipped"]
     assert finding.op == "aten._to_copy"
     assert "50 % of what argmax chooses is another in FP32" in finding.seen
+
+
+def test_a_line_whose_rounding_only_chooses_otherwise_is_a_candidate_by_that():
+    base = torch.nn.functional.normalize(torch.ones(1, 16) + 0.02 * torch.randn(32, 16), dim=-1)
+
+    def work(dtype):
+        score = base.to(dtype) @ base.to(dtype).T  # HERE
+        return score.float().argmax(-1)
+
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    named = {one.cause.id: one for one in find_candidates([record(lambda: work(torch.bfloat16))])}
+    assert "# HERE" in lines[named["choice-flipped"].line - 1]
+    assert "of what argmax chooses is another in FP32, in line" in named["choice-flipped"].seen
+    assert "choice-flipped" not in {one.cause.id for one in find_candidates([record(lambda: work(torch.float32))])}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "eps", "size", "told"),
+    [
+        (torch.bfloat16, torch.finfo(torch.bfloat16).eps, 0.05, True),
+        (torch.float16, torch.finfo(torch.float16).eps, 0.05, True),
+        (torch.bfloat16, torch.finfo(torch.bfloat16).eps, 3.0, False),  # it weighs nothing
+        (torch.bfloat16, torch.finfo(torch.float32).eps, 0.05, False),
+        (torch.float32, torch.finfo(torch.bfloat16).eps, 0.05, False),  # FP32 adds it as well
+    ],
+)
+def test_the_eps_of_a_16_bit_format_is_a_candidate_where_it_weighs(dtype, eps, size, told):
+    x = (size * (1 + torch.rand(8, 16, generator=torch.Generator().manual_seed(0)))).to(dtype)
+    trace = record(lambda: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps))
+    assert any(one.cause.id == "eps-too-large" for one in find_candidates([trace])) == told
 
 
 def test_a_sound_calculation_has_no_damage():

@@ -37,7 +37,7 @@ PLANTED = [
     ("eps_of_1e8", "eps-underflow", "torch.rsqrt(x.pow(2).mean(-1"),
     ("square_overflows", "reduction-overflow", "x.pow(2).sum(-1"),
     ("half_positions", "integer-not-exact", "place = torch.arange"),
-    ("choice_flips", "changed-in-16-bits", "distance = (x[:, None]"),
+    ("choice_flips", "choice-flipped", "distance = (x[:, None]"),
     ("outlier_too_large", "product-overflow", "torch.rsqrt(x.pow(2).mean(-1"),
     ("of_a_function", "reduction-overflow", "x.square().sum(-1) - x.sum(-1)"),
 ]

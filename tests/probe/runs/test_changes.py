@@ -71,6 +71,19 @@ def test_casts_and_new_tensors_of_the_line_are_fp32():
     assert {tensor.dtype for tensor in made} == {torch.float32}
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_eps_of_a_16_bit_operand_is_that_of_fp32_and_any_other_constant_stays(dtype):
+    x = torch.full((4,), 0.5, dtype=dtype)
+    own = torch.finfo(x.dtype).eps
+    at = line() + 2
+    with LineIslands([(HERE, at)]):
+        guarded, moved = x - x + own, x - x + 2 * own
+    assert guarded.tolist() == [torch.finfo(torch.float32).eps] * 4
+    assert moved.tolist() == [2 * own] * 4
+    with LineIslands([(HERE, 1)]):
+        assert (x - x + own).tolist() == [own] * 4
+
+
 def test_a_constant_is_brought_within_its_format():
     scores, hidden = torch.zeros(2, dtype=torch.float16), torch.tensor([True, False])
     at = line() + 2

@@ -12,11 +12,19 @@ from pathlib import Path
 from floatline.base.patched_sources import read_source
 from floatline.base.texts import percent
 from floatline.causes import find_cause
-from floatline.diagnosis.blame import ANY
+from floatline.diagnosis.blame import ANY, CHOICE
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.exceptions import describe_collision
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births
-from floatline.diagnosis.detectors.operations import ADDITIONS, FORMATS, PERIODIC, base_name, find_rounding
+from floatline.diagnosis.detectors.operations import (
+    ADDITIONS,
+    FORMATS,
+    PERIODIC,
+    ancestors,
+    base_name,
+    find_large_eps,
+    find_rounding,
+)
 from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.precision.user_frames import is_installed
@@ -35,6 +43,8 @@ _FARTHEST = 32
 _TIMES = 4.0
 # What an average is made of.
 _AVERAGING = ADDITIONS | {"mul", "lerp", "copy"}
+# Operations between a choice and what made the numbers that are chosen by.
+_NEAR = 6
 # Of what is chosen, this share is another in FP32. Near-equal numbers change places without harm.
 CHANGED = 0.05
 
@@ -169,10 +179,36 @@ def find_any_damage(trace: Trace) -> list[Finding]:
         there = "" if rounding is op else f" in line {op.line}"
         found.append(describe_birth(Birth(rounding, cause, f"{read}, is off by {percent(error)} of its size{there}")))
     for op, share in find_changed_choices(trace)[:1]:
-        seen = f"{percent(share)} of what {base_name(op.name)} chooses is another in FP32"
         blamed = _blame_choice(op, trace)
-        found.append(describe_birth(Birth(blamed, ANY, seen + ("" if blamed is op else f", in line {op.line}"))))
+        found.append(describe_choice(op, share, blamed))
     return found
+
+
+def describe_choice(op: Op, share: float, blamed: Op) -> Finding:
+    """The finding about a choice, at the operation that made what is chosen by, or at its own."""
+    seen = f"{percent(share)} of what {base_name(op.name)} chooses is another in FP32"
+    there = "" if (blamed.file, blamed.line) == (op.file, op.line) else f", in line {op.line}"
+    return describe_birth(Birth(blamed, CHOICE, seen + there))
+
+
+def _find_chosen_by(traces: Sequence[Trace]) -> dict[tuple[str, int], Finding]:
+    """Lines that make, in 16 bits and with no error but rounding, the numbers that a changed choice is made by."""
+    found: dict[tuple[str, int], Finding] = {}
+    for trace in traces:
+        for op, share in find_changed_choices(trace):
+            for maker in [one for own in op.inputs for one in ancestors(own, trace, _NEAR)]:
+                error = max((out.error or 0.0 for out in maker.outputs if out.dtype in FORMATS), default=0.0)
+                if 0.0 < error < CLEAN:
+                    found.setdefault((maker.file, maker.line), describe_choice(op, share, maker))
+    return found
+
+
+def describe_large_eps(op: Op, eps: float) -> Finding:
+    """The finding about an eps of a 16-bit format that weighs against what it is added to."""
+    value = op.inputs[0].value
+    own = next(name for name, known in FORMATS.items() if find_format(known).epsilon == eps)
+    seen = f"{eps:.2g}, the eps of {own}, is added to numbers from {value.smallest:.2g} to {value.largest:.2g}"
+    return describe_birth(Birth(op, "eps-too-large", f"{seen}; FP32's own is 1.2e-07"))
 
 
 def describe_cancellation(op: Op, error: float, trace: Trace) -> Finding:
@@ -222,6 +258,10 @@ def find_candidates(traces: Sequence[Trace]) -> list[Finding]:
     largest = sorted(worst, key=lambda place: -worst[place][1])[:MOST_CANDIDATES]
     kept = set(largest) | set(known)
     places = [place for place in dict.fromkeys(order) if place in kept and place[0]]
+    chosen_by = _find_chosen_by(traces)
+    for place in places:
+        if place in chosen_by and place in worst and worst[place][2].cause == ANY:
+            known.setdefault(place, chosen_by[place])
     return [known.get(place) or describe_birth(worst[place][2]) for place in places]
 
 
@@ -303,6 +343,7 @@ def _is_of_gradients(op: Op, trace: Trace) -> bool:
 def _find_likely(trace: Trace) -> list[Finding]:
     """What numbers are known to be lost by, wherever it is seen."""
     found = [describe_birth(birth) for birth in find_births(trace)]
+    found += [describe_large_eps(op, eps) for op in trace.ops if (eps := find_large_eps(op)) is not None]
     sums = [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=False)]
     sums += silent.stuck_scatters(trace, ruinous=False)
     for op, share in sums:

@@ -13,6 +13,10 @@ FORMATS = {"float16": "fp16", "bfloat16": "bf16"}
 TOUCHED = 0.01
 # A difference that differs from its FP32 twin by more than this is damaged.
 HARM = 0.05
+# What `torch.finfo(x.dtype).eps` is in 16 bits. FP32 has another constant there.
+EPS_OF_FORMATS = frozenset(find_format(name).epsilon for name in FORMATS.values())
+# An eps is no small part of what it is added to from this share of it on.
+EPS_WEIGHS = 0.01
 
 
 def _names(text: str) -> frozenset[str]:
@@ -201,6 +205,17 @@ def cancelled_before(op: Op, trace: Trace) -> tuple[Op, str] | None:
                     f"a difference of {out.twin_largest:.3g} is off by {percent(out.error or 0.0)}, and below 0",
                 )
     return None
+
+
+def find_large_eps(op: Op) -> float | None:
+    """The eps of a 16-bit format that an operation adds, or bounds by, and that weighs against what it reads."""
+    if base_name(op.name) not in ADDITIONS | {"clamp", "clamp_min"} or not op.inputs or op.phase == "backward":
+        return None
+    value = op.inputs[0].value
+    if value.dtype not in FORMATS and not value.error:
+        return None
+    weighs = min(value.smallest, EPS_WEIGHS * value.largest)
+    return next((scalar for scalar in op.scalars if scalar in EPS_OF_FORMATS and scalar > weighs > 0.0), None)
 
 
 def _narrowest(operand: Operand, trace: Trace) -> str:

@@ -8,10 +8,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from floatline.base.texts import percent
 from floatline.causes import find_cause
-from floatline.diagnosis.blame import ANY
-from floatline.diagnosis.detectors.damage import find_candidates, find_changed_choices, find_wrong_results
+from floatline.diagnosis.blame import ANY, UNSURE
+from floatline.diagnosis.detectors.damage import (
+    describe_choice,
+    find_candidates,
+    find_changed_choices,
+    find_wrong_results,
+)
 from floatline.diagnosis.detectors.exceptions import find_exceptions, find_wrong_indices
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth
 from floatline.diagnosis.detectors.numbers import find_failures
@@ -125,7 +129,7 @@ def find_silent(evidence: ForwardEvidence, judge: IslandJudge) -> tuple[list[Fin
             break
         if not tries.help(suspect.lines):
             continue
-        later = tries.find_later(suspect, trace) if suspect.finding.cause.id == ANY else None
+        later = tries.find_later(suspect, trace) if suspect.finding.cause.id in UNSURE else None
         blamed = later or suspect
         found.append(blamed.finding)
         said.append(tries.settle(blamed.lines))
@@ -206,7 +210,7 @@ def find_in_cast(evidence: ForwardEvidence) -> list[Finding]:
 def _find_suspects(trace: Trace) -> list[_Suspect]:
     rows = [_Suspect(finding, ((finding.file, finding.line),)) for finding in find_wrong_results(trace)]
     rows += [_suspect_choice(op, share, trace) for op, share in find_changed_choices(trace)[:2]]
-    likely = [finding for finding in find_candidates([trace]) if finding.cause.id != ANY]
+    likely = [finding for finding in find_candidates([trace]) if finding.cause.id not in UNSURE]
     rows += [_Suspect(finding, ((finding.file, finding.line),)) for finding in likely]
     known: dict[tuple[Line, ...], _Suspect] = {}
     for row in rows:
@@ -217,11 +221,10 @@ def _find_suspects(trace: Trace) -> list[_Suspect]:
 
 def _suspect_choice(op: Op, share: float, trace: Trace) -> _Suspect:
     """A choice that changes: tried with what it chooses by, since an FP32 copy of rounded numbers is no better."""
-    seen = f"{percent(share)} of what {base_name(op.name)} chooses is another in FP32"
     made = [maker for operand in op.inputs for maker in ancestors(operand, trace, _FAR)]
     narrow = [maker for maker in made if any(out.dtype in FORMATS for out in maker.outputs)]
     lines = dict.fromkeys((one.file, one.line) for one in (op, *narrow) if one.file and one.line)
-    return _Suspect(describe_birth(Birth(op, ANY, seen)), tuple(lines))
+    return _Suspect(describe_choice(op, share, op), tuple(lines))
 
 
 def find_by_island(evidence: ForwardEvidence, island: Island) -> list[Finding]:

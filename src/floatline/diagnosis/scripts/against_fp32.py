@@ -16,7 +16,7 @@ from floatline.diagnosis.beside_fp32 import (
     look_closer,
     stays_sound,
 )
-from floatline.diagnosis.blame import ANY, Blame, Line, name_own_line
+from floatline.diagnosis.blame import UNSURE, Blame, Line, name_own_line
 from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.scripts.fp32_runs import FP32Runs
@@ -51,7 +51,7 @@ def look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run
     beside = compare_run(seen, own, runs)
     if beside.apart:
         return _blame_a_line(found, seen, beside, runs)
-    known = [one for name in _WITH_CAUSES for one in seen[name] if name != "candidates" or one["cause"] != ANY]
+    known = [one for name in _WITH_CAUSES for one in seen[name] if name != "candidates" or one["cause"] not in UNSURE]
     if known and (closer := look_closer(beside, own, runs.nudged)) is not None:
         blamed = _blame_a_line(found, seen, closer, runs, if_it_helps=True)
         if blamed.findings != found.findings:
@@ -86,11 +86,11 @@ def _blame_a_line(
         return replace(found, unexplained=beside.apart, fails_in_fp32=False)
     if suspects and suspects[0].cause.family == "loop":  # no line computes it
         return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}"),))
-    sure = [one for one in suspects if one.cause.id != ANY]
+    sure = [one for one in suspects if one.cause.id not in UNSURE]
     candidates = [read_finding(entry) for entry in seen["candidates"]]
     tried, source = (candidates, runs.source)
     if if_it_helps:
-        tried, source = [one for one in candidates if one.cause.id != ANY], ""
+        tried, source = [one for one in candidates if one.cause.id not in UNSURE], ""
     blamed = Blame(beside, fp32, runs.in_part).find(suspects, tried, source=source)
     if if_it_helps and blamed.finding is None:
         return before
