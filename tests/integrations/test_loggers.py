@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.slow import slow
 
 import floatline as fl
 from floatline.errors import GuardError
@@ -149,7 +148,7 @@ def read_back(folder, part: str) -> dict[str, dict[int, float]]:
     return found
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["board", "wandb", "mlruns", "files/run.csv", "files/run.jsonl"])
 def test_what_was_recorded_comes_back(logged, part):
     folder, history = logged
@@ -181,7 +180,7 @@ def test_what_was_recorded_comes_back(logged, part):
     assert found["floatline/headroom"][50] == pytest.approx(expected, rel=1e-6)
 
 
-@slow
+@pytest.mark.slow
 def test_events_and_the_plan_are_where_the_tools_show_them(logged, monkeypatch):
     from mlflow import MlflowClient
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -43,7 +43,7 @@ def visit(browser):
     def visit(path, *, width=1100, scheme="light"):
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         contexts.append(context)
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(300_000)  # a busy machine is slow, and no page is wrong for it
         page = context.new_page()
 
         def fetched(route):
