@@ -47,6 +47,8 @@ _AVERAGING = ADDITIONS | {"mul", "lerp", "copy"}
 _NEAR = 6
 # Of what is chosen, this share is another in FP32. Near-equal numbers change places without harm.
 CHANGED = 0.05
+# Where a trial shows that the numbers chosen by matter, this is enough to call it by.
+SOME_CHANGED = 0.01
 
 
 @dataclass(frozen=True)
@@ -154,14 +156,14 @@ def find_amplified(trace: Trace) -> list[tuple[Op, Op, float]]:
     return found
 
 
-def find_changed_choices(trace: Trace) -> list[tuple[Op, float]]:
-    """Operations whose integers or truth values are others in FP32, with the share; the largest first."""
+def find_changed_choices(trace: Trace, least: float = CHANGED) -> list[tuple[Op, float]]:
+    """Operations of whose integers or truth values more than this are others in FP32, the largest share first."""
     found = [
         (op, max(out.error or 0.0 for out in op.outputs if _is_choice(out)))
         for op in trace.ops
         if op.phase in ("forward", "outside") and any(_is_choice(out) for out in op.outputs)
     ]
-    return sorted((pair for pair in found if pair[1] > CHANGED), key=lambda pair: -pair[1])
+    return sorted((pair for pair in found if pair[1] > least), key=lambda pair: -pair[1])
 
 
 def _is_choice(out: Values) -> bool:
@@ -195,7 +197,7 @@ def _find_chosen_by(traces: Sequence[Trace]) -> dict[tuple[str, int], Finding]:
     """Lines that make, in 16 bits and with no error but rounding, the numbers that a changed choice is made by."""
     found: dict[tuple[str, int], Finding] = {}
     for trace in traces:
-        for op, share in find_changed_choices(trace):
+        for op, share in find_changed_choices(trace, SOME_CHANGED):
             for maker in [one for own in op.inputs for one in ancestors(own, trace, _NEAR)]:
                 error = max((out.error or 0.0 for out in maker.outputs if out.dtype in FORMATS), default=0.0)
                 if 0.0 < error < CLEAN:
