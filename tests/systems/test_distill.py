@@ -203,6 +203,14 @@ def test_the_ledger_tells_the_parts_of_the_loss_and_the_success_rate(tmp_path):
     assert "success rate 100.00 %" in lines
 
 
+def test_a_canary_is_no_batch_of_the_log():
+    workload = build(Config(**QUICK))
+    for training in (True, False):
+        workload.model.train(training)
+        workload.loss_fn(workload.model(*workload.batches[0][0]), *workload.batches[0][1])
+    assert "over 1 batches" in workload.loss_fn.terms.describe()
+
+
 def test_means_leave_out_what_is_not_finite_and_say_so():
     terms = TermLog()
     assert terms.describe() == ""
