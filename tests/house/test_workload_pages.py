@@ -1,10 +1,13 @@
-"""The pages of the reference workloads show what `floatline diagnose` says, at the lines that the sources have."""
+"""The pages of the reference workloads show what `floatline diagnose` says at lines of today, and every setting."""
+
+import importlib
 
 import pytest
 from tests.slow import mostly_slow
 from tools import workload_pages
 
 PAGES = sorted(path for path in workload_pages.PAGES.glob("*.md") if "diagnose" in path.read_text(encoding="utf-8"))
+NAMES = ("audio_lora", "conditioned", "dbnet", "distill", "mmgcn")
 COMMANDS = {
     command: shown for page in PAGES for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"))
 }
@@ -46,3 +49,18 @@ def test_another_place_is_another_answer_and_another_time_is_none():
     shown = next(shown for command, shown in COMMANDS.items() if "mmgcn:eps" in command)
     assert workload_pages.comparable(shown.replace(":48", ":49")) != workload_pages.comparable(shown)
     assert workload_pages.comparable(shown.replace(" s; a", "1 s; a")) == workload_pages.comparable(shown)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_has_every_setting_with_its_default(name):
+    page = (workload_pages.PAGES / f"{name}.md").read_text(encoding="utf-8")
+    assert workload_pages.fill_settings(page, name) == page
+    for setting in importlib.import_module(f"floatline.systems.{name}").Config.model_fields:
+        assert f"| `{setting}` |" in page
+
+
+def test_a_default_that_was_changed_would_be_found():
+    page = (workload_pages.PAGES / "mmgcn.md").read_text(encoding="utf-8")
+    wrong = page.replace("| `0.005` |", "| `0.004` |")
+    assert wrong != page
+    assert workload_pages.fill_settings(wrong, "mmgcn") == page
