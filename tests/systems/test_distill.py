@@ -373,6 +373,12 @@ def test_steps_above_the_norm_are_skipped_and_the_ledger_tells():
     assert sum(result.skipped.values()) == 5
 
 
+def test_a_norm_that_is_only_told_skips_no_step(capsys):
+    result = Trainer(build(Config(**QUICK, warn_norm_above=1e-3)), plan="fp32", folder=None, steps=2).run()
+    assert result.applied == 2
+    assert "large gradient norm in step 1" in capsys.readouterr().err
+
+
 def test_bad_batches_in_a_row_stop_the_run():
     workload = build(Config(**QUICK, skip_norm_above=0.1, most_bad=3))
     result = Trainer(workload, plan="fp32", folder=None, steps=20).run()
