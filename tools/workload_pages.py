@@ -30,6 +30,7 @@ _BLOCK = re.compile(r"^```(?:text|console)\n\$ (floatline diagnose [^\n]*)\n(.*?
 # What follows the findings: a chart of exponents, whose bars are for a terminal.
 _CHART = "\nThe step in "
 _PLACE = re.compile(r"^  where  (\S+):(\d+)[^\n]*\n +(\d+) \| ([^\n]*)$", re.MULTILINE)
+_FOUND = re.compile(r"^  found  [^\n]*, at (\S+\.py:\d+)$", re.MULTILINE)
 _TABLE = re.compile(r"(<!-- Settings: made by tools/workload_pages.py -->\n).*?(\n<!-- End of settings -->)", re.DOTALL)
 _ARGUMENT = re.compile(r"^ {8}(\w+): (.*?)(?=^ {8}\w+: |\Z)", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(\^[-\d]+)?")
@@ -102,6 +103,12 @@ def find_moved(page: str) -> Iterator[str]:
         source = file.read_text(encoding="utf-8").splitlines()
         if line != shown or line > len(source) or source[line - 1].strip() != code.strip():
             yield f"{found[1]}:{line} shows {shown} | {code}"
+
+
+def find_strays(page: str) -> list[str]:
+    """Places that a rescue on a page found, and no diagnosis on it: one of them is older than the source."""
+    known = {f"{Path(found[1]).name}:{found[2]}" for found in _PLACE.finditer(page)}
+    return [place for place in _FOUND.findall(page) if place not in known]
 
 
 if __name__ == "__main__":

@@ -30,6 +30,20 @@ def test_a_line_that_moved_would_be_found():
     ]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_rescue_on_a_page_found_what_a_diagnosis_on_it_shows(page):
+    assert workload_pages.find_strays(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_rescue_at_another_line_would_be_found():
+    page = next(page for page in PAGES if page.stem == "mmgcn").read_text(encoding="utf-8")
+    wrong = page.replace("singular point, at losses.py:35", "").replace(
+        "zero, at losses.py:48", "zero, at losses.py:47"
+    )
+    assert wrong != page
+    assert workload_pages.find_strays(wrong) == ["losses.py:47"]
+
+
 @pytest.mark.parametrize(
     "command", mostly_slow([one for one in COMMANDS if not any(word in one for word in LONG)], every=100, rare=3)
 )
