@@ -1,11 +1,15 @@
-"""Runs each `floatline diagnose` on the pages of the reference workloads, and writes down what it says there.
+"""Writes down what the pages of the reference workloads say of runs and settings.
 
-python tools/workload_pages.py            every page of docs/workloads
-python tools/workload_pages.py mmgcn      one page
+Each `floatline diagnose` on a page is run, and its table of settings is made from the workload's own.
+
+python tools/workload_pages.py              every page of docs/workloads
+python tools/workload_pages.py mmgcn        one page
+python tools/workload_pages.py --settings   the tables alone, which takes seconds
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -13,6 +17,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+
+from floatline.workload import WorkloadConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "workloads"
@@ -20,6 +30,9 @@ _BLOCK = re.compile(r"^```(?:text|console)\n\$ (floatline diagnose [^\n]*)\n(.*?
 # What follows the findings: a chart of exponents, whose bars are for a terminal.
 _CHART = "\nThe step in "
 _PLACE = re.compile(r"^  where  (\S+):(\d+)[^\n]*\n +(\d+) \| ([^\n]*)$", re.MULTILINE)
+_FOUND = re.compile(r"^  found  [^\n]*, at (\S+\.py:\d+)$", re.MULTILINE)
+_TABLE = re.compile(r"(<!-- Settings: made by tools/workload_pages.py -->\n).*?(\n<!-- End of settings -->)", re.DOTALL)
+_ARGUMENT = re.compile(r"^ {8}(\w+): (.*?)(?=^ {8}\w+: |\Z)", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(\^[-\d]+)?")
 
 
@@ -46,6 +59,34 @@ def fill(page: str) -> str:
     return page
 
 
+def fill_settings(page: str, name: str) -> str:
+    """The page, with a row for each setting that its workload has today."""
+    config = importlib.import_module(f"floatline.systems.{name}").Config
+    return _TABLE.sub(lambda found: f"{found[1]}\n{make_table(config)}{found[2]}", page)
+
+
+def make_table(config: type[WorkloadConfig]) -> str:
+    """Every setting: its name, what the docstring of the settings says of it, and what it is by default."""
+    said = {name: " ".join(text.split()) for name, text in _ARGUMENT.findall(config.__doc__ or "")}
+    rows = ["| setting | meaning | default |", "|---|---|---|"]
+    for name, field in config.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        rows.append(f"| `{name}` | {said[name]} | `{show_value(default)}` |")
+    return "\n".join(rows) + "\n"
+
+
+def show_value(value: Any) -> str:
+    """A value as it is written in a YAML file."""
+    plain = (
+        value.model_dump(exclude_none=True)
+        if isinstance(value, BaseModel)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )
+    return yaml.safe_dump(plain, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+
+
 def comparable(text: str) -> str:
     """What is shown without what differs from machine to machine; places and their lines of code are kept whole."""
     placed = {line for found in _PLACE.finditer(text) for line in found[0].splitlines()}
@@ -64,7 +105,16 @@ def find_moved(page: str) -> Iterator[str]:
             yield f"{found[1]}:{line} shows {shown} | {code}"
 
 
+def find_strays(page: str) -> list[str]:
+    """Places that a rescue on a page found, and no diagnosis on it: one of them is older than the source."""
+    known = {f"{Path(found[1]).name}:{found[2]}" for found in _PLACE.finditer(page)}
+    return [place for place in _FOUND.findall(page) if place not in known]
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:] or sorted(path.stem for path in PAGES.glob("*.md")):
+    names = [word for word in sys.argv[1:] if word != "--settings"]
+    for name in names or sorted(path.stem for path in PAGES.glob("*.md")):
         path = PAGES / f"{name}.md"
-        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        text = fill_settings(text, name) if _TABLE.search(text) else text
+        path.write_text(text if "--settings" in sys.argv else fill(text), encoding="utf-8")

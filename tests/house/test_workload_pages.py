@@ -1,10 +1,13 @@
-"""The pages of the reference workloads show what `floatline diagnose` says, at the lines that the sources have."""
+"""The pages of the reference workloads show what `floatline diagnose` says at lines of today, and every setting."""
+
+import importlib
 
 import pytest
 from tests.slow import mostly_slow
 from tools import workload_pages
 
 PAGES = sorted(path for path in workload_pages.PAGES.glob("*.md") if "diagnose" in path.read_text(encoding="utf-8"))
+NAMES = ("audio_lora", "conditioned", "dbnet", "distill", "mmgcn")
 COMMANDS = {
     command: shown for page in PAGES for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"))
 }
@@ -27,6 +30,20 @@ def test_a_line_that_moved_would_be_found():
     ]
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_rescue_on_a_page_found_what_a_diagnosis_on_it_shows(page):
+    assert workload_pages.find_strays(page.read_text(encoding="utf-8")) == []
+
+
+def test_a_rescue_at_another_line_would_be_found():
+    page = next(page for page in PAGES if page.stem == "mmgcn").read_text(encoding="utf-8")
+    wrong = page.replace("singular point, at losses.py:35", "").replace(
+        "zero, at losses.py:48", "zero, at losses.py:47"
+    )
+    assert wrong != page
+    assert workload_pages.find_strays(wrong) == ["losses.py:47"]
+
+
 @pytest.mark.parametrize(
     "command", mostly_slow([one for one in COMMANDS if not any(word in one for word in LONG)], every=100, rare=3)
 )
@@ -46,3 +63,18 @@ def test_another_place_is_another_answer_and_another_time_is_none():
     shown = next(shown for command, shown in COMMANDS.items() if "mmgcn:eps" in command)
     assert workload_pages.comparable(shown.replace(":48", ":49")) != workload_pages.comparable(shown)
     assert workload_pages.comparable(shown.replace(" s; a", "1 s; a")) == workload_pages.comparable(shown)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_has_every_setting_with_its_default(name):
+    page = (workload_pages.PAGES / f"{name}.md").read_text(encoding="utf-8")
+    assert workload_pages.fill_settings(page, name) == page
+    for setting in importlib.import_module(f"floatline.systems.{name}").Config.model_fields:
+        assert f"| `{setting}` |" in page
+
+
+def test_a_default_that_was_changed_would_be_found():
+    page = (workload_pages.PAGES / "mmgcn.md").read_text(encoding="utf-8")
+    wrong = page.replace("| `0.005` |", "| `0.004` |")
+    assert wrong != page
+    assert workload_pages.fill_settings(wrong, "mmgcn") == page

@@ -108,7 +108,7 @@ def test_accumulated_losses_are_averaged(tmp_path):
 @slow
 def test_the_command_trains_evaluates_and_says_where_the_adapters_are(monkeypatch, capsys, tmp_path):
     options = ["--config", "paper_r64", "--gradient-accumulation", "2", "--max-steps", "1", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["audio_lora", *options, "num_batches=4"])
+    monkeypatch.setattr(sys, "argv", ["audio_lora", "takes=1", *options, "num_batches=4"])
     main()
     said = capsys.readouterr().out
     assert "1 attempted, 1 applied" in said

@@ -66,6 +66,15 @@ def test_fp16_safe_trains_in_fp16_with_a_ledger(tmp_path: Path) -> None:
 
 
 @slow
+@pytest.mark.parametrize(("limit", "told"), [("1e-6", True), ("1e9", False)])
+def test_a_large_gradient_norm_is_told_and_trained_on(tmp_path: Path, limit: str, told: bool) -> None:
+    run(tmp_path, "trainer=fp16_safe", "trainer.max_epochs=1", f"warn_norm_above={limit}")
+    ledger = fl.Ledger.read(tmp_path / "floatline")
+    assert sum(ledger.applied) >= 1
+    assert any("large gradient norm" in event.message for event in ledger.events) is told
+
+
+@slow
 def test_a_run_is_logged_to_wandb_without_a_network(tmp_path: Path) -> None:
     pytest.importorskip("wandb", reason="wandb is not installed")
     run(tmp_path, "trainer=fp16_safe", "trainer.max_epochs=1", "logger.wandb.enabled=true", "exp_name=offline")

@@ -203,6 +203,14 @@ def test_the_ledger_tells_the_parts_of_the_loss_and_the_success_rate(tmp_path):
     assert "success rate 100.00 %" in lines
 
 
+def test_a_canary_is_no_batch_of_the_log():
+    workload = build(Config(**QUICK))
+    for training in (True, False):
+        workload.model.train(training)
+        workload.loss_fn(workload.model(*workload.batches[0][0]), *workload.batches[0][1])
+    assert "over 1 batches" in workload.loss_fn.terms.describe()
+
+
 def test_means_leave_out_what_is_not_finite_and_say_so():
     terms = TermLog()
     assert terms.describe() == ""
@@ -363,6 +371,12 @@ def test_steps_above_the_norm_are_skipped_and_the_ledger_tells():
     result = Trainer(build(config), plan="fp32", folder=None, steps=5).run()
     assert result.applied == 0
     assert sum(result.skipped.values()) == 5
+
+
+def test_a_norm_that_is_only_told_skips_no_step(capsys):
+    result = Trainer(build(Config(**QUICK, warn_norm_above=1e-3)), plan="fp32", folder=None, steps=2).run()
+    assert result.applied == 2
+    assert "large gradient norm in step 1" in capsys.readouterr().err
 
 
 def test_bad_batches_in_a_row_stop_the_run():

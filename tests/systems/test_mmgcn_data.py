@@ -140,6 +140,8 @@ def test_a_file_of_mmgcns_own_keys_is_taken_as_it_is(tmp_path: Path, capsys) -> 
         ("learning_rate: 0.01", "learning_rte: 0.01", "'learning_rte' is not known. Did you mean 'learning_rate'"),
         ("learning_rate: 0.01", "learning_rate: [0.01, 0.001]", "which MMRec searches through"),
         ("learner: adam", "learner: sgd", "learner is 'sgd'"),
+        ("learner: adam", "reg_weight: 0.1", "reg_weight is 0.1"),
+        ("learner: adam", "reg_weight: [0, 0.1]", "reg_weight is [0, 0.1]"),
         ("scheduler: [1.0, 50]", "scheduler: [0.96, 50]", "the first of learning_rate_scheduler is 0.96"),
         ("sample_num: 1", "sample_num: 4", "training_neg_sample_num is 4, and mmgcn has 1 alone"),
         ("valid_metric: Recall@20", "valid_metric: Recall", "Write such as Recall@20"),

@@ -181,6 +181,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
             rf"\W{{0,12}}(?:to |into )?{_NONFINITE}",
             rf"{_NONFINITE}\W{{0,3}}(?:in |as )?(?:the )?(?:\w+ )?loss",
             r"non-?finite loss",
+            rf"\b(?:perplexity|ppl)\W{{1,6}}{_NONFINITE}",
         ),
         causes=_NAN_CAUSES,
         check=_NAN_CHECK,
@@ -188,7 +189,8 @@ SYMPTOMS: tuple[Symptom, ...] = (
     Symptom(
         title="Steps are skipped and the loss scale falls",
         patterns=(
-            r"gradient overflow\.?\s+skipping step",
+            r"gradient overflow(?: detected)?\W{1,3}skipping (?:step|batch)",
+            r"loss scale (?:was )?(?:reduced|halved|decreased|lowered|backed off) (?:from|to|by)\b",
             r"overflow!.{0,40}skipping step",
             r"grad overflow on iteration",
             r"loss scale already at minimum",

@@ -114,12 +114,16 @@ class _Reader:
         names = _POSITIONS.get(path, ())
         for name, arg in zip(names, node.args, strict=False):
             self.settings[(*root, name)] = self._setting((*root, name), arg, self._value(arg))
+        is_open = any(isinstance(arg, ast.Starred) for arg in node.args)
         for word in node.keywords:
             if word.arg is not None:
                 self.settings[(*root, word.arg)] = self._setting((*root, word.arg), word, self._value(word.value))
+            elif (given := self._find_dict(word.value)) is not None:
+                self._read_items(given, root, self.settings)
+            else:
+                is_open = True
         if kind == "adapter":
             self._read_base(root, node)
-        is_open = any(word.arg is None for word in node.keywords) or any(isinstance(a, ast.Starred) for a in node.args)
         place = self._setting(root, node, NESTED)
         self.configs.append(RunConfig(kind, root, self.document, place, path, is_open=is_open))
 
@@ -155,6 +159,17 @@ class _Reader:
             return False
         owner = self.source.class_of(node)
         return owner is not None and any(self.source.path(base).endswith(".LightningModule") for base in owner.bases)
+
+    def _find_dict(self, node: ast.expr) -> ast.Dict | None:
+        """The dictionary behind `**settings`, where the file writes it down and changes nothing in it."""
+        made = self.source.value(node)
+        if isinstance(node, ast.Name):
+            named = [one for one in ast.walk(self.source.tree) if isinstance(one, ast.Name) and one.id == node.id]
+            if any(isinstance(self.source.parents.get(one), (ast.Attribute, ast.Subscript)) for one in named):
+                return None
+        if not isinstance(made, ast.Dict) or not all(isinstance(key, ast.Constant) for key in made.keys):
+            return None
+        return made
 
     def _value(self, node: ast.expr) -> object:
         node = self.source.value(node)

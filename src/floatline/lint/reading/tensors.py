@@ -218,7 +218,7 @@ def _is_part_of_max(source: Source, node: ast.Name) -> bool:
 
 
 def asks_for_finite(source: Source, node: ast.AST, *, depth: int = 0) -> bool:
-    """Whether an expression asks isfinite, isnan or isinf, by itself or by what its names were made from."""
+    """Whether an expression asks isfinite, isnan or isinf: by itself, by what its names are made from, or a flag."""
     for one in ast.walk(node):
         if isinstance(one, ast.Call) and source.call_name(one) in ASKS_FOR_FINITE:
             return True
@@ -226,4 +226,17 @@ def asks_for_finite(source: Source, node: ast.AST, *, depth: int = 0) -> bool:
             made = source.value(one)
             if made is not one and asks_for_finite(source, made, depth=depth + 1):
                 return True
+            if _is_flag_of_finite(source, one, depth=depth):
+                return True
+    return False
+
+
+def _is_flag_of_finite(source: Source, node: ast.Name, *, depth: int) -> bool:
+    """`bad` of `bad = False; for p in …: if isinf(p.grad).any(): bad = True`."""
+    for at, value in assignments(source, source.function(node)).get(node.id, ()):
+        above = source.parents.get(at)
+        if not isinstance(value, ast.Constant) or not isinstance(value.value, bool) or not isinstance(above, ast.If):
+            continue
+        if asks_for_finite(source, above.test, depth=depth + 1):
+            return True
     return False

@@ -28,7 +28,7 @@ def main() -> None:
         "--output", default="floatline-runs/audio_lora_hf", help="Folder for adapters, base and ledger."
     )
     parser.add_argument("settings", nargs="*", metavar="key=value", help="Any other setting of the workload.")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()  # settings may stand between options
     try:
         config = _read(given)
         _choose_gpu(given.gpus)

@@ -32,7 +32,7 @@ class Config(WorkloadConfig):
         vocabulary: Tokens.
         length: Of the longest sequence; the shortest are half as long, and padded.
         num_accuracies: Accuracies of a sequence; they take turns.
-        num_categories: Rules.
+        num_categories: Categories; each has a rule of its own.
         num_batches: Of the training set.
         batch_size: Sequences in a batch.
         held_out: Sequences that the metric is taken on.

@@ -6,6 +6,7 @@ import inspect
 import logging
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from floatline.errors import FloatlineError, TargetError
+from floatline.guard.policy import resolve_policy
 from floatline.integrations.lightning import FloatlineCallback, FloatlinePrecision
 from floatline.systems import dbnet
 from floatline.systems.dbnet.detector import TextDetector
@@ -67,13 +69,17 @@ def train(conf: dict[str, Any]) -> float:
         DataLoader(cast("Any", each), batch_size=None, num_workers=conf["num_workers"])
         for each in (workload.batches, parts)
     )
-    callback = FloatlineCallback(folder / "floatline")
+    precision = FloatlinePrecision(options.pop("precision"))
+    policy = resolve_policy(None, plan_name=precision.steps.plan.name)
+    if conf["warn_norm_above"] is not None:
+        policy = replace(policy, warn_norm_above=float(conf["warn_norm_above"]))
+    callback = FloatlineCallback(folder / "floatline", policy=policy)
     loggers: list[Any] = [CSVLogger(folder, name="", version="")]
     if conf["logger"]["wandb"]["enabled"]:
         loggers.append(make_wandb(conf["logger"]["wandb"], conf["exp_name"], folder))
     kept = make_checkpoints(conf["checkpoints"], folder) if conf["checkpoints"]["enabled"] else []
     trainer = lightning.Trainer(
-        plugins=[FloatlinePrecision(options.pop("precision"))],
+        plugins=[precision],
         callbacks=[callback, *kept],
         logger=loggers,
         log_every_n_steps=1,

@@ -112,7 +112,7 @@ def _draw_starts(text: str, config: Config, seed: int) -> list[int]:
 
 def _make_policy(config: Config) -> dict[str, float]:
     """What the guard does otherwise; the outlier score stays."""
-    asked = {"skip_norm_above": config.skip_norm_above, "most_bad": config.most_bad}
+    asked = {name: getattr(config, name) for name in ("skip_norm_above", "warn_norm_above", "most_bad")}
     return {name: value for name, value in asked.items() if value is not None}
 
 

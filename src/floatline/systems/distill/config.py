@@ -48,6 +48,7 @@ class Config(WorkloadConfig):
         clamp_loss: Folk remedy: clamp the cross-entropy and the loss to this; null does not.
         clamp_logits: Folk remedy: clamp the student's logits to plus and minus this; null does not.
         skip_norm_above: Folk remedy: skip steps whose gradient norm is above this; null does not.
+        warn_norm_above: A gradient norm above this is told, and trained on; null tells none.
         most_bad: Bad batches in a row that stop the run; null leaves it to the guard's policy.
     """
 
@@ -85,6 +86,7 @@ class Config(WorkloadConfig):
     clamp_loss: float | None = Field(default=None, gt=0)
     clamp_logits: float | None = Field(default=None, gt=0)
     skip_norm_above: float | None = Field(default=None, gt=0)
+    warn_norm_above: float | None = Field(default=None, gt=0)
     most_bad: int | None = Field(default=None, ge=1)
 
 

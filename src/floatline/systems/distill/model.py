@@ -26,6 +26,7 @@ class LossTerms(NamedTuple):
         router: Cross-entropy of the router's mixture of teacher exits.
         feature: Mean squared difference of normalized states.
         sound: Whether the last three are finite, on the device.
+        training: Whether the batch is trained on; a guard's canary is not.
     """
 
     logits: Tensor
@@ -33,6 +34,7 @@ class LossTerms(NamedTuple):
     router: Tensor
     feature: Tensor
     sound: Tensor
+    training: bool
 
 
 class Distiller(nn.Module):
@@ -114,7 +116,7 @@ class Distiller(nn.Module):
         gate.open = sound = torch.stack([kd, router, feature]).detach().isfinite().all()
         if self.training:
             self.kd_failures.add_(~sound)  # on the device: nobody waits for it
-        return LossTerms(logits, kd, router, feature, sound)
+        return LossTerms(logits, kd, router, feature, sound, self.training)
 
 
 class ExitGate:
@@ -212,7 +214,7 @@ class DistillationLoss:
         router_weight: Of the router's own loss, which reaches no other weights.
         feature_weight: Of the states.
         clamp: Folk remedy: the cross-entropy and the sum are clamped to it, as people write it; None does not.
-        terms: What each batch's distillation and cross-entropy were.
+        terms: What the distillation and cross-entropy of each batch that is trained on were.
     """
 
     ce_weight: float
@@ -227,7 +229,8 @@ class DistillationLoss:
         ce = F.cross_entropy(terms.logits.float().flatten(0, 1), labels.flatten())
         if self.clamp is not None:
             ce = torch.clamp(ce, 0, self.clamp)
-        self.terms.add(torch.where(terms.sound, terms.kd, 0.0), ce)  # before the loss, which a trace takes for the last
+        if terms.training:  # before the loss is made, which a trace takes for the last
+            self.terms.add(torch.where(terms.sound, terms.kd, 0.0), ce)
         taught = self.kd_weight * terms.kd + self.router_weight * terms.router + self.feature_weight * terms.feature
         loss = self.ce_weight * ce + torch.where(terms.sound, taught, 0.0)
         return loss if self.clamp is None else torch.clamp(loss, 0, self.clamp)

@@ -23,6 +23,7 @@ _ONLY: dict[str, tuple[object, ...]] = {
     "inter_splitting_label": ("x_label",),
     "field_separator": ("\t",),
     "training_neg_sample_num": (1,),
+    "reg_weight": (0,),
     "use_neg_sampling": (True,),
     "use_full_sampling": (False,),
     "use_raw_features": (False,),

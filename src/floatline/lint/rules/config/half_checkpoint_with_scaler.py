@@ -60,6 +60,16 @@ class HalfCheckpointWithScaler(ConfigRule):
             'Trainer(model=model, args=Args("out", fp16=True)).train()',
         ),
         Bad(
+            "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+            'settings = {"fp16": True, "gradient_checkpointing": True}\n'
+            'model = AutoModel.from_pretrained("m", torch_dtype=torch.float16)\n'
+            'Trainer(model=model, args=TrainingArguments("out", **settings)).train()',
+            fixed="import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+            'settings = {"fp16": True, "gradient_checkpointing": True}\n'
+            'model = AutoModel.from_pretrained("m", torch_dtype=torch.float32)\n'
+            'Trainer(model=model, args=TrainingArguments("out", **settings)).train()',
+        ),
+        Bad(
             "import torch\nfrom accelerate import Accelerator\nfrom transformers import AutoModel\n"
             'accelerator = Accelerator(mixed_precision="fp16")\n'
             'model = AutoModel.from_pretrained("m", dtype="float16")\n'

@@ -40,6 +40,10 @@ class HalfWeightsTrained(ConfigRule):
         "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
         "model = AutoModel.from_pretrained('m', dtype=torch.bfloat16)\n"
         "Trainer(model=model, args=TrainingArguments('out'))",
+        "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+        "model = AutoModel.from_pretrained('m', dtype=torch.float16)\nsettings = {'fp16': False}\n"
+        "settings['bf16'] = prefers_bf16()\n"
+        "Trainer(model=model, args=TrainingArguments('out', **settings))",
     )
     bad = (
         Bad(
@@ -50,6 +54,16 @@ class HalfWeightsTrained(ConfigRule):
         Bad(
             "import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-true')\ntrainer.fit(model)",
             fixed="import pytorch_lightning as pl\ntrainer = pl.Trainer(precision='16-mixed')\ntrainer.fit(model)",
+        ),
+        Bad(
+            "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+            "model = AutoModel.from_pretrained('m', dtype=torch.float16)\n"
+            "settings = {'fp16': False, 'bf16': False, 'gradient_checkpointing': True}\n"
+            "Trainer(model=model, args=TrainingArguments('out', **settings)).train()",
+            fixed="import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+            "model = AutoModel.from_pretrained('m', dtype=torch.float32)\n"
+            "settings = {'fp16': False, 'bf16': False, 'gradient_checkpointing': True}\n"
+            "Trainer(model=model, args=TrainingArguments('out', **settings)).train()",
         ),
         Bad(
             "import torch\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"

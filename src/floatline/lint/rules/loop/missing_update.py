@@ -70,6 +70,20 @@ for x, y in batches:
     scaler.step(optimizer)
     finish(scaler)
 """,
+        """
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for x, y in batches:
+    scaler.scale(loss_fn(model(x), y)).backward()
+    overflows = False
+    for p in model.parameters():
+        if p.grad is not None and not torch.isfinite(p.grad).all():
+            overflows = True
+    if overflows:
+        print("this step is skipped")
+    scaler.step(optimizer)
+    scaler.update()
+""",
     )
     bad = (
         Bad(
@@ -112,6 +126,22 @@ for x, y in batches:
     scaler.scale(loss).backward()
     if loss.isnan().any():
         optimizer.zero_grad()
+        continue
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        """
+import torch
+scaler = torch.amp.GradScaler("cuda")
+for x, y in batches:
+    scaler.scale(loss_fn(model(x), y)).backward()
+    overflows = False
+    for p in model.parameters():
+        if p.grad is not None and (torch.isnan(p.grad).any() or torch.isinf(p.grad).any()):
+            overflows = True
+            break
+    if overflows:
+        scaler.update()
         continue
     scaler.step(optimizer)
     scaler.update()

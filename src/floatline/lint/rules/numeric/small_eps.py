@@ -54,6 +54,7 @@ class SmallEps(Rule):
         "import torch\ny = x / (z.norm() + 1e-4)",
         "import torch\ny = x / (z.norm().float() + 1e-8)",
         "import torch\ny = x.rsqrt() + 1e-8",
+        "import torch\ny = torch.sqrt(torch.relu(model(x)) + 1e-8)",
         "import torch\nmean = total / (count + 1e-8)",
         "import torch.nn.functional as F\ny = F.normalize(x, dim=-1)",
         "import torch.nn.functional as F\ny = F.normalize(x.float(), dim=-1, eps=1e-12)",
@@ -162,7 +163,7 @@ class SmallEps(Rule):
                 return
             if depends_on_test(self.source, node, value) or _is_learned_scale(self.source, value):
                 return
-            if _is_of_other_file(self.source, value):
+            if _is_of_other_file(self.source, value) or _is_root_of_relu(self.source, node, value):
                 return
             what = f"{small:.3g} added to {self._spell(value)} rounds to 0 in FP16"
             seldom = not _is_root(self.source, node)
@@ -234,6 +235,14 @@ def _is_root(source: Source, node: ast.AST | None) -> bool:
     """`torch.sqrt(…)` and `x.rsqrt()`: at 0 their gradients are infinite, whatever they are multiplied by."""
     found = source.operation(node)
     return found is not None and found.name in ("sqrt", "rsqrt")
+
+
+def _is_root_of_relu(source: Source, node: ast.AST, value: ast.expr) -> bool:
+    """`sqrt(relu(x) + eps)`: where it is 0 the root's gradient is infinite, and relu selects 0 in its place."""
+    found, made = source.operation(node), source.value(value)
+    return (
+        found is not None and found.name == "sqrt" and isinstance(made, ast.Call) and source.call_name(made) == "relu"
+    )
 
 
 def _is_under_root(source: Source, node: ast.expr) -> bool:
