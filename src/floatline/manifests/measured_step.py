@@ -247,7 +247,7 @@ class MeasuredStep:
                 optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
                 devices=find_devices(self.models),
                 switches=read_switches(),
-                exchanges=find_exchanges(self.models),
+                exchanges=find_exchanges(self.models, self._counted.reductions),
                 tied=self._tied,
                 step=max(self._applied.values(), default=1),
                 regions=self._find_regions(),

@@ -15,6 +15,7 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from floatline.formats import FORMATS
+from floatline.manifests.reductions import Reductions
 from floatline.manifests.rows import PeakRow, Phase, RanRow, WorkRow
 from floatline.precision.live_holdings import format_name
 from floatline.precision.wrappers import unwrap
@@ -59,6 +60,9 @@ class WorkWatch(TorchDispatchMode):
 
     It may be entered more than once; what it counts is added up.
 
+    Attributes:
+        reductions: What processes sum up gradients in.
+
     Args:
         seen: Knows which autocast regions are open.
     """
@@ -74,9 +78,11 @@ class WorkWatch(TorchDispatchMode):
         self._ran: Counter[tuple[_Kind, str, str]] = Counter()
         self._peaks: dict[tuple[str, str], Tensor] = {}
         self._loss: tuple[str, str] | None = None
+        self.reductions = Reductions()
 
     def name_modules(self, models: Sequence[nn.Module]) -> None:
         """Know modules by their names from here on."""
+        self.reductions.know(models)
         for model in map(unwrap, models):
             prefix = f"{type(model).__name__}." if len(models) > 1 else ""
             named = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
@@ -109,6 +115,8 @@ class WorkWatch(TorchDispatchMode):
         """Run one operation, and note it; torch calls this."""
         del types
         kwargs = kwargs or {}
+        if func.namespace == "c10d":
+            self.reductions.see(func.overloadpacket.__name__, args)
         out = func(*args, **kwargs)
         packet = func.overloadpacket
         count = self._counters.get(packet)

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from floatline.manifests.difference import ManifestDifference
+from floatline.manifests.judge import describe_ranks
 from floatline.manifests.manifest import Manifest
 from floatline.precision.holding import KINDS, Holding
 
@@ -24,6 +25,9 @@ def print_manifest(
         differences: What is not as expected.
         expected: What was; None where nothing was.
     """
+    ranks = describe_ranks(found)
+    if ranks:
+        _print(ranks, console, style="bold")
     _print(found.summary, console, style="bold")
     for line in found.lines:
         _print("", console)
@@ -79,11 +83,16 @@ def _print_measures(found: Manifest, console: Console) -> None:
     for row in found.peaks:
         _print(f"  largest {row.format.upper()} activation: {row.largest:.4g} of {row.end:.4g}", console)
     for row in found.exchanges:
-        said = {"param": row.param, "reduce": row.reduce, "output": row.output}
-        formats = ", ".join(f"{name} {short}" for name, short in said.items() if short)
-        _print(f"  {row.kind} {row.module}: {formats or 'as it is'}", console)
+        _print(f"  {row.who}: {row.formats}", console)
     switches = found.switches
-    _print(f"  FP32 products on a GPU: {switches.matmul}; TF32 convolutions: {switches.tf32_convolutions}", console)
+    convolutions = _say_switch(switches.tf32_convolutions)
+    _print(f"  FP32 products on a GPU: {switches.matmul}; TF32 convolutions: {convolutions}", console)
+    sums = f"FP16 {_say_switch(switches.fp16_reductions)}, BF16 {_say_switch(switches.bf16_reductions)}"
+    _print(f"  16-bit sums in cuBLAS: {sums}", console)
+
+
+def _say_switch(value: bool | None) -> str:
+    return "not told" if value is None else "on" if value else "off"
 
 
 def print_differences(rows: Sequence[ManifestDifference], a: str, b: str, console: Console) -> None:
