@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ _UPDATES, _UPDATES_OF_FP32, _DECAYS, _STUCK, _SUMS, _FLOPS, _RANGE = 0.01, 0.1, 
 DIGEST, SEED, LOSS = "weights after the step", "seed", "loss"
 _MOST_SEEDS = 4
 _DIAGNOSE = "Find the cause: floatline diagnose -- python train.py."
-_POSITIONS = re.compile(r"(inv_freq|freqs|sinusoid|rotary|position|cos_cached|sin_cached|pos_emb)")
 # Who sums up gradients, and how it does so in FP32.
 _REDUCERS = {
     "fsdp2": ("FSDP2", "MixedPrecisionPolicy(reduce_dtype=torch.float32)"),
@@ -33,7 +31,6 @@ _REDUCERS = {
     "ddp-hook": ("a communication hook of DDP", "no hook that compresses"),
     "loop": ("the loop", "torch.distributed.all_reduce of gradient.float()"),
 }
-_AVERAGES = re.compile(r"(running_mean|running_var|ema|shadow|average)")
 
 
 @dataclass(frozen=True)
@@ -297,9 +294,9 @@ def _judge_buffers(facts: ManifestFacts) -> Iterator[ManifestLine]:
     for row in facts.holdings:
         if row.kind != "buffers" or row.format not in NARROW_FORMATS:
             continue
-        if _POSITIONS.search(row.example):
+        if row.name == "positions":
             cause, what = find_cause("integer-not-exact"), "positions are computed from it"
-        elif _AVERAGES.search(row.example):
+        elif row.name == "averages":
             cause, what = find_cause("accumulator-stagnation"), "an average is kept in it"
         else:
             continue

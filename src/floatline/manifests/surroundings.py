@@ -82,7 +82,9 @@ def _name(dtype: Any) -> str:
 
 
 def find_tied(weights: Iterable[NamedWeight]) -> tuple[TiedRow, ...]:
-    """Pairs of weights of one shape that hold the same numbers in different formats.
+    """Pairs of trained weights of one shape that hold the same numbers in different formats.
+
+    A copy that is not trained, such as a teacher or a model to compare with, is as it should be.
 
     Numerics:
         The same numbers: the first 4096 of one, rounded to the other's format, are the other's, bit for bit, and not
@@ -90,7 +92,7 @@ def find_tied(weights: Iterable[NamedWeight]) -> tuple[TiedRow, ...]:
     """
     by_shape: dict[tuple[int, ...], list[NamedWeight]] = {}
     for weight in weights:
-        if weight.tensor.dim() > 1:
+        if weight.tensor.dim() > 1 and weight.tensor.requires_grad:
             by_shape.setdefault(tuple(weight.tensor.shape), []).append(weight)
     pairs = (pair for own in by_shape.values() for pair in combinations(own, 2))
     return tuple(

@@ -14,6 +14,9 @@ from floatline.manifests.manifest import Manifest
 from floatline.precision.holding import KINDS, Holding
 
 
+_ROOMY = 76  # characters that the whole table needs
+
+
 def print_manifest(
     found: Manifest, console: Console, *, differences: Sequence[str] = (), expected: str | None = None
 ) -> None:
@@ -48,12 +51,23 @@ def print_manifest(
 def print_holdings(holdings: Sequence[Holding], console: Console) -> None:
     """The table of what is held, by kind and layer group; doctor and manifest share it."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("kind", "layers", "format", "tensors", "elements", "such as"):
-        table.add_column(name, justify="right" if name in ("tensors", "elements") else "left", overflow="fold")
+    names = ["kind", "layers", "format", "elements"]
+    if console.width >= _ROOMY:  # a name in a column of three letters is no name
+        names[3:] = ["tensors", "elements", "such as"]
+    for name in names:
+        right = name in ("tensors", "elements")
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name != "such as")
     for row in sorted(holdings, key=lambda row: (KINDS.index(row.kind), row.name)):
         kind = f"{row.kind} {row.name}".strip()
-        cells = (kind, row.group, row.format, f"{row.num_tensors:,}", f"{row.num_elements:,}", row.example)
-        table.add_row(*(Text(cell) for cell in cells))
+        cells = {
+            "kind": kind,
+            "layers": row.group,
+            "format": row.format,
+            "tensors": f"{row.num_tensors:,}",
+            "elements": f"{row.num_elements:,}",
+            "such as": row.example,
+        }
+        table.add_row(*(Text(cells[name]) for name in names))
     console.print(table)
 
 
