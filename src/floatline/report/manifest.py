@@ -13,7 +13,6 @@ from floatline.manifests.judge import describe_ranks
 from floatline.manifests.manifest import Manifest
 from floatline.precision.holding import KINDS, Holding
 
-
 _ROOMY = 76  # characters that the whole table needs
 
 
