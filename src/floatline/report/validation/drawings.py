@@ -99,7 +99,7 @@ def _interval(bar: Bar, *, y: float, at: Callable[[float], float], span: tuple[f
             body.append(f'<line class="bar {bar.tone}" x1="{x:.2f}%" x2="{x:.2f}%" y1="{line - 6}" y2="{line + 6}"/>')
         else:
             head = f'<path class="head {bar.tone}" d="M0 0 L{10 * way} -7 L{10 * way} 7 Z"/>'
-            body.append(f'<svg class="beyond" x="{x:.2f}%" y="{line}">{head}</svg>')
+            body.append(f'<svg class="beyond" aria-hidden="true" x="{x:.2f}%" y="{line}">{head}</svg>')
     if span[0] <= bar.mean <= span[1]:
         body.append(f'<circle class="dot {bar.tone}" cx="{at(bar.mean):.2f}%" cy="{line}" r="5"/>')
     return body
