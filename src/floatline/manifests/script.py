@@ -60,6 +60,8 @@ def measure_script(
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
     found = {rank: read_manifest(one["manifest"]) for rank, one in sorted(seen.items()) if one["manifest"]}
+    if not found:
+        _pass_on(code)
     if not found or len(found) < len(seen):
         raise ManifestError(_explain(seen, code, steps, launched=bool(command.launcher)))
     num = max(one.num_ranks for one in found.values())
@@ -126,10 +128,17 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
         check = "Its own words are above." if one["exit_code"] else "Check that it trains."
         others = f"Rank {', '.join(silent)} left no word: killed, or ended by os._exit. " * bool(silent)
         return f"{ended} before an optimizer of torch made a step. {others}{check}"
-    return f"{ended} after {num} applied step{'s' * (num > 1)}, before step {steps} could be measured. Lower --steps."
+    what = "The same command begins again." if one["exit_code"] in _ENDED else "Lower --steps."
+    return f"{ended} after {num} applied step{'s' * (num > 1)}, before step {steps} could be measured. {what}"
 
 
 _ENDED = {128 + number: number.name for number in (signal.SIGINT, signal.SIGTERM)}  # by whoever started it
+
+
+def _pass_on(code: int) -> None:
+    """What Ctrl-C or SIGTERM ended was ended here as well: who hears that says how to go on."""
+    if code in _ENDED and callable(signal.getsignal(code - 128)):
+        signal.raise_signal(code - 128)
 
 
 def _say_end(who: str, code: int) -> str:
