@@ -40,7 +40,7 @@ def test_what_is_fine_has_no_line():
             "FSDP2 sums up gradients of 8 processes in BF16",
         ),
         (
-            {"holdings": (WEIGHTS, Holding("buffers", "norms", "", "bf16", 1, 8, "norm.running_mean"))},
+            {"holdings": (WEIGHTS, Holding("buffers", "norms", "averages", "bf16", 1, 8, "norm.running_mean"))},
             "accumulator-stagnation",
             "an average is kept in it",
         ),
@@ -130,3 +130,69 @@ def test_two_optimizers_are_one_manifest():
     assert sum(row.num_updates for row in found.updates) == 40
     assert found.optimizers == ("SGD", "SGD")
     assert len({(row.phase, row.region, row.format) for row in found.work}) == len(found.work)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_a_buffer_that_is_added_to_is_an_average_whatever_its_name(adds):
+    class Codes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+            self.register_buffer("mask", torch.ones(8, dtype=torch.bfloat16))
+            self.register_buffer("cluster_size", torch.zeros(8, dtype=torch.bfloat16))
+
+        def forward(self, x):
+            out = self.inner(x * self.mask.float())
+            with torch.no_grad():
+                if adds:
+                    self.cluster_size.mul_(0.999).add_(out.mean(0).bfloat16(), alpha=0.001)
+                else:
+                    self.cluster_size.copy_(out[0])
+            return out
+
+    model = Codes()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+
+    said = ["buffer cluster_size is BF16, and an average is kept in it"] if adds else []
+    assert toys.text(fl.manifest(model, optimizer, step=step)).splitlines() == said
+
+
+def test_every_kind_of_buffer_is_looked_at_and_not_the_first_alone():
+    class Buffers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+            for name in ("mask", "inv_freq", "ema_norm"):
+                self.register_buffer(name, torch.ones(4, dtype=torch.bfloat16))
+
+    model = Buffers()
+    found = fl.manifest(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert [line.text.split(" is ")[0] for line in found.lines] == ["buffer inv_freq", "buffer ema_norm"]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_copy_that_is_not_trained_was_never_tied(trained):
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.student, self.teacher = nn.Linear(8, 8), nn.Linear(8, 8).to(torch.bfloat16)
+            self.teacher.load_state_dict(self.student.state_dict())
+
+        def forward(self, x):
+            with torch.set_grad_enabled(trained):
+                goal = self.teacher(x.bfloat16()).float()
+            return (self.student(x) - goal - 1).square().mean()
+
+    torch.manual_seed(0)
+    model = Pair()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        model(torch.ones(4, 8)).backward()
+        optimizer.step()
+
+    assert bool(fl.manifest(model, optimizer, step=step).tied) == trained

@@ -23,6 +23,9 @@ SAID = {
     "switch": (1, "switch matmul: high on rank 1, highest on rank 0"),
     "reduced in BF16": (1, "FSDP2 sums up gradients of 2 processes in BF16"),
     "hook": (1, "a communication hook of DDP sums up gradients of 2 processes in FP16"),
+    "own hook": (1, "a communication hook of DDP sums up gradients of 2 processes in BF16"),
+    "BF16 weights": (1, "DDP sums up gradients of 2 processes in BF16"),
+    "BF16 weights by the loop": (1, "the loop sums up gradients of 2 processes in BF16"),
     "nan": (2, "that of rank 1 from step 0 on, those of rank 0 were finite, so that it came before the reduction"),
     "dies": (2, "Rank 1 ended with exit code 1 before an optimizer of torch made a step"),
 }
@@ -42,6 +45,8 @@ def test_two_processes_are_measured_and_what_is_wrong_is_said(kind, tmp_path):
     report = json.loads(found.stdout)
     assert [(one["rank"], one["num_ranks"], one["step"]) for one in report["ranks"]] == [(0, 2, 1), (1, 2, 1)]
     lines = [one["seen"] for one in report["findings"]]
+    if kind.startswith("BF16"):  # that updates round away is worse
+        lines = [line for line in lines if " sums up " in line]
     assert lines[0].startswith(said) if said else lines == []
 
 
@@ -60,7 +65,10 @@ def test_processes_that_are_alike_have_nothing_told(manifests):
     ("change", "said"),
     [
         ({"digest": "0123"}, "rank 1 and rank 0 have other weights after the same step: they train apart"),
-        ({"bad_loss": 3}, "loss: not finite at step 3 on rank 1, finite on rank 0"),
+        (
+            {"bad_loss": 3},
+            "loss: not finite at step 3 on rank 1, finite on rank 0, so that it came before the reduction",
+        ),
         ({"num_ranks": 4}, "processes: 4 on rank 1, 2 on rank 0"),
         ({"optimizers": ("SGD",)}, "optimizers: SGD on rank 1, AdamW on rank 0"),
     ],
@@ -75,5 +83,24 @@ def test_what_several_ranks_have_is_told_once(manifests):
     texts = [line.text for line in combine_ranks({0: manifests[0], **others})[0].lines]
     assert texts == [
         "ranks 1, 2, 3 and rank 0 have other weights after the same step: they train apart",
-        "loss: not finite at step 2 on ranks 1, 2, 3, finite on rank 0",
+        "loss: not finite at step 2 on ranks 1, 2, 3, finite on rank 0, so that it came before the reduction",
     ]
+
+
+def test_several_things_that_are_apart_in_the_same_way_are_told_once(manifests):
+    wide, narrow = (tuple(replace(row, format=name) for row in manifests[0].holdings) for name in ("fp32", "bf16"))
+    found = combine_ranks({0: replace(manifests[0], holdings=wide), 1: replace(manifests[1], holdings=narrow)})[0]
+    (text,) = [line.text for line in found.lines if "rank 1" in line.text]
+    assert text.startswith("weights of embeddings, weights of norms")
+    assert text.endswith("BF16 on rank 1, FP32 on rank 0")
+
+
+def test_how_many_there_are_and_their_seeds_come_before_everything(manifests):
+    assert str(combine_ranks(manifests)[0]).startswith("2 processes\n")
+    manifests[1] = replace(manifests[1], seed=(manifests[0].seed or 0) + 1)
+    found = combine_ranks(manifests)[0]
+    assert str(found).startswith("2 processes; the seed of torch is ")
+    assert found.lines == ()  # most runs have one for each process
+    manifests[1] = replace(manifests[1], num_ranks=4)
+    assert str(combine_ranks(manifests)[0]).startswith("2 processes that are not alike; ")
+    assert "processes" not in str(manifests[0].__class__(manifests[0].holdings))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.manifests import toys
 from torch import nn
 
 import floatline as fl
@@ -96,3 +97,39 @@ def test_fp32_and_single_passes_lose_nothing(dtype, passes):
     for _ in range(passes):
         (weight * 3.0).sum().backward()
     assert sums.end() == []
+
+
+def sum_up(dtype, num=16):
+    """A step whose gradients a loop adds up in tensors of its own."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = [torch.zeros_like(weight, dtype=dtype) for weight in model.parameters()]
+
+    def step():
+        for number in range(num):
+            generator = torch.Generator().manual_seed(number)
+            model.zero_grad()
+            model(torch.randn(8, 32, generator=generator)).square().mean().backward()
+            if number % 2:
+                torch._foreach_add_(own, [weight.grad.to(dtype) for weight in model.parameters()])
+            else:
+                for place, weight in zip(own, model.parameters(), strict=True):
+                    place.add_(weight.grad.to(dtype))
+        for place, weight in zip(own, model.parameters(), strict=True):
+            weight.grad = place.float() / num
+        optimizer.step()
+
+    return fl.manifest(model, optimizer, step=step)
+
+
+def test_sums_that_a_loop_keeps_itself_are_measured():
+    (row,) = sum_up(torch.bfloat16).sums
+    assert (row.format, row.num_passes) == ("bf16", 16)
+    assert 1e-3 < row.share < 0.1
+    assert "gradients of 16 backward passes are added up in BF16" in toys.text(sum_up(torch.bfloat16))
+
+
+def test_sums_in_fp32_and_single_ones_are_none():
+    assert sum_up(torch.float32).sums == ()
+    assert sum_up(torch.bfloat16, num=1).sums == ()

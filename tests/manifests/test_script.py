@@ -152,3 +152,18 @@ def test_wrong_use_is_one_line_and_exit_code_2(tmp_path, words, said):
     assert found.returncode == 2
     assert said in found.stderr
     assert len(found.stderr.splitlines()) == 1
+
+
+@slow
+@pytest.mark.parametrize(
+    ("name", "said", "code"), [("SIGINT", "interrupted", 130), ("SIGTERM", "ended by SIGTERM", 143)]
+)
+def test_a_script_that_is_ended_from_outside_leaves_a_word_on_how_to_go_on(name, said, code, train, tmp_path):
+    train()
+    script = tmp_path / "train.py"
+    ends = f"import os, signal; os.kill(os.getpid(), signal.{name})"
+    script.write_text(script.read_text("utf-8").replace('print("step", step)', ends), encoding="utf-8")
+    found = run(tmp_path, "--steps", "3", "--", sys.executable, "train.py")
+    assert found.returncode == code
+    said = f"floatline: {said}. Nothing was measured: the same command begins again."
+    assert found.stderr.splitlines()[-1] == said

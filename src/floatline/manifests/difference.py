@@ -70,7 +70,7 @@ def _describe(facts: ManifestFacts) -> Iterator[tuple[str, str]]:
     for name, value in asdict(facts.switches).items():
         yield f"switch {name}", str(value)
     for row in facts.exchanges:
-        yield f"{row.kind} {row.module}".strip(), f"param {row.param}, reduce {row.reduce}, output {row.output}"
+        yield row.who, row.formats
 
 
 def _measure(facts: ManifestFacts) -> Iterator[tuple[str, float]]:

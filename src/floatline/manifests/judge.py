@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -22,9 +21,16 @@ from floatline.precision.holding import (
 # Shares from which on something is told: of lost updates in 16 bits and in FP32, of lost decay, of states that stand
 # still, of an accumulated gradient, of FLOPs in FP32 under autocast, of FP16's range.
 _UPDATES, _UPDATES_OF_FP32, _DECAYS, _STUCK, _SUMS, _FLOPS, _RANGE = 0.01, 0.1, 0.5, 0.5, 1e-3, 0.5, 0.25
-DIGEST = "weights after the step"
-_POSITIONS = re.compile(r"(inv_freq|freqs|sinusoid|rotary|position|cos_cached|sin_cached|pos_emb)")
-_AVERAGES = re.compile(r"(running_mean|running_var|ema|shadow|average)")
+DIGEST, SEED, LOSS = "weights after the step", "seed", "loss"
+_MOST_SEEDS = 4
+_DIAGNOSE = "Find the cause: floatline diagnose -- python train.py."
+# Who sums up gradients, and how it does so in FP32.
+_REDUCERS = {
+    "fsdp2": ("FSDP2", "MixedPrecisionPolicy(reduce_dtype=torch.float32)"),
+    "ddp": ("DDP", "FP32 weights under torch.autocast have FP32 gradients, or a hook that widens them"),
+    "ddp-hook": ("a communication hook of DDP", "no hook that compresses"),
+    "loop": ("the loop", "torch.distributed.all_reduce of gradient.float()"),
+}
 
 
 @dataclass(frozen=True)
@@ -71,29 +77,48 @@ def judge(facts: ManifestFacts) -> Iterator[ManifestLine]:
 
 
 def _judge_ranks(facts: ManifestFacts) -> Iterator[ManifestLine]:
-    """What is different between processes: what is the same on several of them is told once."""
+    """What is different between processes: what is the same on several of them, or of several things, is told once."""
     cause = find_cause("distributed-desync")
     same: dict[tuple[str, str, str], list[int]] = {}
     for row in facts.apart:
-        same.setdefault((row.what, row.first, "" if row.what == DIGEST else row.other), []).append(row.rank)
+        if row.what != SEED:  # most runs have one for each process
+            same.setdefault((row.what, row.first, "" if row.what == DIGEST else row.other), []).append(row.rank)
+    alike: dict[tuple[tuple[int, ...], str, str], list[str]] = {}
     for (what, first, other), ranks in same.items():
+        alike.setdefault((tuple(ranks), first, other), []).append(what)
+    for (ranks, first, other), whats in alike.items():
         who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
-        if what == DIGEST:
+        if whats == [DIGEST]:
             yield ManifestLine(
                 f"{who} and rank {facts.rank} have other weights after the same step: they train apart",
                 cause,
                 "Start from the same weights on every rank, and reduce every gradient: DistributedDataParallel does.",
             )
+            continue
+        text = f"{', '.join(whats)}: {other} on {who}, {first} on rank {facts.rank}"
+        if whats == [LOSS]:
+            fix = f"Look at the batches of that rank. {_DIAGNOSE}"
+            yield ManifestLine(f"{text}, so that it came before the reduction", None, fix)
         else:
-            fix = "Look at the batches of that rank." if what == "loss" else "Make it the same on every rank."
-            yield ManifestLine(f"{what}: {other} on {who}, {first} on rank {facts.rank}", cause, fix)
+            yield ManifestLine(text, cause, "Make it the same on every rank.")
 
 
 def _judge_finiteness(facts: ManifestFacts) -> Iterator[ManifestLine]:
     """Formats say nothing of a run that is lost already."""
     if facts.bad_loss is not None:
         text = f"the loss was not finite at step {facts.bad_loss}, so that nothing below says whether the run is sound"
-        yield ManifestLine(text, None, "Find the cause: floatline diagnose -- python train.py.")
+        yield ManifestLine(text, None, _DIAGNOSE)
+
+
+def describe_ranks(facts: ManifestFacts) -> str:
+    """How many processes there are, and whether they are alike; '' for one."""
+    if facts.num_ranks < 2:
+        return ""
+    apart = " that are not alike" * any(row.what != SEED for row in facts.apart)
+    seeds = [f"{row.other} on rank {row.rank}" for row in facts.apart if row.what == SEED]
+    more = ", …" * (len(seeds) > _MOST_SEEDS)
+    listed = ", ".join([f"{facts.seed} on rank {facts.rank}", *seeds[:_MOST_SEEDS]]) + more
+    return f"{facts.num_ranks} processes{apart}{f'; the seed of torch is {listed}' if seeds else ''}"
 
 
 def summarize(facts: ManifestFacts) -> str:
@@ -107,7 +132,8 @@ def summarize(facts: ManifestFacts) -> str:
     loss = Counter({row.format: row.num for row in facts.ran if row.kind == "loss"})
     if loss:
         parts.append(f"loss {say_formats(loss)}")
-    if all(name == "fp32" for row in facts.holdings for name in [row.format]) and set(flops) <= {"fp32"}:
+    is_fp32 = all(row.format == "fp32" for row in facts.holdings) and set(flops) <= {"fp32"}
+    if is_fp32 and next(judge(facts), None) is None:
         return f"FP32 as believed: {'; '.join(parts)}"
     return "; ".join(parts)
 
@@ -268,9 +294,9 @@ def _judge_buffers(facts: ManifestFacts) -> Iterator[ManifestLine]:
     for row in facts.holdings:
         if row.kind != "buffers" or row.format not in NARROW_FORMATS:
             continue
-        if _POSITIONS.search(row.example):
+        if row.name == "positions":
             cause, what = find_cause("integer-not-exact"), "positions are computed from it"
-        elif _AVERAGES.search(row.example):
+        elif row.name == "averages":
             cause, what = find_cause("accumulator-stagnation"), "an average is kept in it"
         else:
             continue
@@ -301,9 +327,9 @@ def _judge_peaks(facts: ManifestFacts) -> Iterator[ManifestLine]:
 def _judge_exchange(facts: ManifestFacts) -> Iterator[ManifestLine]:
     for row in facts.exchanges:
         if row.reduce in NARROW_FORMATS and facts.num_ranks > 1:
-            who = "FSDP2" if row.kind == "fsdp2" else "a communication hook of DDP"
+            who, fix = _REDUCERS[row.kind]
             yield ManifestLine(
                 f"{who} sums up gradients of {facts.num_ranks} processes in {row.reduce.upper()}",
                 find_cause("accumulator-stagnation"),
-                "Reduce in FP32: MixedPrecisionPolicy(reduce_dtype=torch.float32), or no hook that compresses.",
+                f"Reduce in FP32: {fix}.",
             )

@@ -14,7 +14,7 @@ from floatline.base.plain_records import from_plain, to_plain
 from floatline.errors import ComparisonError, ManifestError
 from floatline.manifests.expectation import resolve_expectation
 from floatline.manifests.facts import ManifestFacts
-from floatline.manifests.judge import ManifestLine, judge, summarize
+from floatline.manifests.judge import ManifestLine, describe_ranks, judge, summarize
 
 SCHEMA = 1
 _MOST_BYTES = 64 << 20
@@ -95,7 +95,7 @@ class Manifest(ManifestFacts):
 
     def __str__(self) -> str:
         """The summary, and what is wrong."""
-        return "\n".join([self.summary, *(str(line) for line in self.lines)])
+        return "\n".join(filter(None, [describe_ranks(self), self.summary, *map(str, self.lines)]))
 
 
 def read_manifest(data: Any) -> Manifest:

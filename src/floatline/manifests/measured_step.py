@@ -181,9 +181,6 @@ class MeasuredStep:
 
     def _begin(self) -> None:
         weights = [weight.tensor for weight in self._weights().values()]
-        if not self._tied:
-            with Aside():
-                self._tied = find_tied(self._weights().values())
         self._counted.name_modules(self.models)
         self._work = self._counted
         self._sums = GradientSums(weights)
@@ -197,6 +194,7 @@ class MeasuredStep:
         self._around.close()
         if self._sums is not None:
             self._found_sums += self._sums.end()
+            self._found_sums += self._counted.own_sums.end()
             self._sums = None
 
     def _weights(self) -> dict[int, NamedWeight]:
@@ -217,6 +215,8 @@ class MeasuredStep:
             if owner is not None:
                 owners[key] = owner
         with Aside():
+            if not self._stepped:  # all weights are as the forward pass saw them
+                self._tied = find_tied(weight for weight in weights.values() if weight.tensor.grad is not None)
             self._gradients += [row for row in find_holdings(self.models) if row.kind in ("gradients", "accumulation")]
         self._samples = StepSamples(optimizer, owners)
 
@@ -237,7 +237,8 @@ class MeasuredStep:
     def _make(self) -> Manifest:
         optimizers = list(self._stepped.values())
         with Aside():
-            held = find_holdings(self.models, optimizers, masters=self._masters)
+            averages = self._counted.averages
+            held = find_holdings(self.models, optimizers, masters=self._masters, averages=averages)
             gradients = tuple(dict.fromkeys(self._gradients))
             holdings = (*(row for row in held if row.kind not in ("gradients", "accumulation")), *gradients)
             rank, num_ranks = read_rank()
@@ -247,7 +248,7 @@ class MeasuredStep:
                 optimizers=tuple(type(optimizer).__name__ for optimizer in optimizers),
                 devices=find_devices(self.models),
                 switches=read_switches(),
-                exchanges=find_exchanges(self.models),
+                exchanges=find_exchanges(self.models, self._counted.reductions),
                 tied=self._tied,
                 step=max(self._applied.values(), default=1),
                 regions=self._find_regions(),

@@ -164,18 +164,29 @@ class ExchangeRow:
     """What processes exchange gradients and weights in.
 
     Args:
-        kind: Who says so: FSDP2's policy or a communication hook of DDP.
+        kind: Who says so, or does it: FSDP2's policy, DDP, a communication hook of it, or the loop itself.
         module: The module that it is set for; '' is the root. For a hook, its name.
         param: Format of gathered weights; '' where it is not said.
         reduce: Format that gradients are summed up in.
         output: Format of the module's output.
     """
 
-    kind: Literal["fsdp2", "ddp-hook"]
+    kind: Literal["fsdp2", "ddp", "ddp-hook", "loop"]
     module: str
     param: str = ""
     reduce: str = ""
     output: str = ""
+
+    @property
+    def who(self) -> str:
+        """Who exchanges: 'ddp-hook fp16_compress_hook'."""
+        return f"{self.kind} {self.module}".strip()
+
+    @property
+    def formats(self) -> str:
+        """What in: 'param bf16, reduce fp32'."""
+        said = {"param": self.param, "reduce": self.reduce, "output": self.output}
+        return ", ".join(f"{name} {short}" for name, short in said.items() if short) or "as it is"
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from floatline.manifests.rows import StateRow, SumRow, UpdateRow
@@ -223,4 +223,91 @@ class GradientSums:
                 passes, *sums = found.get(format_name(weight.dtype), (0, 0.0, 0.0))
                 passes = max(passes, self._passes[id(weight)])
                 found[format_name(weight.dtype)] = (passes, sums[0] + size, sums[1] + lost)
+        return [SumRow(name, *numbers) for name, numbers in found.items()]
+
+
+@dataclass
+class _OwnSum:
+    """A tensor that a loop adds to, and the FP32 sum of the same.
+
+    Args:
+        target: The tensor.
+        total: The FP32 sum, of a sample.
+        held: What the tensor held after the last addition.
+        num: How many were added.
+    """
+
+    target: Tensor
+    total: Tensor
+    held: Tensor
+    num: int = 0
+
+
+class OwnSums:
+    """Gradients that a loop adds up by itself in 16 bits, in place and outside of autograd, with FP32 sums beside.
+
+    Looked at are additions after a backward pass to tensors that have the shape of a weight, are none, and have no
+    gradient of their own.
+
+    Numerics:
+        As in `GradientSums`; a tensor that was changed in between begins again.
+    """
+
+    NAMES = ("add_", "_foreach_add_")
+
+    def __init__(self) -> None:
+        self._sums: dict[int, _OwnSum] = {}
+        self._shapes: set[tuple[int, ...]] = set()
+        self._weights: set[int] = set()
+
+    def know(self, models: Iterable[nn.Module]) -> None:
+        """Take the weights of models in."""
+        weights = [weight for model in models for weight in model.parameters()]
+        self._shapes |= {tuple(weight.shape) for weight in weights}
+        self._weights |= {id(weight) for weight in weights}
+
+    def adding(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an addition in place, and what it adds beside it."""
+        targets, others = (cast("list[Any]", one if isinstance(one, list) else [one]) for one in args[:2])
+        alpha = float(kwargs.get("alpha", 1))
+        own = [pair for pair in zip(targets, others, strict=False) if self._is_sum(*pair)]
+        with Aside():
+            seen = [self._begin(target) for target, _ in own]
+        out = function(*args, **kwargs)
+        with Aside():
+            for one, (target, other) in zip(seen, own, strict=True):
+                one.total += alpha * sample(other).float()
+                one.held, one.num = sample(target).clone(), one.num + 1
+        return out
+
+    def _is_sum(self, target: Any, other: Any) -> bool:
+        return (
+            isinstance(target, Tensor)
+            and isinstance(other, Tensor)
+            and target.dtype in NARROW
+            and target.shape == other.shape
+            and tuple(target.shape) in self._shapes
+            and id(target) not in self._weights
+            and not target.requires_grad
+            and is_measured(target)
+        )
+
+    def _begin(self, target: Tensor) -> _OwnSum:
+        values, old = sample(target), self._sums.get(id(target))
+        if old is None or old.target is not target or not torch.equal(old.held, values):
+            old = self._sums[id(target)] = _OwnSum(target, values.float().clone(), values)
+        return old
+
+    def end(self) -> list[SumRow]:
+        """What was lost so far, by format, of sums of several."""
+        found: dict[str, tuple[int, float, float]] = {}
+        with Aside():
+            for one in self._sums.values():
+                size, lost = float(one.total.abs().sum()), float((one.total - one.held.float()).abs().sum())
+                if one.num < 2 or not math.isfinite(size + lost):
+                    continue
+                name = format_name(one.target.dtype)
+                num, total, away = found.get(name, (0, 0.0, 0.0))
+                found[name] = max(num, one.num), total + size, away + lost
+        self._sums = {}
         return [SumRow(name, *numbers) for name, numbers in found.items()]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from floatline.errors import ManifestError, TargetError
 from floatline.manifests.difference import compare_held
 from floatline.manifests.facts import ManifestFacts
-from floatline.manifests.judge import DIGEST
+from floatline.manifests.judge import DIGEST, LOSS, SEED
 from floatline.manifests.manifest import Manifest, read_manifest
 from floatline.manifests.rows import RankRow
 from floatline.running.command import parse_launched, run_to_end
@@ -60,6 +60,8 @@ def measure_script(
             f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
         )
     found = {rank: read_manifest(one["manifest"]) for rank, one in sorted(seen.items()) if one["manifest"]}
+    if not found:
+        _pass_on(code)
     if not found or len(found) < len(seen):
         raise ManifestError(_explain(seen, code, steps, launched=bool(command.launcher)))
     num = max(one.num_ranks for one in found.values())
@@ -82,10 +84,12 @@ def _tell_apart(first: ManifestFacts, other: ManifestFacts) -> Iterator[RankRow]
         yield RankRow(other.rank, row.what, row.a, row.b)
     if first.num_ranks != other.num_ranks:
         yield RankRow(other.rank, "processes", str(first.num_ranks), str(other.num_ranks))
+    if first.seed != other.seed:
+        yield RankRow(other.rank, SEED, str(first.seed), str(other.seed))
     if first.digest != other.digest:
         yield RankRow(other.rank, DIGEST, first.digest, other.digest)
     if first.bad_loss != other.bad_loss:
-        yield RankRow(other.rank, "loss", _say_bad_loss(first.bad_loss), _say_bad_loss(other.bad_loss))
+        yield RankRow(other.rank, LOSS, _say_bad_loss(first.bad_loss), _say_bad_loss(other.bad_loss))
 
 
 def _say_bad_loss(step: int | None) -> str:
@@ -105,6 +109,7 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
         return f"{_say_end('The script', code)} before floatline could sum it up. {again}"
     rank, one = max(without.items(), key=lambda item: bool(item[1]["exit_code"]))  # what failed tells why
     ended = _say_end(f"Rank {rank}" if launched else "The script", one["exit_code"])
+    silent = [str(number) for number in range(one["num_beside"]) if number not in seen]
     bad = {rank: one["bad_loss"] for rank, one in without.items() if one["bad_loss"] is not None}
     if bad and not one["num_steps"]:
         first = min(bad, key=lambda rank: bad[rank])
@@ -121,11 +126,19 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
     num = one["num_steps"]
     if not num:
         check = "Its own words are above." if one["exit_code"] else "Check that it trains."
-        return f"{ended} before an optimizer of torch made a step. {check}"
-    return f"{ended} after {num} applied step{'s' * (num > 1)}, before step {steps} could be measured. Lower --steps."
+        others = f"Rank {', '.join(silent)} left no word: killed, or ended by os._exit. " * bool(silent)
+        return f"{ended} before an optimizer of torch made a step. {others}{check}"
+    what = "The same command begins again." if one["exit_code"] in _ENDED else "Lower --steps."
+    return f"{ended} after {num} applied step{'s' * (num > 1)}, before step {steps} could be measured. {what}"
 
 
 _ENDED = {128 + number: number.name for number in (signal.SIGINT, signal.SIGTERM)}  # by whoever started it
+
+
+def _pass_on(code: int) -> None:
+    """What Ctrl-C or SIGTERM ended was ended here as well: who hears that says how to go on."""
+    if code in _ENDED and callable(signal.getsignal(code - 128)):
+        signal.raise_signal(code - 128)
 
 
 def _say_end(who: str, code: int) -> str:

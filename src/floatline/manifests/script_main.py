@@ -16,7 +16,7 @@ from floatline.precision.user_frames import find_script_line
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.scripts.run import run_prepared
 from floatline.probe.watch.watch import watch
-from floatline.running.ranks import own_path, wait_for_others
+from floatline.running.ranks import count_beside, own_path, wait_for_others
 
 
 def main(report: str, job: str, words: list[str]) -> None:
@@ -49,7 +49,7 @@ def main(report: str, job: str, words: list[str]) -> None:
         bad = find_bad_loss(seen)
     if os.getpid() == process:
         num, skipped = max(measured.num_applied, default=0), measured.num_skipped
-        counts = {"num_steps": num, "num_skipped": skipped, "bad_loss": bad}
+        counts = {"num_steps": num, "num_skipped": skipped, "bad_loss": bad, "num_beside": count_beside()}
         _write(path, {"manifest": None, "exit_code": ended.exit_code, **counts, "notes": measured.notes})
     sys.exit(ended.exit_code)
 

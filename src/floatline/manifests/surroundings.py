@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from floatline.manifests.reductions import Reductions
 from floatline.manifests.rows import ExchangeRow, Switches, TiedRow
 from floatline.optim.mesh import local_part
 from floatline.precision.live_holdings import NamedWeight, format_name
@@ -41,26 +42,39 @@ def find_devices(models: Iterable[nn.Module]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(p.device.type for model in models for p in model.parameters()))
 
 
-def find_exchanges(models: Iterable[nn.Module]) -> tuple[ExchangeRow, ...]:
-    """FSDP2's policies and DDP's hooks, where a model has any."""
-    return tuple(row for model in models for row in _find_exchanges(model))
+def find_exchanges(models: Iterable[nn.Module], reduced: Reductions | None = None) -> tuple[ExchangeRow, ...]:
+    """FSDP2's policies and what DDP or the loop sums gradients up in, where a model has any.
+
+    Args:
+        models: The models.
+        reduced: What was seen in a step; None where there was none, and hooks are taken by their names.
+    """
+    reduced = reduced or Reductions()
+    rows = [row for model in models for row in _find_exchanges(model, reduced.format_of("ddp"))]
+    by_loop = reduced.format_of("loop")
+    return (*rows, *([ExchangeRow("loop", "", reduce=by_loop)] if by_loop else []))
 
 
-def _find_exchanges(model: nn.Module) -> Iterator[ExchangeRow]:
+def _find_exchanges(model: nn.Module, by_ddp: str) -> Iterator[ExchangeRow]:
     rows: dict[tuple[str, str, str], ExchangeRow] = {}
     for name, module in cast("Iterator[tuple[str, Any]]", model.named_modules()):
         if hasattr(module, "_get_fsdp_state"):
             policy = getattr(module._get_fsdp_state(), "_mp_policy", None)
             formats = [_name(getattr(policy, f"{key}_dtype", None)) for key in ("param", "reduce", "output")]
             # Gradients are reduced in the format that weights are gathered in, where nothing else is said.
-            formats[1] = formats[1] or formats[0]
+            formats[1] = formats[1] or formats[0] or _format_of_weights(module)
             rows.setdefault((formats[0], formats[1], formats[2]), ExchangeRow("fsdp2", name, *formats))
         if hasattr(module, "_get_ddp_logging_data"):
             hook = str(module._get_ddp_logging_data().get("comm_hook", ""))
-            reduce = next((short for short in ("bf16", "fp16") if short in hook.lower()), "")
-            if hook:
-                rows.setdefault((hook, reduce, ""), ExchangeRow("ddp-hook", hook, reduce=reduce))
+            reduce = by_ddp or next((short for short in ("bf16", "fp16") if short in hook.lower()), "")
+            if hook or by_ddp:
+                row = ExchangeRow("ddp-hook", hook, reduce=reduce) if hook else ExchangeRow("ddp", name, reduce=reduce)
+                rows.setdefault((hook, reduce, ""), row)
     yield from rows.values()
+
+
+def _format_of_weights(module: nn.Module) -> str:
+    return next((_name(weight.dtype) for weight in module.parameters()), "")
 
 
 def _name(dtype: Any) -> str:
@@ -68,7 +82,9 @@ def _name(dtype: Any) -> str:
 
 
 def find_tied(weights: Iterable[NamedWeight]) -> tuple[TiedRow, ...]:
-    """Pairs of weights of one shape that hold the same numbers in different formats.
+    """Pairs of trained weights of one shape that hold the same numbers in different formats.
+
+    A copy that is not trained, such as a teacher or a model to compare with, is as it should be.
 
     Numerics:
         The same numbers: the first 4096 of one, rounded to the other's format, are the other's, bit for bit, and not
@@ -76,7 +92,7 @@ def find_tied(weights: Iterable[NamedWeight]) -> tuple[TiedRow, ...]:
     """
     by_shape: dict[tuple[int, ...], list[NamedWeight]] = {}
     for weight in weights:
-        if weight.tensor.dim() > 1:
+        if weight.tensor.dim() > 1 and weight.tensor.requires_grad:
             by_shape.setdefault(tuple(weight.tensor.shape), []).append(weight)
     pairs = (pair for own in by_shape.values() for pair in combinations(own, 2))
     return tuple(

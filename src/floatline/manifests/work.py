@@ -15,7 +15,10 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from floatline.formats import FORMATS
+from floatline.manifests.reductions import Reductions
 from floatline.manifests.rows import PeakRow, Phase, RanRow, WorkRow
+from floatline.manifests.samples import OwnSums
+from floatline.precision.dtypes import NARROW
 from floatline.precision.live_holdings import format_name
 from floatline.precision.wrappers import unwrap
 from floatline.probe.watch.loop import Watch
@@ -34,6 +37,8 @@ _KINDS: dict[str, _Kind] = {
 }
 # Sums of activations, whose results are the largest numbers of many models.
 _ADDS = ("add", "add_")
+# What changes its first argument by a part of itself.
+_INTO = ("add_", "sub_", "mul_", "lerp_", "addcmul_", "index_add_", "scatter_add_")
 
 
 def _count_cpu_attention(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> int:
@@ -59,6 +64,11 @@ class WorkWatch(TorchDispatchMode):
 
     It may be entered more than once; what it counts is added up.
 
+    Attributes:
+        reductions: What processes sum up gradients in.
+        own_sums: Gradients that the loop adds up by itself.
+        averages: Ids of 16-bit buffers that something is added to.
+
     Args:
         seen: Knows which autocast regions are open.
     """
@@ -74,9 +84,18 @@ class WorkWatch(TorchDispatchMode):
         self._ran: Counter[tuple[_Kind, str, str]] = Counter()
         self._peaks: dict[tuple[str, str], Tensor] = {}
         self._loss: tuple[str, str] | None = None
+        self.reductions = Reductions()
+        self.own_sums = OwnSums()
+        self.averages: set[int] = set()
+        self._narrow_buffers: set[int] = set()
+        self._went_back = False  # since the last product of a forward pass
 
     def name_modules(self, models: Sequence[nn.Module]) -> None:
         """Know modules by their names from here on."""
+        self.reductions.know(models)
+        self.own_sums.know(models)
+        buffers = (buffer for model in models for buffer in model.buffers())
+        self._narrow_buffers = {id(buffer) for buffer in buffers if buffer.dtype in NARROW}
         for model in map(unwrap, models):
             prefix = f"{type(model).__name__}." if len(models) > 1 else ""
             named = cast("Iterable[tuple[str, nn.Module]]", model.named_modules())
@@ -109,8 +128,13 @@ class WorkWatch(TorchDispatchMode):
         """Run one operation, and note it; torch calls this."""
         del types
         kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        if func.namespace == "c10d":
+            self.reductions.see(func.overloadpacket.__name__, args)
         packet = func.overloadpacket
+        if packet.__name__ in _INTO and args and id(args[0]) in self._narrow_buffers:
+            self.averages.add(id(args[0]))
+        adds = packet.__name__ in OwnSums.NAMES and self._went_back and not self._stack
+        out = self.own_sums.adding(func, args, kwargs) if adds else func(*args, **kwargs)
         count = self._counters.get(packet)
         phase: Phase = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
         if self._loss is not None and phase == "backward":
@@ -126,6 +150,7 @@ class WorkWatch(TorchDispatchMode):
         first = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)
         if first is None:
             return
+        self._went_back = phase == "backward"
         key = phase, self._region(first.device.type, phase), format_name(first.dtype), self._where(phase)
         self._flops[key] += count(*args, **kwargs, out_val=out)
         if phase == "backward":

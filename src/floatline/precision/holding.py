@@ -21,7 +21,7 @@ class Holding:
         kind: 'weights' are trained, 'frozen' ones are not; 'master' is what a trained weight is a rounded copy of;
             'accumulation' is a buffer apart from the gradients that they are added up in.
         group: The layers that they belong to.
-        name: Of a state, such as 'exp_avg_sq'; '' for others.
+        name: Of a state, such as 'exp_avg_sq', or what buffers are for: 'averages' or 'positions'; '' for others.
         format: Such as 'bf16'.
         num_tensors: How many tensors.
         num_elements: Their elements on this process.

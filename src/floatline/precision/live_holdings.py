@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -20,6 +20,8 @@ from floatline.precision.wrappers import unwrap
 _SHORT = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 _HEADS = re.compile(r"(^|\.)(lm_head|head|classifier|score|fc_out|output_projection|v_head|qa_outputs)(\.|$)")
 _ADAPTERS = re.compile(r"(^|\.)(lora_\w+|adapters?|prompt_encoder|ia3_\w+|modules_to_save)(\.|$)")
+_POSITIONS = re.compile(r"(inv_freq|freqs|sinusoid|rotary|position|cos_cached|sin_cached|pos_emb)")
+_AVERAGES = re.compile(r"(running_mean|running_var|ema|shadow|average)")
 # Elements of a tensor that are compared to find a copy of it.
 _COMPARED = 4096
 # What floatline's optimizers, and others with Kahan summation, keep of a weight besides its 16 bits.
@@ -80,6 +82,7 @@ def find_holdings(
     optimizers: Iterable[Optimizer] = (),
     *,
     masters: Mapping[int, list[Tensor]] | None = None,
+    averages: Collection[int] = (),
 ) -> tuple[Holding, ...]:
     """What models and optimizers hold now; parts of sharded tensors are looked at in place.
 
@@ -87,6 +90,7 @@ def find_holdings(
         models: The models.
         optimizers: Their optimizers.
         masters: The weights that a tensor of an optimizer is the master copy of, by its id, where they are known.
+        averages: Ids of buffers that were seen to be added to, where a step was.
     """
     models, optimizers = list(models), list(optimizers)
     weights, rows = name_weights(models), _Rows()
@@ -114,8 +118,14 @@ def find_holdings(
         for name, buffer in model.named_buffers():
             if buffer.is_floating_point():
                 group: LayerGroup = "norms" if "running_" in name else "body"
-                rows.add("buffers", NamedWeight(name, group, buffer), "", buffer)
+                role = "averages" if id(buffer) in averages else _find_role(name)
+                rows.add("buffers", NamedWeight(name, group, buffer), role, buffer)
     return rows.made
+
+
+def _find_role(buffer: str) -> str:
+    """What a buffer is for, by its name: 'positions', 'averages', or '' for others."""
+    return "positions" if _POSITIONS.search(buffer) else "averages" if _AVERAGES.search(buffer) else ""
 
 
 def describe_start(model: nn.Module, optimizer: Optimizer, plan: Plan) -> str:

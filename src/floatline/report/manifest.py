@@ -9,8 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from floatline.manifests.difference import ManifestDifference
+from floatline.manifests.judge import describe_ranks
 from floatline.manifests.manifest import Manifest
 from floatline.precision.holding import KINDS, Holding
+
+_ROOMY = 76  # characters that the whole table needs
 
 
 def print_manifest(
@@ -24,6 +27,9 @@ def print_manifest(
         differences: What is not as expected.
         expected: What was; None where nothing was.
     """
+    ranks = describe_ranks(found)
+    if ranks:
+        _print(ranks, console, style="bold")
     _print(found.summary, console, style="bold")
     for line in found.lines:
         _print("", console)
@@ -44,12 +50,23 @@ def print_manifest(
 def print_holdings(holdings: Sequence[Holding], console: Console) -> None:
     """The table of what is held, by kind and layer group; doctor and manifest share it."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for name in ("kind", "layers", "format", "tensors", "elements", "such as"):
-        table.add_column(name, justify="right" if name in ("tensors", "elements") else "left", overflow="fold")
+    names = ["kind", "layers", "format", "elements"]
+    if console.width >= _ROOMY:  # a name in a column of three letters is no name
+        names[3:] = ["tensors", "elements", "such as"]
+    for name in names:
+        right = name in ("tensors", "elements")
+        table.add_column(name, justify="right" if right else "left", overflow="fold", no_wrap=name != "such as")
     for row in sorted(holdings, key=lambda row: (KINDS.index(row.kind), row.name)):
         kind = f"{row.kind} {row.name}".strip()
-        cells = (kind, row.group, row.format, f"{row.num_tensors:,}", f"{row.num_elements:,}", row.example)
-        table.add_row(*(Text(cell) for cell in cells))
+        cells = {
+            "kind": kind,
+            "layers": row.group,
+            "format": row.format,
+            "tensors": f"{row.num_tensors:,}",
+            "elements": f"{row.num_elements:,}",
+            "such as": row.example,
+        }
+        table.add_row(*(Text(cells[name]) for name in names))
     console.print(table)
 
 
@@ -79,11 +96,16 @@ def _print_measures(found: Manifest, console: Console) -> None:
     for row in found.peaks:
         _print(f"  largest {row.format.upper()} activation: {row.largest:.4g} of {row.end:.4g}", console)
     for row in found.exchanges:
-        said = {"param": row.param, "reduce": row.reduce, "output": row.output}
-        formats = ", ".join(f"{name} {short}" for name, short in said.items() if short)
-        _print(f"  {row.kind} {row.module}: {formats or 'as it is'}", console)
+        _print(f"  {row.who}: {row.formats}", console)
     switches = found.switches
-    _print(f"  FP32 products on a GPU: {switches.matmul}; TF32 convolutions: {switches.tf32_convolutions}", console)
+    convolutions = _say_switch(switches.tf32_convolutions)
+    _print(f"  FP32 products on a GPU: {switches.matmul}; TF32 convolutions: {convolutions}", console)
+    sums = f"FP16 {_say_switch(switches.fp16_reductions)}, BF16 {_say_switch(switches.bf16_reductions)}"
+    _print(f"  16-bit sums in cuBLAS: {sums}", console)
+
+
+def _say_switch(value: bool | None) -> str:
+    return "not told" if value is None else "on" if value else "off"
 
 
 def print_differences(rows: Sequence[ManifestDifference], a: str, b: str, console: Console) -> None:

@@ -33,6 +33,8 @@ def main(kind):
     for step in range(24):
         batch = torch.randn(8, 16)
         odd = second and step == 13
+        if odd and kind == "bad batch":
+            batch[2, 3] = torch.nan
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             out = model(batch)

@@ -23,6 +23,11 @@ FOUND = {
         "exp-overflow",
         "in step 13 the loss of rank 1 is not finite and that of rank 0 is: it went wrong before the reduction",
     ),
+    "bad batch": (
+        1,
+        "bad-input-data",
+        "in step 13 the loss of rank 1 is not finite and that of rank 0 is: it went wrong before the reduction",
+    ),
     "hook": (1, "gradient-overflow", "in step 13 the loss of every process is finite, and what comes after it is not"),
     "apart": (1, "distributed-desync", "2 processes were observed; what is said of steps and operations is rank 0's"),
     "dies": (2, None, "rank 1 made 14 steps, rank 0 15"),

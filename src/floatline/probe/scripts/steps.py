@@ -293,6 +293,7 @@ class StepCapture:
         if not self._recording.runs or event.step >= self._recording.step:
             self._kind = "failed"
         if self._planned is not None:
+            self._held.note_bad_inputs(event.step)
             return
         if (self._recording.runs and not self._drops) or self.retries.pending or self.retries.num:
             return

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 _ROW, _TOP, _STRIP = 54, 38, 26
+_APART = 18  # percent that the words of two margins need on a phone
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,13 @@ def intervals_svg(bars: Sequence[Bar], *, margins: tuple[float, float], labels: 
 
     body: list[str] = []
     marks = ((0.0, "equal", "0"), (margins[0], "PASS to", labels[0]), (margins[1], "FAIL from", labels[1]))
-    for value, word, label in marks:
-        x = f"{at(value):.2f}%"
-        body.append(f'<text class="muted" x="{x}" y="13" text-anchor="middle">{word}</text>')
-        body.append(f'<text x="{x}" y="29" text-anchor="middle">{html.escape(label)}</text>')
+    places = [at(value) for value, _, _ in marks]
+    is_close = min(places[1] - places[0], places[2] - places[1]) < _APART
+    anchors = ("end", "middle", "start") if is_close else ("middle",) * 3
+    for place, anchor, (_, word, label) in zip(places, anchors, marks, strict=True):
+        x = f"{place:.2f}%"
+        body.append(f'<text class="muted" x="{x}" y="13" text-anchor="{anchor}">{word}</text>')
+        body.append(f'<text x="{x}" y="29" text-anchor="{anchor}">{html.escape(label)}</text>')
     for number, bar in enumerate(bars):
         y = _TOP + _ROW * number
         body += _strip(at, y=y + 22, span=(first, last), margins=margins)
@@ -90,11 +94,12 @@ def _interval(bar: Bar, *, y: float, at: Callable[[float], float], span: tuple[f
         f'<text class="word {bar.tone}" x="100%" y="{y + 15}" text-anchor="end">{html.escape(bar.verdict)}</text>',
         f'<line class="bar {bar.tone}" x1="{low:.2f}%" x2="{high:.2f}%" y1="{line}" y2="{line}"/>',
     ]
-    for end, x, anchor, arrow in ((bar.low, low, "start", "◂"), (bar.high, high, "end", "▸")):
+    for end, x, way in ((bar.low, low, 1), (bar.high, high, -1)):
         if span[0] <= end <= span[1]:
             body.append(f'<line class="bar {bar.tone}" x1="{x:.2f}%" x2="{x:.2f}%" y1="{line - 6}" y2="{line + 6}"/>')
         else:
-            body.append(f'<text class="{bar.tone}" x="{x:.2f}%" y="{line + 5}" text-anchor="{anchor}">{arrow}</text>')
+            head = f'<path class="head {bar.tone}" d="M0 0 L{10 * way} -7 L{10 * way} 7 Z"/>'
+            body.append(f'<svg class="beyond" aria-hidden="true" x="{x:.2f}%" y="{line}">{head}</svg>')
     if span[0] <= bar.mean <= span[1]:
         body.append(f'<circle class="dot {bar.tone}" cx="{at(bar.mean):.2f}%" cy="{line}" r="5"/>')
     return body
