@@ -38,7 +38,7 @@ class Telling:
     half: bool
     in_pure_half: frozenset[str] = frozenset()
     is_for_16_bits: bool = True
-    unnamed: frozenset[str] = frozenset()
+    unnamed: frozenset[tuple[str, str]] = frozenset()
 
     def tells(self, finding: LintFinding) -> bool:
         """Whether a finding is told."""
@@ -46,9 +46,10 @@ class Telling:
             return True
         if not self.is_for_16_bits and finding.holds != "any":
             return False
-        if finding.owner in self.unnamed:
+        file = file_of(finding)
+        if finding.owners and all((file, owner) in self.unnamed for owner in finding.owners):
             return False
-        return finding.is_told(shows_half=file_of(finding) in self.in_pure_half)
+        return finding.is_told(shows_half=file in self.in_pure_half)
 
 
 def file_of(finding: LintFinding) -> str:

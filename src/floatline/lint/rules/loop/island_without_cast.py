@@ -8,7 +8,7 @@ from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import is_disabled, is_in_disabled_region
 from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.reading.reaching import given_to
+from floatline.lint.reading.reaching import given_to, owned_values
 from floatline.lint.reading.silence import asks_for_dtype
 from floatline.lint.reading.source_tree import parameters
 from floatline.lint.reading.under_autocast import WIDENED, WIDENED_MODULES, is_of_model, shows_narrow
@@ -139,6 +139,18 @@ def train(model, x, y):
         h = model(x)
         with torch.autocast("cuda", enabled=False):
             return F.cross_entropy(head(h.float()), y) + F.mse_loss(h, y.float())
+""",
+        """
+import torch
+from .blocks import Stream
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = Stream(4), torch.nn.Linear(4, 2)
+    def forward(self, x):
+        h = self.body(x)
+        with torch.autocast("cuda", enabled=False):
+            return self.head(h)
 """,
     )
     bad = (
@@ -326,9 +338,16 @@ def train(model, loader):
             return bool(values) and all(self._is_half(one, inside, surely=surely, depth=depth + 1) for one in values)
         if id(node) not in inside:
             is_cast = isinstance(node, ast.Call) and "cast" in self.source.call_name(node)
-            return not is_cast and shows_narrow(self.source, node, surely=surely)
+            return not is_cast and not self._is_of_block(node) and shows_narrow(self.source, node, surely=surely)
         made = self._kept(node)
         return bool(made) and all(self._is_half(one, inside, surely=surely, depth=depth + 1) for one in made)
+
+    def _is_of_block(self, node: ast.expr) -> bool:
+        """Whether `self.body` makes it, and is no layer of torch: it may add 16 bits to a stream in FP32."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or self.source.path(node.func):
+            return False
+        made = [one for one in owned_values(self.source, node.func) if isinstance(one, ast.Call)]
+        return any(not self.source.path(one.func).startswith("torch.") for one in made)
 
     def _values(self, node: ast.Name) -> list[ast.expr]:
         """What a name holds before its own statement: what it was assigned, is part of, or is given as a parameter."""
