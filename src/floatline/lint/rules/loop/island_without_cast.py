@@ -252,11 +252,10 @@ def train(model, loader):
 
     def _look_into(self, region: ast.AST) -> None:
         inside = set(map(id, ast.walk(region)))
-        layers = self._layers(region)
         for node in ast.walk(region):
             if not isinstance(node, (ast.Call, ast.BinOp)) or not is_in_disabled_region(self.source, node):
                 continue
-            if isinstance(node, ast.Call) and node.args and self._is_layer(node.func, layers):
+            if isinstance(node, ast.Call) and node.args and self._is_layer(node.func):
                 if self._is_half(node.args[0], inside):
                     self.report(node)
             elif given := self._widened(node):
@@ -295,10 +294,13 @@ def train(model, loader):
                         found.add(dotted(name))
         return found
 
-    def _is_layer(self, called: ast.expr, layers: set[str]) -> bool:
+    def _is_layer(self, called: ast.expr) -> bool:
         """`self.head`, or `head` of a plain function, where the file makes it from a layer with weights."""
         made = self.source.value(called)
-        return dotted(called) in layers or (isinstance(made, ast.Call) and self.source.path(made.func) in _LAYERS)
+        if isinstance(made, ast.Call) and self.source.path(made.func) in _LAYERS:
+            return True
+        is_own = isinstance(called, ast.Attribute) and not self.source.path(called)
+        return is_own and dotted(called) in self._layers(called)
 
     def _widened(self, node: ast.Call | ast.BinOp) -> list[ast.expr]:
         """The tensors that something is given that autocast would compute in FP32; none where it is nothing such."""
