@@ -497,6 +497,9 @@ def test_a_clamp_behind_a_test_of_the_dtype_is_for_pure_half():
         "            x = torch.clamp(x, -65504, 65504)\n        return x\n"
     )
     assert "FL134" in codes_of(text.format("self.clamped"), half=False)
+    noted = text.format("is_fp16").replace("        if", "        is_fp16 = x.dtype == torch.float16\n        if")
+    assert "FL134" not in codes_of(noted, half=False)
+    assert "FL134" in codes_of(noted.replace("x.dtype == torch.float16", "self.clamped"), half=False)
     asked = text.format("x.dtype == torch.float16")
     assert "FL134" not in codes_of(asked, half=False)
     assert "FL134" in codes_of(asked + "model = Layer().half()\n", half=False)
@@ -702,4 +705,28 @@ def test_what_nothing_in_a_project_names_is_told_on_demand_only(tmp_path, name):
     (tmp_path / "part.py").write_text(part.replace("\nuse_amp", "\npool = Pool()\nuse_amp"))
     assert lint_paths([tmp_path]).findings
     (tmp_path / "part.py").write_text(part.replace("class Pool", "@register\nclass Pool"))
+    assert lint_paths([tmp_path]).findings
+
+
+HELPER = """import torch
+def mask(q, k, gone):
+    return torch.matmul(q, k).masked_fill(gone, -1e9)
+
+
+def attend(q, k, gone):
+    return mask(q, k, gone).softmax(-1)
+
+
+use_amp = True
+"""
+
+
+@pytest.mark.parametrize("called", ["", "from part import attend\n", "from part import mask\n"])
+def test_what_only_unnamed_functions_of_its_file_call_is_told_on_demand_only(tmp_path, called):
+    (tmp_path / "part.py").write_text(HELPER)
+    (tmp_path / "run.py").write_text(called)
+    for number in range(PROJECT):
+        (tmp_path / f"more{number}.py").write_text("x = 1\n")
+    assert bool(lint_paths([tmp_path]).findings) is bool(called)
+    (tmp_path / "part.py").write_text(HELPER + "y = attend(q, k, gone)\n")
     assert lint_paths([tmp_path]).findings

@@ -41,18 +41,25 @@ class _Find(cst.CSTVisitor):
     def visit_Module(self, node: cst.Module) -> None:  # noqa: N802
         self._around.append(node)
 
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
+    def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:  # noqa: N802
         self._around.append(node)
+        return self._holds(node)
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef) -> None:  # noqa: N802
         del original_node
         self._around.pop()
 
+    def visit_ClassDef(self, node: cst.ClassDef) -> bool:  # noqa: N802
+        return self._holds(node)
+
     def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> bool:  # noqa: N802
-        where = self._positions[node]
-        if where.start.line <= self._line <= where.end.line:
+        if self._holds(node):
             self.found = LinePlace(node, self._around[-1])
         return False
+
+    def _holds(self, node: cst.CSTNode) -> bool:
+        where = self._positions[node]
+        return where.start.line <= self._line <= where.end.line
 
 
 def are_alternatives(around: cst.CSTNode, first: cst.CSTNode, second: cst.CSTNode) -> bool:

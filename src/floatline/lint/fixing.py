@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -38,7 +39,7 @@ class Telling:
     half: bool
     in_pure_half: frozenset[str] = frozenset()
     is_for_16_bits: bool = True
-    unnamed: frozenset[str] = frozenset()
+    unnamed: frozenset[tuple[str, str]] = frozenset()
 
     def tells(self, finding: LintFinding) -> bool:
         """Whether a finding is told."""
@@ -46,9 +47,10 @@ class Telling:
             return True
         if not self.is_for_16_bits and finding.holds != "any":
             return False
-        if finding.owner in self.unnamed:
+        file = file_of(finding)
+        if finding.owners and all((file, owner) in self.unnamed for owner in finding.owners):
             return False
-        return finding.is_told(shows_half=file_of(finding) in self.in_pure_half)
+        return finding.is_told(shows_half=file in self.in_pure_half)
 
 
 def file_of(finding: LintFinding) -> str:
@@ -101,13 +103,12 @@ def fix_files(
         if file_of(found[0]).endswith(NOTEBOOK) or not any(_can_fix(one, unsafe=unsafe) for one in found):
             continue
         text = read_text(file)
-        after, done = fix_text(
-            text, file, rules=rules, on=on, unsafe=unsafe, tells=telling.tells, found=found, neighbours=neighbours
-        )
+        look = partial(lint_text, file=file, rules=rules, on=on, half=True, neighbours=neighbours)
+        after, done, after_found = _fix_in_passes(text, look, unsafe=unsafe, tells=telling.tells, found=found)
         if after != text:
             changes.append((file, text, after))
             fixed += done
-            left += lint_text(after, file, rules=rules, on=on, half=True, neighbours=neighbours)
+            left += look(after) if after_found is None else after_found
     return Fixes(tuple(changes), tuple(fixed), tuple(left))
 
 
@@ -136,10 +137,25 @@ def fix_text(
         passes: How often what is left after a pass is looked at again, at most.
         neighbours: As in `lint_text`.
     """
+    look = partial(lint_text, file=file, rules=rules, on=on, half=True, neighbours=neighbours)
+    text, fixed, _ = _fix_in_passes(text, look, unsafe=unsafe, tells=tells, found=found, passes=passes)
+    return text, fixed
+
+
+def _fix_in_passes(
+    text: str,
+    look: Callable[[str], Sequence[LintFinding]],
+    *,
+    unsafe: bool,
+    tells: Callable[[LintFinding], bool],
+    found: Sequence[LintFinding] | None,
+    passes: int = _MOST_PASSES,
+) -> tuple[str, list[LintFinding], Sequence[LintFinding] | None]:
+    """As `fix_text`, and what was found in the result; None where it was not looked at again."""
     fixed: list[LintFinding] = []
     for _ in range(passes):
         if found is None:
-            found = lint_text(text, file, rules=rules, on=on, half=True, neighbours=neighbours)
+            found = look(text)
         places = {_place(one): one for one in found if _can_fix(one, unsafe=unsafe) and tells(one)}
         settings = [place for place in places if place.kind == "fp32-setting"]
         if settings:
@@ -150,7 +166,7 @@ def fix_text(
             break
         fixed += [places[place] for place in done]
         found = None
-    return text, fixed
+    return text, fixed, found
 
 
 @dataclass(frozen=True)

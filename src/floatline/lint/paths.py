@@ -123,9 +123,9 @@ def lint_paths(
     )
 
 
-def _unnamed(found: Sequence[LintFinding], files: Sequence[str]) -> frozenset[str]:
+def _unnamed(found: Sequence[LintFinding], files: Sequence[str]) -> frozenset[tuple[str, str]]:
     """Functions and classes with findings that nothing in a project names."""
-    return find_unnamed((one.owner for one in found), files, read_text)
+    return find_unnamed(((file_of(one), owner) for one in found for owner in one.owners), files, read_text)
 
 
 def find_files(paths: Iterable[str | Path], *, exclude: Sequence[str] = (), root: Path | None = None) -> list[str]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from floatline.lint.reading.gradients import has_gradient
-from floatline.lint.reading.mentions import find_owner
+from floatline.lint.reading.mentions import find_owners
 from floatline.lint.reading.reaching import is_open_default
 from floatline.lint.reading.under_autocast import (
     is_beside_autocast,
@@ -52,7 +52,7 @@ class LintFinding:
         holds: Under autocast as well; in pure half only, where nothing is widened; where its input is 16 bits, which
             nothing shows; where a number is 0 or beyond a bound, which it seldom is. 'any' is no matter of that.
         text: The source line, without its indentation; a baseline knows old findings by it.
-        owner: The outermost function or class around it, where its file names that nowhere else; '' else.
+        owners: The functions and classes of its file by which alone it is reached; none where the file runs it.
     """
 
     rule: type[Rule]
@@ -66,7 +66,7 @@ class LintFinding:
     fix: str = ""
     holds: Holds = "any"
     text: str = ""
-    owner: str = ""
+    owners: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -236,7 +236,7 @@ class Rule:
             advice=advice,
             fix=fix,
             holds=holds,
-            owner=find_owner(self.source, node) if holds == "autocast" else "",
+            owners=find_owners(self.source, node) if holds == "autocast" else (),
         )
 
     def _where_it_holds(self, node: ast.AST, of: ast.expr | None) -> Holds:
@@ -260,7 +260,7 @@ class Rule:
         advice: str = "",
         fix: FixKind | None = None,
         holds: Holds | None = None,
-        owner: str = "",
+        owners: tuple[str, ...] = (),
     ) -> None:
         """Flag a place by its numbers, both counted from 1."""
         self.found.append(
@@ -276,6 +276,6 @@ class Rule:
                 fix=fix or "",
                 holds=holds or self.holds,
                 text=self.source.line(line),
-                owner=owner,
+                owners=owners,
             )
         )

@@ -12,28 +12,39 @@ _COMMENT = re.compile(r"^[ \t]*#.*", re.MULTILINE)
 _Owner = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-def find_owner(source: Source, node: ast.AST) -> str:
-    """The outermost function or class around a node; '' where it has none, or where its file names it elsewhere.
+def find_owners(source: Source, node: ast.AST) -> tuple[str, ...]:
+    """The outermost function or class around a node, and those of its file that name it, and those that name these.
 
-    What a decorator takes is named there: it may be registered under any name.
+    None where the file itself names one of them, or a decorator takes one: it may be registered under any name.
     """
     above = [one for one in source.ancestors(node) if isinstance(one, _Owner)]
-    if not above or above[-1].decorator_list:
-        return ""
-    owner = above[-1]
-    rest = [*source.lines[: owner.lineno - 1], *source.lines[owner.end_lineno or owner.lineno :]]
-    return "" if _find_mentions([owner.name], "\n".join(rest)) else owner.name
+    found, waiting = dict[str, ast.AST](), above[-1:]
+    while waiting:
+        owner = waiting.pop()
+        if owner.decorator_list:
+            return ()
+        found[owner.name] = owner
+        for one in source.tree.body:
+            if one is owner or not _find_mentions([owner.name], _text(source, one, without=owner)):
+                continue
+            if not isinstance(one, _Owner):
+                return ()
+            if one.name not in found:
+                waiting.append(one)
+    return tuple(found)
 
 
-def find_unnamed(owners: Iterable[str], files: Iterable[str], read: Callable[[str], str]) -> frozenset[str]:
-    """Those of some functions and classes that no file of a tree names, but where they are made.
+def find_unnamed(
+    owners: Iterable[tuple[str, str]], files: Iterable[str], read: Callable[[str], str]
+) -> frozenset[tuple[str, str]]:
+    """Those of some functions and classes that no other file of a tree names.
 
     Args:
-        owners: What `find_owner` gave.
+        owners: What `find_owners` gave, each behind its file.
         files: The files of the tree.
         read: The text of a file; what cannot be read names nothing.
     """
-    left = {owner for owner in owners if owner}
+    left = set(owners)
     for file in files:
         if not left:
             break
@@ -41,8 +52,17 @@ def find_unnamed(owners: Iterable[str], files: Iterable[str], read: Callable[[st
             text = read(file)
         except (OSError, ValueError):
             continue
-        left.difference_update(_find_mentions(left, text))
+        others = {name for made_in, name in left if made_in != file}
+        named = _find_mentions(others, text) if others else others
+        left = {(made_in, name) for made_in, name in left if made_in == file or name not in named}
     return frozenset(left)
+
+
+def _text(source: Source, node: ast.stmt, *, without: ast.stmt) -> str:
+    """The lines of a statement that are none of another's."""
+    left = range(without.lineno, (without.end_lineno or without.lineno) + 1)
+    numbers = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    return "\n".join(source.lines[number - 1] for number in numbers if number not in left)
 
 
 def _find_mentions(names: Iterable[str], text: str) -> set[str]:

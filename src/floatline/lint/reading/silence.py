@@ -149,12 +149,14 @@ def _is_reference(source: Source, node: ast.AST) -> bool:
 
 
 def asks_for_dtype(source: Source, node: ast.AST) -> bool:
-    """Whether an `if` around a node in its function asks for a dtype."""
+    """Whether an `if` around a node in its function asks for a dtype, or for what a name holds that asked for one."""
     for above in source.ancestors(node):
         if isinstance(above, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return False
-        if isinstance(above, (ast.If, ast.IfExp)) and mentions_dtype(above.test):
-            return True
+        if isinstance(above, (ast.If, ast.IfExp)):
+            names = [source.value(one) for one in ast.walk(above.test) if isinstance(one, ast.Name)]
+            if any(mentions_dtype(one) for one in (above.test, *names)):
+                return True
     return False
 
 

@@ -33,6 +33,11 @@ class HalfWeightsTrained(ConfigRule):
     fix_safety = "unsafe"
     words = ("16-true", "float16", "fp16", ".half")
     good = (
+        Bad(
+            "accelerator:\n  type: ipu\n  optim_kwargs:\n    loss_scaling: 1024\n"
+            "trainer:\n  accumulate_grad_batches: 1\n  precision: 16-true\n",
+            file="run.yaml",
+        ),
         Bad("trainer:\n  max_epochs: 3\n  precision: 16-mixed\n  gradient_clip_val: 1.0\n", file="run.yaml"),
         Bad("trainer:\n  precision: 16-true\n  limit_test_batches: 1.0\n", file="test.yaml"),
         "from lightning import Fabric\nfabric = Fabric(precision='16-true')\ny = fabric.setup(model)(x)",
@@ -89,7 +94,7 @@ class HalfWeightsTrained(ConfigRule):
         """A mode that is FP16 through and through, or a checkpoint that nothing widens."""
         mode, said = config.precision
         if config.kind in ("lightning", "fabric"):
-            if mode == "fp16-true" and said is not None and _trains(config):
+            if mode == "fp16-true" and said is not None and _trains(config) and not _is_for_ipu(config):
                 self.report_setting(said, fix="fp32-setting")
         elif config.kind == "transformers" and mode != "fp16-mixed":
             self._check_checkpoint(config)
@@ -112,6 +117,15 @@ class HalfWeightsTrained(ConfigRule):
         for dtype in half_checkpoints(document):
             advice = "load in float32, and TrainingArguments(fp16=True) for the compute"
             self.report_setting(dtype, advice=advice, fix="fp32-setting")
+
+
+def _is_for_ipu(config: RunConfig) -> bool:
+    """Whether it is for IPUs: PopTorch rounds FP16 weights at random, and its optimizers scale the loss."""
+    return any(
+        setting.value == "ipu" or str(key).startswith("ipu_")
+        for path, setting in config.document.settings.items()
+        for key in path
+    )
 
 
 def _trains(config: RunConfig) -> bool:

@@ -19,6 +19,7 @@ class BackwardInsideAutocast(LoopRule):
 
     code = "FL210"
     name = "backward-inside-autocast"
+    only_if_selected = True
     cause = AUTOCAST_REGION_MISUSE
     message = (
         "inside autocast the backward pass is cast once more: gradients of what ran in FP32 are computed in 16 bits"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import cast
 
 from floatline.lint.rule import Bad, Rule
 
@@ -32,6 +33,8 @@ class DeprecatedAmp(Rule):
         'from torch.amp import GradScaler\nscaler = GradScaler("cuda")',
         "import torch\nscaler = torch.amp.GradScaler('cuda') if new else torch.cuda.amp.GradScaler()",
         "import torch\nif torch.__version__ < '2.4':\n    scaler = torch.cuda.amp.GradScaler()",
+        "import torch\ndef make():\n    if hasattr(torch.amp, 'GradScaler'):\n"
+        "        return torch.amp.GradScaler('cuda')\n    return torch.cuda.amp.GradScaler()",
         "from apex.cuda.amp import autocast\nimport torch\nwith autocast():\n    y = model(x)",
     )
     bad = (
@@ -80,5 +83,18 @@ class DeprecatedAmp(Rule):
             and any(
                 isinstance(one, (ast.Attribute, ast.Name)) and self.source.path(one) in new for one in ast.walk(above)
             )
-            for above in self.source.ancestors(node)
+            for above in (*self.source.ancestors(node), *self._left_before(node))
         )
+
+    def _left_before(self, node: ast.AST) -> list[ast.If]:
+        """What returns before a node is reached: `if …: return …`, in the blocks around it."""
+        found = list[ast.If]()
+        below = node
+        for above in self.source.ancestors(node):
+            for block in (getattr(above, "body", None), getattr(above, "orelse", None)):
+                statements = cast("list[ast.AST]", block) if isinstance(block, list) else []
+                if below in statements:
+                    earlier = [one for one in statements[: statements.index(below)] if isinstance(one, ast.If)]
+                    found += [one for one in earlier if isinstance(one.body[-1], ast.Return)]
+            below = above
+        return found

@@ -6,6 +6,8 @@ from floatline.causes.overflow import GRADIENT_OVERFLOW
 from floatline.lint.reading.loop import Unit
 from floatline.lint.rules.loop import LoopRule
 
+# Functions that train nothing: what they step is thrown away.
+_MEASURES = frozenset(("speed", "benchmark", "bench", "profile", "profiling", "warmup", "throughput"))
 _SIGNS = ("zero_grad", ".grad = None", "grad.zero_", "set_to_none", "grad.fill_", "_foreach_zero_")
 
 
@@ -47,6 +49,14 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 loss_fn(model(x), y).backward()
 optimizer.step()
 """,
+        """
+import torch
+def model_speed_test(model, x, y):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(10):
+        loss_fn(model(x), y).backward()
+        optimizer.step()
+""",
     )
     bad = (
         """
@@ -79,6 +89,8 @@ for x, y in batches:
     def visit_unit(self, unit: Unit) -> None:
         """Loops that train, in a file without a word of zeroing."""
         if not unit.is_loop or any(sign in self.source.text for sign in _SIGNS):
+            return
+        if _MEASURES & set(getattr(unit.function, "name", "").lower().split("_")):
             return
         for event in unit.events:
             made = unit.training.optimizers.get(event.target) if event.kind == "step" else None

@@ -8,7 +8,7 @@ from floatline.causes.dtypes import AUTOCAST_REGION_MISUSE
 from floatline.lint.reading.autocast_regions import is_disabled, is_in_disabled_region
 from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.reading.loop_events import dotted
-from floatline.lint.reading.reaching import given_to
+from floatline.lint.reading.reaching import given_to, owned_values
 from floatline.lint.reading.silence import asks_for_dtype
 from floatline.lint.reading.source_tree import parameters
 from floatline.lint.reading.under_autocast import WIDENED, WIDENED_MODULES, is_of_model, shows_narrow
@@ -140,6 +140,18 @@ def train(model, x, y):
         with torch.autocast("cuda", enabled=False):
             return F.cross_entropy(head(h.float()), y) + F.mse_loss(h, y.float())
 """,
+        """
+import torch
+from .blocks import Stream
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = Stream(4), torch.nn.Linear(4, 2)
+    def forward(self, x):
+        h = self.body(x)
+        with torch.autocast("cuda", enabled=False):
+            return self.head(h)
+""",
     )
     bad = (
         """
@@ -240,11 +252,10 @@ def train(model, loader):
 
     def _look_into(self, region: ast.AST) -> None:
         inside = set(map(id, ast.walk(region)))
-        layers = self._layers(region)
         for node in ast.walk(region):
             if not isinstance(node, (ast.Call, ast.BinOp)) or not is_in_disabled_region(self.source, node):
                 continue
-            if isinstance(node, ast.Call) and node.args and self._is_layer(node.func, layers):
+            if isinstance(node, ast.Call) and node.args and self._is_layer(node.func):
                 if self._is_half(node.args[0], inside):
                     self.report(node)
             elif given := self._widened(node):
@@ -283,10 +294,13 @@ def train(model, loader):
                         found.add(dotted(name))
         return found
 
-    def _is_layer(self, called: ast.expr, layers: set[str]) -> bool:
+    def _is_layer(self, called: ast.expr) -> bool:
         """`self.head`, or `head` of a plain function, where the file makes it from a layer with weights."""
         made = self.source.value(called)
-        return dotted(called) in layers or (isinstance(made, ast.Call) and self.source.path(made.func) in _LAYERS)
+        if isinstance(made, ast.Call) and self.source.path(made.func) in _LAYERS:
+            return True
+        is_own = isinstance(called, ast.Attribute) and not self.source.path(called)
+        return is_own and dotted(called) in self._layers(called)
 
     def _widened(self, node: ast.Call | ast.BinOp) -> list[ast.expr]:
         """The tensors that something is given that autocast would compute in FP32; none where it is nothing such."""
@@ -326,9 +340,16 @@ def train(model, loader):
             return bool(values) and all(self._is_half(one, inside, surely=surely, depth=depth + 1) for one in values)
         if id(node) not in inside:
             is_cast = isinstance(node, ast.Call) and "cast" in self.source.call_name(node)
-            return not is_cast and shows_narrow(self.source, node, surely=surely)
+            return not is_cast and not self._is_of_block(node) and shows_narrow(self.source, node, surely=surely)
         made = self._kept(node)
         return bool(made) and all(self._is_half(one, inside, surely=surely, depth=depth + 1) for one in made)
+
+    def _is_of_block(self, node: ast.expr) -> bool:
+        """Whether `self.body` makes it, and is no layer of torch: it may add 16 bits to a stream in FP32."""
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or self.source.path(node.func):
+            return False
+        made = [one for one in owned_values(self.source, node.func) if isinstance(one, ast.Call)]
+        return any(not self.source.path(one.func).startswith("torch.") for one in made)
 
     def _values(self, node: ast.Name) -> list[ast.expr]:
         """What a name holds before its own statement: what it was assigned, is part of, or is given as a parameter."""

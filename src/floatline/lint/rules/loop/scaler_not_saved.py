@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.scaler import SCALER_STATE_LOST
-from floatline.lint.reading.loop import find_units
+from floatline.lint.reading.loop import Unit, find_units
 from floatline.lint.reading.loop_events import dotted
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import parameters, read_once
@@ -63,6 +63,17 @@ for x, y in batches:
 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 state["scaler"] = scaler.state_dict()
 torch.save(state, file)
+""",
+        """
+import torch
+class Trainer:
+    def step(self, batch):
+        scaler = torch.amp.GradScaler("cuda")
+        scaler.scale(self.loss(batch)).backward()
+        scaler.step(self.optimizer)
+        scaler.update()
+    def save(self, file):
+        torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, file)
 """,
     )
     bad = (
@@ -125,7 +136,8 @@ def train(model, opt, scaler):
         scalers: set[str] = set()
         for unit in find_units(self.source):
             for event in unit.events:
-                if event.kind == "step" and event.owner and not unit.training.is_off(event.owner):
+                is_on = event.kind == "step" and event.owner and not unit.training.is_off(event.owner)
+                if is_on and not self._is_made_anew(unit, event.owner):
                     stepped.add(event.target.rpartition(".")[2])
                     scalers.add(event.owner.rpartition(".")[2])
         if not stepped:
@@ -136,6 +148,12 @@ def train(model, opt, scaler):
         for call, owner in owners:
             if owner in stepped and (holder := self._checkpoint(call)) is not None:
                 self.report(holder)
+
+    def _is_made_anew(self, unit: Unit, owner: str) -> bool:
+        """Whether what runs one step makes the scaler: it has no state to keep."""
+        made = unit.training.scalers.get(owner)
+        is_file = isinstance(unit.node, ast.Module)
+        return made is not None and not is_file and unit.node in self.source.ancestors(made.call)
 
     def _checkpoint(self, node: ast.AST) -> ast.expr | None:
         """The outermost dict or dataclass around a state, where torch.save writes it; None where it does not."""

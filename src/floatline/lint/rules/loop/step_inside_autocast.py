@@ -20,6 +20,7 @@ class StepInsideAutocast(LoopRule):
 
     code = "FL209"
     name = "step-inside-autocast"
+    only_if_selected = True
     cause = AUTOCAST_REGION_MISUSE
     message = "one autocast region spans many steps: every forward pass in it uses the first 16-bit copy of the weights"
     advice = "enter torch.autocast in every turn of the loop, around the forward pass and the loss alone"

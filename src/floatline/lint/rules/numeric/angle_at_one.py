@@ -27,6 +27,7 @@ class AngleAtOne(Rule):
 
     code = "FL133"
     name = "angle-at-one"
+    only_if_selected = True
     holds = "autocast"
     needs_gradient = True
     cause = ROUNDED_ONTO_SINGULARITY
