@@ -123,7 +123,7 @@ def bound_arithmetic(same: SameInputs) -> Errors:
 
 
 def bound_sum_of_two(same: SameInputs) -> Errors:
-    """`a + alpha * b`: a few roundings of FP32 of both; a number, alpha and alpha * b may be rounded to 16 bits first."""
+    """`a + alpha * b`: a few roundings of FP32 of both; a number and alpha * b may be rounded to 16 bits twice."""
     given = same.wide.named()
     alpha = abs(float(given.get("alpha", 1)))
     parts = [alpha * abs(given["other"]), abs(given["self"])]
@@ -147,7 +147,9 @@ def bound_function(same: SameInputs) -> Errors:
         torch's rsqrt on a CPU rounds the root to float16 at the end of a row before it divides.
     """
     steps = 1.02 * same.coarse if same.call.schema.base == "rsqrt" else 0.0
-    return ((_FUNCTION + steps) * same.result.abs() + (0.25 * _FUNCTION if same.call.schema.base in _ABSOLUTE else 0.0),)
+    return (
+        (_FUNCTION + steps) * same.result.abs() + (0.25 * _FUNCTION if same.call.schema.base in _ABSOLUTE else 0.0),
+    )
 
 
 def bound_gate(same: SameInputs) -> Errors:
@@ -276,7 +278,7 @@ def bound_softmax(same: SameInputs) -> Errors:
     """
     x, dim = same.wide.args[:2]
     below = (x.amax(dim, keepdim=True) - x).clamp(max=200.0) if x.numel() else x
-    share = 1.02 * same.coarse + _FUNCTION + (4 * below + 2 * _size(x, dim)) * _FINE
+    share = _steps(same, 1) + _FUNCTION + (4 * below + 2 * _size(x, dim)) * _FINE
     return (share * same.result.abs(),)
 
 
@@ -285,14 +287,14 @@ def bound_log_softmax(same: SameInputs) -> Errors:
 
     Numerics:
         |error| <= 2**-20 * (|x| + |max| + log n + 1) + n * 2**-23, since `x - (max + log(sum))` is as good a way,
-        and one rounding to 16 bits of log(sum) and of x - max, which torch's kernel for a CPU makes.
+        and on a CPU one rounding to 16 bits each of max + log(sum) and of x - max, which torch's kernels make there.
     """
     x, dim = same.wide.args[:2]
     num = _size(x, dim)
     top = x.amax(dim, keepdim=True).abs() if x.numel() else x.abs()
-    inside = x.amax(dim, keepdim=True) - x + math.log(max(num, 1)) if x.numel() else x
+    inside = x.amax(dim, keepdim=True) - x + top + math.log(max(num, 1)) if x.numel() else x
     fine = (x.abs() + top + math.log(max(num, 1)) + 1) * 16 * _FINE + num * 2 * _FINE
-    return (fine + 1.02 * same.coarse * inside,)
+    return (fine + _steps(same, 1) * inside,)
 
 
 def bound_softmax_backward(same: SameInputs) -> Errors:
@@ -351,7 +353,9 @@ def _normalize(wide: Wide, base: str) -> _Normalized:
         mean, spread = torch.zeros_like(mean), square
     inverse = (spread + eps).rsqrt()
     normal = (over - mean) * inverse
-    columns = [None if own is None else own.double() if shape is None else own.double().view(shape) for own in (weight, bias)]
+    columns = [
+        None if own is None else own.double() if shape is None else own.double().view(shape) for own in (weight, bias)
+    ]
     scale, shift = (1.0 if columns[0] is None else columns[0]), (0.0 if columns[1] is None else columns[1])
 
     def spreads(part: Tensor) -> Tensor:

@@ -24,9 +24,29 @@ _JUDGED = (torch.float16, torch.bfloat16)
 # Slack for the roundings of the bound itself.
 _SLACK = 1.0 + 2.0**-9
 # They speak with other processes, or change what other operations read.
-_NOT_ASKED = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem", "profiler", "inductor", "higher_order")
+_NOT_ASKED = (
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "symm_mem",
+    "profiler",
+    "inductor",
+    "higher_order",
+)
 # Their partial sums may be of 16 bits, and overflow where the whole does not.
-_OVERFLOWING = frozenset(("mean", "sum", "index_add", "index_put", "scatter_add", "embedding_dense_backward", "cumsum", "convolution", "convolution_backward"))
+_OVERFLOWING = frozenset(
+    (
+        "mean",
+        "sum",
+        "index_add",
+        "index_put",
+        "scatter_add",
+        "embedding_dense_backward",
+        "cumsum",
+        "convolution",
+        "convolution_backward",
+    )
+)
 # Of up to so many kernels, and so many bytes each, the inputs are kept.
 _MOST_KEPT, _MOST_BYTES = 4, 64 << 20
 
@@ -70,13 +90,13 @@ class KernelChecks:
 
     Attributes:
         found: What is beyond its bound.
-        arguments: By index of the operation, what it was called with, copied: positional and by name.
+        arguments: By index of the operation, its full name and what it was called with, copied: positional, by name.
         failures: How often an operation could not be judged, by its name.
     """
 
     def __init__(self) -> None:
         self.found: list[Offence] = []
-        self.arguments: dict[int, tuple[list[Any], dict[str, Any]]] = {}
+        self.arguments: dict[int, tuple[str, list[Any], dict[str, Any]]] = {}
         self.failures: Counter[str] = Counter()
         self._seen: set[Hashable] = set()
 
@@ -147,7 +167,7 @@ class KernelChecks:
             return
         self.found.append(worst)
         if len(self.arguments) < _MOST_KEPT and sum(a.tensor.nbytes for a in same.call.tensors) <= _MOST_BYTES:
-            self.arguments[index] = _copy_arguments(same)
+            self.arguments[index] = (str(same.call.func), *_copy_arguments(same))
 
 
 def _judges_inf(same: SameInputs) -> bool:
@@ -230,7 +250,9 @@ def _gives_the_same_again(same: SameInputs, outputs: Sequence[Tensor | None]) ->
     with _undisturbed(same.call):
         again = run_aside(same.call, Wide(same.call.func, args, kwargs, outputs))
     own = [t for t in outputs if t is not None]
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(own, filter(_is_tensor, again), strict=False))
+    return all(
+        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(own, filter(_is_tensor, again), strict=False)
+    )
 
 
 def _is_tensor(value: Tensor | None) -> bool:
