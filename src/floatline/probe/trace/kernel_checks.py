@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from floatline.precision.random_state import RandomState
-from floatline.probe.trace.kernel_bounds import SameInputs, bound_attention, find_bound, results_of, run_aside
+from floatline.probe.trace.kernel_bounds import (
+    SameInputs,
+    bound_attention,
+    bound_foreign,
+    find_bound,
+    results_of,
+    run_aside,
+)
 from floatline.probe.trace.schemas import TracedCall
 from floatline.probe.trace.twin_rules import Wide, dtype_of_twin, full_float32, widened
 from floatline.probe.watch.patches import Aside
@@ -85,7 +92,8 @@ class KernelChecks:
 
     Numerics:
         See `kernel_bounds`. An operation without a bound there is not judged, nor one that draws random numbers, nor
-        a foreign one that does not run in FP32 or that gives other numbers when it runs again.
+        a foreign one that does not run in FP32 or that gives other numbers when it runs again, or any foreign one while
+        several processes train together.
         Checked by tests/probe/trace/test_kernel_bounds.py and test_wrong_kernels.py.
 
     Attributes:
@@ -132,7 +140,7 @@ class KernelChecks:
             return False
         if any(t is not None and t.device.type not in ("cpu", "cuda") for t in outputs):
             return False
-        if call.schema.name.startswith(_NOT_ASKED):
+        if call.schema.name.startswith(_NOT_ASKED) or (bound is bound_foreign and _has_others()):
             return False
         tensors = tuple((a.tensor.shape, a.tensor.dtype, a.tensor.stride()) for a in call.tensors)
         key = (call.schema.name, tensors, call.numbers())
@@ -175,6 +183,13 @@ def _judges_inf(same: SameInputs) -> bool:
     if same.call.schema.base in _OVERFLOWING:
         return False
     return all(bool(tensor.isfinite().all()) for tensor in same.call.floats)
+
+
+def _has_others() -> bool:
+    """Whether other processes train along: a foreign kernel may wait for them, and they do not call it again."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return False
+    return torch.distributed.get_world_size() > 1
 
 
 def _outs(call: TracedCall) -> list[Tensor]:
