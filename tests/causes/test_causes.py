@@ -31,6 +31,7 @@ IDS = [
     "accumulator-stagnation",
     "integer-not-exact",
     "cancellation",
+    "kernel-off",
     "changed-in-16-bits",
     "clip-before-unscale",
     "fp16-params-with-scaler",

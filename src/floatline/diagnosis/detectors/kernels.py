@@ -24,7 +24,7 @@ def find_wrong_kernels(trace: Trace, *, until: Op | None = None) -> list[Finding
     found: dict[tuple[str, str, int], Finding] = {}
     offences: list[dict[str, Any]] = trace.meta.get("kernels", [])
     for offence in offences:
-        op = trace.ops[offence["op"]]
+        op = trace.ops[int(offence["op"])]
         if until is None or op.index <= until.index:
             found.setdefault((op.name, op.file, op.line), _describe(offence, op))
     return [*found.values()][:_MOST]

@@ -195,8 +195,8 @@ def bound_product(same: SameInputs) -> Errors:
     coarse = 0.0
     if second.is_cuda:
         form = "bf16" if same.coarse > 2.0**-9 else "fp16"
-        allowed = getattr(torch.backends.cuda.matmul, f"allow_{form}_reduced_precision_reduction", True)
-        first_of = allowed[0] if isinstance(allowed, tuple) else allowed
+        allowed: Any = getattr(torch.backends.cuda.matmul, f"allow_{form}_reduced_precision_reduction", True)
+        first_of = bool(cast("Any", allowed)[0] if isinstance(allowed, tuple) else allowed)
         coarse = same.coarse * min(32, inner / 64) if first_of else 0.0
     return _bound_linear(same, [inner + 2], coarse=[coarse])
 
@@ -335,7 +335,8 @@ def _normalize(wide: Wide, base: str) -> _Normalized:
     """A norm from its definition, in FP64."""
     given = wide.named()
     x = cast("Tensor", given["input"]).double()
-    eps, weight, bias = given.get("eps", given.get("epsilon")), given.get("weight"), given.get("bias")
+    eps: Any = given.get("eps", given.get("epsilon"))
+    weight, bias = given.get("weight"), given.get("bias")
     stands = "batch_norm" in base and not _is_training(given, base)
     if "group_norm" in base:
         grouped = x.reshape(given["N"], given["group"], -1)
@@ -351,7 +352,7 @@ def _normalize(wide: Wide, base: str) -> _Normalized:
         mean, spread = given["running_mean"].double().view(shape), given["running_var"].double().view(shape)
     if "rms" in base:
         mean, spread = torch.zeros_like(mean), square
-    inverse = (spread + eps).rsqrt()
+    inverse: Tensor = (spread + eps).rsqrt()
     normal = (over - mean) * inverse
     columns = [
         None if own is None else own.double() if shape is None else own.double().view(shape) for own in (weight, bias)

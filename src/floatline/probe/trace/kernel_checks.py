@@ -264,14 +264,8 @@ def _gives_the_same_again(same: SameInputs, outputs: Sequence[Tensor | None]) ->
     args, kwargs = _copy_arguments(same)
     with _undisturbed(same.call):
         again = run_aside(same.call, Wide(same.call.func, args, kwargs, outputs))
-    own = [t for t in outputs if t is not None]
-    return all(
-        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(own, filter(_is_tensor, again), strict=False)
-    )
-
-
-def _is_tensor(value: Tensor | None) -> bool:
-    return value is not None
+    own, new = ([t for t in results if t is not None] for results in (outputs, again))
+    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(own, new, strict=False))
 
 
 def _copy_arguments(same: SameInputs) -> tuple[list[Any], dict[str, Any]]:
