@@ -11,6 +11,7 @@ from tests.cases.harness import Case
 
 from floatline.causes import CAUSES
 from floatline.errors import FloatlineError
+from floatline.probe.trace.kernel_checks import IS_MEASURED
 
 Diagnose = Callable[[str], dict[str, Any]]  # a target's text to what --format json prints
 
@@ -65,6 +66,11 @@ def answer(diagnose: Diagnose, target: str) -> dict[str, Any]:
         return diagnose(target)
     except FloatlineError as error:
         return {"verdict": f"error: {error}", "findings": [], "seconds": 0.0}
+
+
+def is_judged_here(case: Case) -> bool:
+    """Whether this machine can say it: kernels are judged where their bounds were measured."""
+    return IS_MEASURED or case.expect["cause"] != "kernel-off"
 
 
 def expected_verdict(case: Case) -> str:

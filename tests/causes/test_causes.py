@@ -33,6 +33,7 @@ IDS = [
     "cancellation",
     "choice-flipped",
     "eps-too-large",
+    "kernel-off",
     "changed-in-16-bits",
     "clip-before-unscale",
     "fp16-params-with-scaler",

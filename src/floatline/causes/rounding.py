@@ -222,6 +222,38 @@ EPS_TOO_LARGE = Cause(
     reference="nn.RMSNorm of small BF16 activations, pytorch/pytorch#189581",
 )
 
+KERNEL_OFF = Cause(
+    id="kernel-off",
+    title="A kernel is wrong in 16 bits",
+    family="rounding",
+    mechanism=(
+        "An operation gives, on the same 16-bit inputs, another result than in FP32, by more than the format of its "
+        "result and the length of its sums explain. Kernels have code of their own for each format: tiles of another "
+        "size, a tail that is left out, a mask that is shifted, a scale that is stale, sums kept in 16 bits. What is "
+        "read is sound, and the damage is made in this one place."
+    ),
+    told_apart=(
+        "What the operation reads is given to it as FP32 numbers, so what was rounded before it is in both results: "
+        "digits lost in a difference are cancellation, a sum that leaves the format is reduction-overflow, and a sum "
+        "that stands still from call to call is accumulator-stagnation. Each result is held to a bound of its family "
+        "of operations. A kernel that torch does not know is held to itself in FP32: one that is wrong in both formats "
+        "is not seen, nor one that runs in 16 bits only, nor one that is no operation of torch."
+    ),
+    advice="Use another implementation of this operation, or run it in FP32, and report the kernel with its inputs.",
+    remedies=(
+        "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH): ...  # another kernel",
+        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums in FP32",
+        "y = kernel(x.float()).to(x.dtype)  # the same kernel in FP32",
+        "acc = tl.zeros((BLOCK, BLOCK), dtype=tl.float32)  # in a kernel of your own: sums in FP32, masked loads",
+    ),
+    wrong_fix=(
+        "Loss scaling, clipping, a lower learning rate: the result is as wrong. FP32 for the layers around it: they "
+        "are sound. BF16 instead of FP16: often the same code."
+    ),
+    messages=(),
+    reference="pytorch/pytorch#168126, Dao-AILab/flash-attention#2151, pytorch/pytorch#121558",
+)
+
 CHANGED_IN_16_BITS = Cause(
     id="changed-in-16-bits",
     title="16 bits change this result here",
@@ -259,5 +291,6 @@ ROUNDINGS = (
     CANCELLATION,
     CHOICE_FLIPPED,
     EPS_TOO_LARGE,
+    KERNEL_OFF,
     CHANGED_IN_16_BITS,
 )

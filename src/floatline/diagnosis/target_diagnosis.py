@@ -26,6 +26,7 @@ from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.fix_trials import read_finding, try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
+from floatline.diagnosis.kernel_reproducer import write_kernel_reproducer
 from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.trials.counterfactual import Counterfactuals, apply_scale, try_formats
 from floatline.errors import TargetError
@@ -70,7 +71,7 @@ def diagnose(
         on_progress: Told what is done next.
         trace_path: Where to keep the trace of the step that was looked into.
         bundle: Folder to write that step to, so that it can be replayed elsewhere; it must not hold anything yet.
-        with_data: Put the step's batch into the bundle.
+        with_data: Put the step's batch into the bundle, and the inputs of a wrong kernel with a script that calls it.
         tries_fixes: Whether changes of the source are tried: the target is then diagnosed again, in another process,
             with its line changed.
 
@@ -101,6 +102,8 @@ def diagnose(
         if bundle is not None:
             step = evidence.found_in.meta["step"] if evidence.found_in else given.step_to_trace
             write_bundle(loaded, bundle, step=step, seed=seed, findings=findings, with_data=with_data)
+            if with_data and evidence.found_in is not None:
+                write_kernel_reproducer(evidence.found_in, Path(bundle) / "kernel", defined_in=given.file)
         if trace_path is not None:
             known = [trace for trace in evidence.traces.values() if trace is not None]
             trace = known[0] if known else evidence.trace(given.step_to_trace)

@@ -16,6 +16,7 @@ from floatline.diagnosis.blame import ANY, CHOICE
 from floatline.diagnosis.detectors import silent
 from floatline.diagnosis.detectors.exceptions import describe_collision
 from floatline.diagnosis.detectors.first_nonfinite import Birth, describe_birth, find_births
+from floatline.diagnosis.detectors.kernels import find_wrong_kernels
 from floatline.diagnosis.detectors.operations import (
     ADDITIONS,
     FORMATS,
@@ -227,7 +228,7 @@ def describe_cancellation(op: Op, error: float, trace: Trace) -> Finding:
 
 def find_wrong_results(trace: Trace) -> list[Finding]:
     """What is wrong in work without gradients, the surest first."""
-    found = [describe_birth(birth) for birth in find_births(trace)[:1]]
+    found = [*find_wrong_kernels(trace), *(describe_birth(birth) for birth in find_births(trace)[:1])]
     rows = [
         *silent.stuck_states(trace),
         *silent.stuck_sums(trace, ruinous=False),

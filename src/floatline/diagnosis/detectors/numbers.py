@@ -28,6 +28,7 @@ from floatline.diagnosis.detectors.first_nonfinite import (
     keep_harmful,
     measure_step_errors,
 )
+from floatline.diagnosis.detectors.kernels import find_wrong_kernels
 from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, overflows
 from floatline.diagnosis.detectors.operations import base_name
 from floatline.diagnosis.detectors.scaler_order import find_steps_past_overflow
@@ -92,6 +93,9 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
     searches = scale != 1.0 and not _stays_too_large(evidence.given)
     births = [birth for birth in find_births(trace) if not searches or not is_search(birth, scale)]
     harmful = keep_harmful(births, trace)
+    wrong = find_wrong_kernels(trace, until=harmful[0].op if harmful else None)
+    if wrong:
+        return wrong
     if harmful:
         return [_place_in_loop(describe_birth(birth), birth, evidence) for birth in _distinct(harmful)]
     updates = find_births(trace, phases=("update",))
@@ -254,6 +258,9 @@ def _steps_to_look_at(evidence: Evidence) -> list[int]:
 
 
 def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
+    wrong = find_wrong_kernels(trace)
+    if wrong:  # what is seen after them may come of them
+        return wrong
     behind = evidence.falls_behind
     findings: list[Finding] = []
     births = find_births(trace)

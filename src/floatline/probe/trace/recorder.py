@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from floatline.numerics.half_on_cpu import unwraps_itself
 from floatline.optim.mesh import local_part
+from floatline.probe.trace.kernel_checks import KernelChecks
 from floatline.probe.trace.measures import Measures, RunningSum, find_sums
 from floatline.probe.trace.op_origins import OpOrigin, Whereabouts
 from floatline.probe.trace.schemas import TracedCall, count_parts, find_places, schema_of, tensors_of
@@ -92,6 +93,7 @@ class Recorder(TorchDispatchMode):
         self._measures = Measures()
         self._whereabouts = Whereabouts(model, on_update=self._name_state)
         self._twins = Twins(self._storages) if twins else None
+        self._checks = KernelChecks() if twins else None
         self._gradients_due = False
         self._failures: Counter[str] = Counter()
         with Aside():
@@ -162,6 +164,9 @@ class Recorder(TorchDispatchMode):
                 gc.unfreeze()
         self.trace.meta["twin_failures"] = dict(self._twins.failures) if self._twins else {}
         self.trace.meta["failures"] = dict(self._failures)
+        if self._checks and self._checks.found:
+            self.trace.meta["kernels"] = [found.as_json() for found in self._checks.found]
+            self.trace.arguments = self._checks.arguments
 
     def __torch_dispatch__(
         self,
@@ -209,6 +214,7 @@ class Recorder(TorchDispatchMode):
             for i in range(num)
         ]
         attempt, sums = self._prepare(ops, call)
+        before = self._checks.begin(call) if self._checks and num == 1 else None
         for op in ops:
             self._gradients_due = self._gradients_due or op.phase == "backward"
             if op.phase == "backward" and not op.file:
@@ -232,6 +238,8 @@ class Recorder(TorchDispatchMode):
         with Aside():
             try:
                 self._settle(ops, call, attempt, fresh, sums)
+                if self._checks and num == 1:
+                    self._checks.finish(before, call, first, fresh)
             except Exception:
                 self._failures[call.schema.name] += 1
         return result

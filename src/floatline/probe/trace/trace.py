@@ -137,13 +137,15 @@ class Trace:
         gradients: For each parameter with a gradient at the end of the last backward: that gradient
             (still scaled), against its twin. Of a forward pass alone: what it gives, by name.
         meta: What else is known: "twin_failures" and "failures" (operations whose twin could not be computed,
-            or that could not be measured, with their count), "exception" (where one raised), and what
-            the caller adds, such as "precision", "scale", "step".
+            or that could not be measured, with their count), "exception" (where one raised), "kernels" (results
+            beyond their bounds, see `kernel_checks`), and what the caller adds, such as "precision", "scale", "step".
+        arguments: Of operations in "kernels", by index, what they were called with; not part of the file.
     """
 
     ops: list[Op] = field(default_factory=list[Op])
     gradients: dict[str, Operand] = field(default_factory=dict[str, Operand])
     meta: dict[str, Any] = field(default_factory=dict[str, Any])
+    arguments: dict[int, Any] = field(default_factory=dict[int, Any], compare=False, repr=False)
 
     def save(self, path: str | Path) -> None:
         """Write the trace as columns (`.npz`, no pickle)."""
