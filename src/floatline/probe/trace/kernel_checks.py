@@ -95,9 +95,9 @@ class KernelChecks:
     """Holds the operations of a step to FP32 on the same inputs: one of each operation, shapes, formats and numbers.
 
     Numerics:
-        See `kernel_bounds`. Judged are x86 CPUs only, where the bounds were measured. An operation without a bound there
-        is not judged, nor one that draws random numbers, nor a foreign one that does not run in FP32 or that gives
-        other numbers when it runs again, or any foreign one while several processes train together.
+        See `kernel_bounds`. Judged are x86 CPUs only, where the bounds were measured. An operation without a bound is
+        not judged, nor one that draws random numbers, nor a foreign one that does not run in FP32 or that gives other
+        numbers when it runs again, or any foreign one while several processes train together.
         Checked by tests/probe/trace/test_kernel_bounds.py and test_wrong_kernels.py.
 
     Attributes:
