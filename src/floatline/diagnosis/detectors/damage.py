@@ -210,7 +210,8 @@ def describe_large_eps(op: Op, eps: float) -> Finding:
     """The finding about an eps of a 16-bit format that weighs against what it is added to."""
     value = op.inputs[0].value
     own = next(name for name, known in FORMATS.items() if find_format(known).epsilon == eps)
-    seen = f"{eps:.2g}, the eps of {own}, is added to numbers from {value.smallest:.2g} to {value.largest:.2g}"
+    what = "is added to" if base_name(op.name) in ADDITIONS else "bounds"
+    seen = f"{eps:.2g}, the eps of {own}, {what} numbers from {value.smallest:.2g} to {value.largest:.2g}"
     return describe_birth(Birth(op, "eps-too-large", f"{seen}; FP32's own is 1.2e-07"))
 
 
