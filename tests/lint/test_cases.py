@@ -14,6 +14,7 @@ NOT_IN_SOURCE = {
     "001": "activations grow", "003": "features grow", "019": "16-bit inputs", "030": "gradients are small",
     "037": "weights are made half by whoever calls", "039": "weights are made half by whoever calls",
     "040": "updates are small beside the weights", "042": "updates are small beside the weights",
+    "052": "keys are near-duplicates", "096": "a kernel is wrong",
     "072": "rows of the data are broken", "074": "labels are shuffled", "075": "the learning rate is too large",
     "077": "a batch has no labels", "079": "a document is empty",
 }  # fmt: skip
@@ -47,8 +48,8 @@ def test_healthy_training_has_no_finding(file):
 
 def test_most_failures_that_are_visible_in_source_are_named():
     seen = [file.stem for file in VISIBLE if is_seen(file)]
-    assert len(VISIBLE) == 36
-    assert len(seen) >= 22, seen  # 60 %
+    assert len(VISIBLE) == 37
+    assert len(seen) >= 23, seen  # 60 %
 
 
 def test_the_list_of_exceptions_names_cases():

@@ -40,6 +40,10 @@ class EpsOfTheDtype(Rule):
         "import torch\ny = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + torch.finfo(x.dtype).eps)",
         "import torch as t\neps = t.finfo(x.dtype).eps\npower = x.square().mean(-1)\ny = x / t.sqrt(eps + power)",
         "from torch import finfo\ny = x / (x.var(-1, keepdim=True) + finfo(x.dtype).eps).sqrt()",
+        (
+            "import torch\neps = torch.finfo(x.dtype).eps if eps is None else eps\n"
+            "y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)"
+        ),
     )
 
     def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
@@ -60,7 +64,8 @@ class EpsOfTheDtype(Rule):
             and self.source.path(value.value.func) == "torch.finfo"
             and bool(value.value.args)
             and self.source.path(value.value.args[0]) not in _WIDE
-            for value in (reaching_values(self.source, node) if isinstance(node, ast.Name) else [node])
+            for one in (reaching_values(self.source, node) if isinstance(node, ast.Name) else [node])
+            for value in ((one.body, one.orelse) if isinstance(one, ast.IfExp) else (one,))
         )
 
     def _is_of_squares(self, node: ast.expr) -> bool:
