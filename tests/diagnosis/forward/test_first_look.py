@@ -26,7 +26,7 @@ PLANTED = [
     ("plain_models:f_stalls", "accumulator-stagnation", ["state = state + self.dt"]),
     ("plain_models:f_mask", "scalar-out-of-range", ["s = s + (1.0 - keep"]),
     ("plain_models:f_log", POLE, ["return torch.log(p + self.eps)"]),
-    ("plain_models:f_router", ANY, ["scores = self.gate(x) + self.offset", "weight, chosen"]),
+    ("plain_models:f_router", "choice-flipped", ["scores = self.gate(x) + self.offset", "weight, chosen"]),
     ("plain_models:f_softplus", "exp-overflow", ["h = torch.log(1 + torch.exp(h))"]),
     ("plain_models:f_fourier", f"{ANY} integer-not-exact", ["phase = coords", "feats = torch.cat"]),
     ("language_models:f_gemma_stream", "product-overflow", "model.layers.0"),
@@ -47,7 +47,7 @@ PLANTED = [
     ("more_models:f_ssim", "cancellation", ["var = F.conv2d"]),
     ("more_models:f_topp", ANY, ["total = total +"]),
     ("more_models:f_bias", "scalar-out-of-range", ["bias[:, ::2]"]),
-    ("more_models:f_rank", ANY, ["d = 1000", "order = d.argsort"]),
+    ("more_models:f_rank", "choice-flipped", ["d = 1000", "order = d.argsort"]),
     ("more_hf_models:f_bert_ff", "activation-overflow", "encoder.layer.1"),
     ("more_hf_models:f_gpt2_wpe", "activation-overflow", "transformer.h.1.attn"),
 ]
