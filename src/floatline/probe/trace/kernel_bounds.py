@@ -287,12 +287,13 @@ def bound_log_softmax(same: SameInputs) -> Errors:
 
     Numerics:
         |error| <= 2**-20 * (|x| + |max| + log n + 1) + n * 2**-23, since `x - (max + log(sum))` is as good a way,
-        and on a CPU one rounding to 16 bits each of max + log(sum) and of x - max, which torch's kernels make there.
+        and on a CPU one rounding to 16 bits each of the sum, its logarithm, max + log(sum) and x - max, which torch's
+        kernels make there.
     """
     x, dim = same.wide.args[:2]
     num = _size(x, dim)
     top = x.amax(dim, keepdim=True).abs() if x.numel() else x.abs()
-    inside = x.amax(dim, keepdim=True) - x + top + math.log(max(num, 1)) if x.numel() else x
+    inside = x.amax(dim, keepdim=True) - x + top + 2 * math.log(max(num, 1)) + 1 if x.numel() else x
     fine = (x.abs() + top + math.log(max(num, 1)) + 1) * 16 * _FINE + num * 2 * _FINE
     return (fine + _steps(same, 1) * inside,)
 
