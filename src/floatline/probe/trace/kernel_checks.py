@@ -31,7 +31,9 @@ from floatline.probe.watch.patches import Aside
 _JUDGED = (torch.float16, torch.bfloat16)
 # Where torch's own kernels were measured to be within their bounds. On other machines nothing is judged: a kernel that
 # adds up in 16 bits there, as documented, would be called wrong.
-IS_MEASURED = platform.machine().lower() in ("x86_64", "amd64")
+IS_MEASURED = platform.machine().lower() in ("x86_64", "amd64") and tuple(
+    int(part) for part in torch.__version__.split(".")[:2]
+) >= (2, 13)
 # A wrong kernel is wrong by more than what its bound nearly allows.
 _CLEARLY = 2.0
 # Slack for the roundings of the bound itself.
@@ -97,9 +99,9 @@ class KernelChecks:
     """Holds the operations of a step to FP32 on the same inputs: one of each operation, shapes, formats and numbers.
 
     Numerics:
-        See `kernel_bounds`. Judged are x86 CPUs only, where the bounds were measured. An operation without a bound is
-        not judged, nor one that draws random numbers, nor a foreign one that does not run in FP32 or that gives other
-        numbers when it runs again, or any foreign one while several processes train together.
+        See `kernel_bounds`. Judged are x86 CPUs from torch 2.13 on, where the bounds were measured. An operation
+        without a bound is not judged, nor one that draws random numbers, nor a foreign one that does not run in FP32 or
+        that gives other numbers when it runs again, or any foreign one while several processes train together.
         Checked by tests/probe/trace/test_kernel_bounds.py and test_wrong_kernels.py.
 
     Attributes:
