@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import floatline as fl
-from floatline.numerics.orthogonal import COEFFICIENTS, NS_DTYPES, orthogonalize
+from floatline.numerics.orthogonal import COEFFICIENTS, NS_DTYPES, NewtonSchulzName, newton_schulz
 
 LR = 0.02
 
@@ -29,6 +29,12 @@ def in_float64(matrix: Tensor) -> Tensor:
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x.T if tall else x
+
+
+def orthogonalize(matrix: Tensor, dtype: NewtonSchulzName) -> Tensor:
+    """Newton–Schulz as an optimizer's step takes it, in float32."""
+    turned, scale = newton_schulz(matrix, dtype, coefficients=COEFFICIENTS, steps=5, eps=1e-7)
+    return turned.float() / scale
 
 
 def off_orthogonal(matrix: Tensor) -> float:
