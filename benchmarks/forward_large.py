@@ -12,9 +12,14 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from datetime import datetime, timezone
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from benchmarks import fold_models
 from benchmarks.fold_large import LLAMA_1B, measure
 

@@ -11,6 +11,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from tests import shared
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
@@ -29,6 +30,12 @@ def time_enough():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ENOUGH", 600.0)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_folder_for_all(tmp_path_factory):
+    """Processes of a test run share what takes long to compute."""
+    shared.begin(tmp_path_factory)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 from floatline.diagnosis import diagnose
 from floatline.diagnosis.scripts.script import diagnose_script
@@ -19,7 +19,7 @@ def check(found):
     assert any("in FP32" in note and "gone" in note for note in found.notes)
 
 
-@slow
+@exhaustive
 def test_a_target_whose_products_choose_other_codes_is_blamed_at_their_line():
     check(diagnose(f"{TARGET}:train", steps=40, tries_fixes=False))
 

@@ -5,13 +5,12 @@ import math
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from tests.marks import needs_gloo
+from tests.shared import once
 from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("guard_on_ranks.py")
@@ -43,23 +42,21 @@ def launch(world, *words, timeout=600):
     )
 
 
-@cache
-def found_by_all():
+def run_all(folder):
     """What each process found, for each number of processes, in the order of ranks."""
-    with TemporaryDirectory() as folder:
-        for world in WORLDS:
-            run = launch(world, folder)
-            assert run.returncode == 0, run.stderr[-6000:]
-        return {
-            world: [json.loads((Path(folder) / f"{world}-{rank}.json").read_text("utf-8")) for rank in range(world)]
-            for world in WORLDS
-        }
+    for world in WORLDS:
+        run = launch(world, str(folder))
+        assert run.returncode == 0, run.stderr[-6000:]
+    return {
+        world: [json.loads((folder / f"{world}-{rank}.json").read_text("utf-8")) for rank in range(world)]
+        for world in WORLDS
+    }
 
 
 def of(world, name):
     if ("FSDP2" in name or name in ("other kind", "8-bit blocks")) and torch.__version__.startswith("2.6."):
         pytest.skip("FSDP2 does not run on the CPU in torch 2.6")
-    return [rank[name] for rank in found_by_all()[world]]
+    return [rank[name] for rank in once("guard on ranks", run_all)[str(world)]]
 
 
 def assert_alike(found):

@@ -4,12 +4,11 @@ import json
 import math
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from tests.marks import needs_gloo
+from tests.shared import once
 from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("rank_checks.py")
@@ -33,26 +32,19 @@ pytestmark = [
 ]
 
 
-@cache
-def found_by_all():
+def run_all(folder):
     """What each process found, for each number of processes, in the order of ranks."""
-    with TemporaryDirectory() as folder:
-        run = subprocess.run(
-            [sys.executable, str(SCRIPT), folder, *map(str, WORLDS)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-            timeout=600,
-        )
-        assert run.returncode == 0, run.stderr
-        return {
-            world: [json.loads((Path(folder) / f"{world}-{rank}.json").read_text("utf-8")) for rank in range(world)]
-            for world in WORLDS
-        }
+    words = [sys.executable, str(SCRIPT), str(folder), *map(str, WORLDS)]
+    run = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert run.returncode == 0, run.stderr
+    return {
+        world: [json.loads((folder / f"{world}-{rank}.json").read_text("utf-8")) for rank in range(world)]
+        for world in WORLDS
+    }
 
 
 def of(world, name):
-    found = [rank.get(name) for rank in found_by_all()[world]]
+    found = [rank.get(name) for rank in once("scaler on ranks", run_all)[str(world)]]
     if found[0] is None:
         pytest.skip("this torch has no Tensor.grad_dtype, or FSDP2 does not run on the CPU in it")
     return found

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from tests.marks import needs_fsdp2
 from tests.preloaded import run_preloaded
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 import floatline as fl
 
@@ -42,7 +42,7 @@ def campaign():
     return SimpleNamespace(judge=judge, numbers=numbers, plan=plan, trial=trial)
 
 
-@slow
+@exhaustive
 @needs_fsdp2
 def test_thirty_planted_faults_of_every_kind_do_no_harm(tmp_path, campaign):
     results = tmp_path / "results.jsonl"

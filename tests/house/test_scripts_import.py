@@ -39,6 +39,24 @@ def test_what_a_script_imports_is_there(script):
     assert missing(script.read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_a_script_that_imports_from_the_projects_folder_finds_it(script):
+    assert finds_the_folder(script.read_text(encoding="utf-8"))
+
+
+def finds_the_folder(source: str) -> bool:
+    """Whether a script that is run by its path has what it imports on its path."""
+    names = {
+        node.module.split(".")[0] for node in ast.parse(source).body if isinstance(node, ast.ImportFrom) and node.module
+    }
+    return not names & {"benchmarks", "tests", "tools"} or "sys.path.insert(0, str(" in source
+
+
+def test_a_script_that_would_not_find_it_is_seen():
+    assert not finds_the_folder("from benchmarks import fold_models")
+    assert finds_the_folder("import sys\nsys.path.insert(0, str(ROOT))\nfrom benchmarks import fold_models")
+
+
 def test_a_name_that_is_gone_is_found():
     source = "from floatline.numerics.orthogonal import newton_schulz, orthogonalize\nfrom floatline import nothing\n"
     assert missing(source) == ["floatline.numerics.orthogonal.orthogonalize", "floatline.nothing"]

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.shared import folder_of, once
 from tests.slow import mostly_slow
 
 ROOT = Path(__file__).parents[2]
@@ -52,3 +53,22 @@ def test_of_the_slow_ones_one_in_so_many_stays_slow():
     params = mostly_slow(range(9), every=4, rare=3)
     names = [param.marks[0].name if param.marks else "fast" for param in params]
     assert names == ["slow", *["exhaustive"] * 2, "fast", *["exhaustive"] * 2, "slow", "fast", "exhaustive"]
+
+
+def test_what_is_shared_is_made_once_and_a_failure_is_not_tried_again():
+    made = []
+
+    def make(folder):
+        made.append(folder)
+        return {"number": len(made)}
+
+    def fail(folder):
+        made.append(folder)
+        raise ValueError("no such number")
+
+    assert once("of the suites", make) == once("of the suites", make) == {"number": 1}
+    assert made == [folder_of("of the suites")]
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="ValueError: no such number"):
+            once("a failure of the suites", fail)
+    assert len(made) == 2

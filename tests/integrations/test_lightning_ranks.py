@@ -4,12 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from tests.marks import needs_fsdp2, needs_gloo
+from tests.shared import folder_of, once
 from tests.slow import slow
 
 import floatline as fl
@@ -25,17 +24,20 @@ pytestmark = [
 OURS = ["DDP", "DDP, 16-bit weights", "FSDP2"]
 
 
-@cache
-def found_by_all():
-    """What each process found, in the order of ranks, and the first process's ledger of the DDP fit."""
+def fit(folder):
+    """What each process found, in the order of ranks."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    with TemporaryDirectory() as folder:
-        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=600, env=env)
-        if run.returncode != 0:
-            return run.stderr[-6000:], None  # kept: every test fails with it, and none tries again
-        ranks = [json.loads((Path(folder) / f"{rank}.json").read_text("utf-8")) for rank in range(2)]
-        return ranks, fl.Ledger.read(Path(folder) / "ddp-ledger")
+    run = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=600, env=env)
+    if run.returncode != 0:
+        return run.stderr[-6000:]  # kept: every test fails with it, and none tries again
+    return [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in range(2)]
+
+
+def found_by_all():
+    """What each process found, and the first process's ledger of the DDP fit."""
+    ranks = once("lightning on ranks", fit)
+    return ranks, None if isinstance(ranks, str) else fl.Ledger.read(folder_of("lightning on ranks") / "ddp-ledger")
 
 
 def of(name):

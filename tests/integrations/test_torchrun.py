@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from tests.marks import needs_fsdp2, needs_gloo
+from tests.shared import folder_of, once
 from tests.slow import slow
 
 import floatline as fl
@@ -71,13 +70,15 @@ def test_the_fsdp2_example_skips_on_all_processes_and_keeps_equal_shards(tmp_pat
     check_example("examples/torchrun_fsdp2.py", tmp_path)
 
 
-@cache
+def train_on_ranks(folder):
+    launch("tests/integrations/trainers_on_ranks.py", folder, words=())
+    return [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in (0, 1)]
+
+
 def found_by_all():
     pytest.importorskip("transformers", reason="transformers is not installed")
-    with TemporaryDirectory() as folder:
-        launch("tests/integrations/trainers_on_ranks.py", folder, words=())
-        found = [json.loads((Path(folder) / f"{rank}.json").read_text("utf-8")) for rank in (0, 1)]
-        return found, fl.Ledger.read(Path(folder) / "trainer")
+    found = once("trainers on ranks", train_on_ranks)
+    return found, fl.Ledger.read(folder_of("trainers on ranks") / "trainer")
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_the_trap_is_named_and_its_healthy_twin_is_not(name, manifest_of):
     assert healthy == []
 
 
-@pytest.mark.parametrize("name", mostly_slow(sorted(LINES), every=len(LINES)))
+@pytest.mark.parametrize("name", mostly_slow(sorted(LINES), every=len(LINES), rare=3))
 def test_one_command_names_it_without_an_edit(name, tmp_path):
     believed, line = LINES[name]
     words = ["--expect", believed] if believed else []

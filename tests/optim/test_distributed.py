@@ -7,17 +7,22 @@ from pathlib import Path
 
 import pytest
 from tests.marks import needs_fsdp2
+from tests.shared import once
 from tests.slow import slow
 
 pytestmark = [needs_fsdp2, slow]
 
 
-@pytest.fixture(scope="module")
-def found():
+def train_on_two(_):
     script = Path(__file__).with_name("two_processes.py")
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=600)
     assert run.returncode == 0, run.stderr[-4000:]
     return json.loads(next(line for line in run.stdout.splitlines() if line.startswith("[{")))  # gloo may print, too
+
+
+@pytest.fixture(scope="module")
+def found():
+    return once("two processes", train_on_two)
 
 
 def both(found, key):

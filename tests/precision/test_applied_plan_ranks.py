@@ -3,12 +3,11 @@
 import json
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from tests.marks import needs_fsdp2, needs_gloo
+from tests.shared import once
 from tests.slow import slow
 
 SCRIPT = Path(__file__).with_name("applied_on_ranks.py")
@@ -16,13 +15,15 @@ SCRIPT = Path(__file__).with_name("applied_on_ranks.py")
 pytestmark = needs_gloo
 
 
-@cache
-def found_by_all():
+def apply_on_ranks(folder):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    with TemporaryDirectory() as folder:
-        run = subprocess.run([*command, folder], capture_output=True, text=True, timeout=600)
-        assert run.returncode == 0, run.stderr[-6000:]
-        return [json.loads(Path(folder, f"{rank}.json").read_text("utf-8")) for rank in range(2)]
+    run = subprocess.run([*command, str(folder)], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-6000:]
+    return [json.loads((folder / f"{rank}.json").read_text("utf-8")) for rank in range(2)]
+
+
+def found_by_all():
+    return once("applied plan on ranks", apply_on_ranks)
 
 
 @slow

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 from tests.scripts.planted import FOLDER, PLANTED, SCRIPTS
-from tests.slow import exhaustive, slow
+from tests.slow import exhaustive, mostly_slow
 
 TOOL = FOLDER.parent.parent / "tools" / "score_scripts.py"
 # The standard deviation is taken while data is gathered, before any step: the model's input is seen, not its making.
 MISSED = {"rl/batch_statistics_of_one"}
 
 
-@slow
-@pytest.mark.parametrize("script", sorted(SCRIPTS))
+@pytest.mark.parametrize("script", mostly_slow(sorted(SCRIPTS), every=100, rare=5))
 def test_a_planted_failure_is_named_at_its_line(script: str, tmp_path: Path) -> None:
     first = next(planted for planted in PLANTED if planted.script == script)
     assert find_misses(tmp_path, f"{script}/{first.name}", "--no-healthy") <= MISSED

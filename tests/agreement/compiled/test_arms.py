@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.agreement.models import faithful, make_decoder, make_ids, wrong_gelu
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 from torch import nn
 
 from floatline.agreement import compare_compiled
@@ -67,7 +67,7 @@ def test_inductor_on_a_cpu_agrees_with_eager_code_and_has_eagers_casts_as_a_thir
     assert len(found.emulated) == len(found.parity.readings)
 
 
-@slow
+@exhaustive
 def test_a_bug_in_inductors_own_kernels_is_found(tmp_path):
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     options = {"cpp.inject_relu_bug_TESTING_ONLY": "accuracy"}  # torch's own, for its minifier's tests

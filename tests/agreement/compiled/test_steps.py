@@ -46,8 +46,7 @@ def test_the_smallest_wrong_step_is_named():
     assert (found.verdict, found.entry.kind, found.entry.op.op[-4:]) == ("wrong", "ReLU", "relu")
 
 
-@slow
-@pytest.mark.parametrize("name", SICK)
+@pytest.mark.parametrize("name", mostly_slow(SICK, every=100, rare=3))
 def test_a_planted_bug_is_named_by_its_module_and_shown_by_a_script(name, tmp_path, importable):
     case = CASES[name]
     found = compare_compiled_step(capture(name), backend=getattr(plants, case.plant), folder=tmp_path)
@@ -69,8 +68,7 @@ def test_a_step_that_is_compiled_well_is_within_rounding(name, tmp_path):
     assert {"first.weight", "last.weight"} <= gradients or "breaks" in name
 
 
-@slow
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", mostly_slow(HEALTHY, every=100, rare=4))
 def test_inductor_compiles_healthy_steps_within_rounding(name, cold_cache):
     found = compare_compiled_step(capture(name))
     assert (found.verdict, found.entry) == ("agree", None)

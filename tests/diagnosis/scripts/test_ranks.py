@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.marks import needs_fsdp2, needs_gloo
 from tests.preloaded import COMMAND, run_preloaded
-from tests.slow import slow
+from tests.slow import mostly_slow
 
 from floatline.diagnosis.scripts.ranks import RankReports
 
@@ -34,10 +34,9 @@ FOUND = {
 }
 
 
-@slow
 @needs_gloo
 @needs_fsdp2
-@pytest.mark.parametrize("kind", FOUND)
+@pytest.mark.parametrize("kind", mostly_slow(FOUND, every=100, rare=3))
 def test_two_processes_are_diagnosed(kind, tmp_path):
     code, cause, said = FOUND[kind]
     words = ["--format", "json", "--no-try", "--", TORCHRUN, "--standalone", "--nproc-per-node", "2", str(SCRIPT), kind]

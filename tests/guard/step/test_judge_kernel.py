@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 from floatline.guard.kernels import judge_for
 from floatline.guard.policy import Policy
@@ -56,7 +56,11 @@ def survey(norm):
 @slow
 @pytest.mark.parametrize(
     ("scaling", "steps", "skip_outliers"),
-    [(None, 12, False), (Scaling(growth_interval=3, hysteresis=2), 85, True), (Scaling(), 65, False)],
+    [
+        (None, 12, False),
+        (Scaling(growth_interval=3, hysteresis=2), 85, True),
+        pytest.param(Scaling(), 65, False, marks=exhaustive),
+    ],
 )
 def test_every_number_is_that_of_the_torch_operations(scaling, steps, skip_outliers):
     plain, fused = pair(scaling, skip_outliers=skip_outliers)
