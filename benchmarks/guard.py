@@ -71,14 +71,17 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
 
-def bare(model: nn.Module, device: str, dtype: torch.dtype = torch.float16) -> Callable[[torch.Tensor], object]:
+def bare(
+    model: nn.Module, device: str, dtype: torch.dtype = torch.float16, *, compiled: bool = False
+) -> Callable[[torch.Tensor], object]:
     """What people run."""
+    run = torch.compile(loss_of) if compiled else loss_of
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY, fused=True)
     scaler = torch.amp.GradScaler(device, enabled=dtype == torch.float16)
 
     def step(tokens: torch.Tensor) -> None:
         with torch.autocast(device, dtype=dtype):
-            loss = loss_of(model, tokens)
+            loss = run(model, tokens)
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -131,6 +134,8 @@ def guarded(
     optimizer: str = "floatline",
     record: bool = False,
     states: str = "fp32",
+    graph: bool = False,
+    compiled: bool = False,
 ) -> Callable[[torch.Tensor], object]:
     """floatline's guard."""
     if plan.endswith("true"):
@@ -140,10 +145,12 @@ def guarded(
     else:
         trained = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=DECAY, fused=True)
     policy = fl.Policy(underflow_every=1) if record else None
-    guard = fl.Guard(model, trained, plan=plan, clip_norm=CLIP, record_layers_every=1 if record else 0, policy=policy)
+    options = {"record_layers_every": 1 if record else 0, "policy": policy, "graph": graph}
+    guard = fl.Guard(model, trained, plan=plan, clip_norm=CLIP, **options)
+    run = torch.compile(loss_of) if compiled else loss_of
 
     def compute_loss(tokens: torch.Tensor) -> torch.Tensor:
-        return loss_of(model, tokens)
+        return run(model, tokens)
 
     def step(tokens: torch.Tensor) -> None:
         guard.step(compute_loss, tokens)
@@ -159,8 +166,17 @@ GPU_ARMS: dict[str, Callable[..., Callable[[torch.Tensor], object]]] = {
     "guard, fp16-true": lambda m, d: guarded(m, d, plan="fp16-true"),
     "guard, bf16-true": lambda m, d: guarded(m, d, plan="bf16-true"),
     "guard, fp16-true, int8 states": lambda m, d: guarded(m, d, plan="fp16-true", states="int8"),
+    "guard, fp16-mixed, graph": lambda m, d: guarded(m, d, graph=True),
+    "guard, fp16-true, graph": lambda m, d: guarded(m, d, plan="fp16-true", graph=True),
+    "guard, bf16-true, graph": lambda m, d: guarded(m, d, plan="bf16-true", graph=True),
     "hand-written checks": hand_written,
     "transformers DebugUnderflowOverflow": debug_hook,
+}
+COMPILED_ARMS: dict[str, Callable[..., Callable[[torch.Tensor], object]]] = {
+    "bare AMP, compiled": lambda m, d: bare(m, d, compiled=True),
+    "guard, fp16-mixed, compiled": lambda m, d: guarded(m, d, compiled=True),
+    "guard, fp16-true, compiled": lambda m, d: guarded(m, d, plan="fp16-true", compiled=True),
+    "guard, fp16-true, compiled, graph": lambda m, d: guarded(m, d, plan="fp16-true", graph=True, compiled=True),
 }
 
 
@@ -195,8 +211,10 @@ def time_rounds(
     return times
 
 
-def on_gpu(sizes: list[str], *, rounds: int) -> None:
-    """Every size, every arm."""
+def on_gpu(sizes: list[str], *, rounds: int, only: str, compiled: bool) -> None:
+    """Every size, every arm; with `only` the first, and those whose names hold it."""
+    arms = GPU_ARMS | (COMPILED_ARMS if compiled else {})
+    first = next(iter(arms))
     bare(GPT(**SIZES["290 small tensors"][0]).cuda(), "cuda")(torch.zeros(1, 9, dtype=torch.int64, device="cuda"))
     print(f"GPU {torch.cuda.get_device_name()}, torch {torch.__version__}")
     for name in sizes:
@@ -206,7 +224,9 @@ def on_gpu(sizes: list[str], *, rounds: int) -> None:
         steps: dict[str, Callable[[torch.Tensor], object]] = {}
         memory: dict[str, float] = {}
         syncs: dict[str, float] = {}
-        for arm, build in GPU_ARMS.items():
+        for arm, build in arms.items():
+            if only not in arm and arm != first:
+                continue
             torch.manual_seed(0)
             gc.collect()
             torch.cuda.empty_cache()
@@ -217,7 +237,7 @@ def on_gpu(sizes: list[str], *, rounds: int) -> None:
             except ImportError as error:
                 print(f"  {arm}: left out, {error}")
                 continue
-            for _ in range(4):
+            for _ in range(12):  # a captured step is held against a plain one in the 1st, 2nd, 4th and 8th replay
                 steps[arm](tokens)
             torch.cuda.synchronize()
             memory[arm] = (torch.cuda.max_memory_allocated() - before) / 2**30
@@ -282,9 +302,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", nargs="*", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--only", default="", help="a part of the names of the arms that are run, besides the first")
+    parser.add_argument("--compiled", action="store_true", help="compiled loops as well, which take minutes to compile")
     parser.add_argument("--cpu", action="store_true", help="the CPU part only")
     arguments = parser.parse_args()
     if torch.cuda.is_available() and not arguments.cpu:
-        on_gpu(arguments.sizes, rounds=arguments.rounds)
+        on_gpu(arguments.sizes, rounds=arguments.rounds, only=arguments.only, compiled=arguments.compiled)
     else:
         on_cpu(rounds=arguments.rounds)

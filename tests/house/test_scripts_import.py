@@ -49,7 +49,7 @@ def finds_the_folder(source: str) -> bool:
     names = {
         node.module.split(".")[0] for node in ast.parse(source).body if isinstance(node, ast.ImportFrom) and node.module
     }
-    return not names & {"benchmarks", "tests", "tools"} or "sys.path.insert(0, str(" in source
+    return not names & {"benchmarks", "tests", "tools"} or "sys.path" in source
 
 
 def test_a_script_that_would_not_find_it_is_seen():

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from floatline.base.interrupts import Undisturbed
 from floatline.errors import GuardError, LedgerError
 from floatline.guard.admission import admit, check_clip, choose_clipping
+from floatline.guard.captured_passes import CapturedPasses, check_captures, run_plainly
 from floatline.guard.checkpoints import guard_state, rank_files
 from floatline.guard.diary import Diary
 from floatline.guard.failures import FailureWatch, OnFailure
@@ -42,7 +43,6 @@ from floatline.precision.micro_batches import (
     Loss,
     LossSum,
     autocast_of,
-    run_micro_batches,
     synced_at_the_end,
     take_loss,
 )
@@ -80,6 +80,8 @@ class Guard(GuardedRun):
         on_failure: Called with each step made by `step` that failed for another reason than a search for the scale,
             such as a `Diagnoser`; what it returns goes to the ledger. The last few batches are kept for it.
         process_group: Processes that train together; None is the default group.
+        graph: Replay forward and backward of `step` as CUDA graphs, one for each shape of batches. What `compute_loss`
+            reads anew in each step must then be in its batches.
 
     Attributes:
         manifest: What weights, states and buffers are held in at the start, as one line; it is in the ledger's header.
@@ -106,11 +108,14 @@ class Guard(GuardedRun):
         steps: int | None = None,
         on_failure: OnFailure | None = None,
         process_group: dist.ProcessGroup | None = None,
+        graph: bool = False,
     ) -> None:
         plan = resolve_plan(plan)
         policy = resolve_policy(policy, plan_name=plan.name)
         check_clip(clip_norm, clip_value, norm_type)
         device = admit(model, optimizer, plan)
+        if graph:
+            check_captures(device, model, policy, group=process_group)
         self.clip_norm, self.clip_value, self.norm_type = choose_clipping(plan, clip_norm, clip_value, norm_type)
         self._late = policy.read_after if device.type == "cuda" else 0
         self.manifest = describe_start(unwrap(model), optimizer, plan)
@@ -133,6 +138,7 @@ class Guard(GuardedRun):
             ring=SnapshotRing(policy=policy, process_group=process_group),
             samples=Samples(model, device) if policy.skip_outliers else None,
         )
+        self._captured = CapturedPasses(self.run) if graph else None
         self._stepper = Stepper(optimizer, clip_value=self.clip_value)
         self._buffers = Buffers(model, fused_for=fused_for)
         self._layers = Layers(
@@ -208,15 +214,9 @@ class Guard(GuardedRun):
         raise AssertionError  # the loop always returns
 
     def _run(self, compute_loss: Callable[[Any], Loss], batches: tuple[Any, ...]) -> LossSum:
-        return run_micro_batches(
-            compute_loss,
-            batches,
-            model=self.run.model,
-            autocast=lambda: autocast_of(self.run.plan, self.run.device),
-            scale=self.run.judge.scale,
-            group=self.run.judge.group,
-            looks=not self.run.attempts,
-        )
+        if self._captured is not None:
+            return self._captured(compute_loss, batches)
+        return run_plainly(self.run, compute_loss, batches)
 
     def _abandon(self) -> None:
         """Leave nothing of a step that was not made."""
