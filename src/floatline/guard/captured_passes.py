@@ -168,13 +168,16 @@ class CapturedPasses:
         held = [x.detach().to(device, copy=True).requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
                 for x in leaves]  # fmt: skip
         batches = cast(Batches, tree_unflatten(held, form))
-        graph = torch.cuda.CUDAGraph()
+        graph, numbers = torch.cuda.CUDAGraph(), _generator(device)
+        drawn = numbers.clone_state()
         try:
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
                 total = run_plainly(self._run, _with_tensor_weights(compute_loss), batches)
         except GuardError:
+            numbers.graphsafe_set_state(drawn)
             raise
         except Exception as error:
+            numbers.graphsafe_set_state(drawn)  # torch leaves it as within a capture, where nothing else may draw
             raise GuardError(
                 f"graph=True cannot capture this step: {_first_line(error)} Nothing in compute_loss may wait for the "
                 "GPU or read a number from it, such as item() or a mask that selects. Change that, or leave graph out."
@@ -256,6 +259,10 @@ def _with_tensor_weights(compute_loss: Callable[[Any], Loss]) -> Callable[[Any],
         return value
 
     return checked
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.cuda.default_generators[device.index]
 
 
 def _first_line(error: Exception) -> str:
