@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
+import torch
 from tests.cases.harness import Case
 
 from floatline.causes import CAUSES
 from floatline.errors import FloatlineError
-from floatline.probe.trace.kernel_checks import IS_MEASURED
+from floatline.probe.trace.kernel_checks import is_measured
 
 Diagnose = Callable[[str], dict[str, Any]]  # a target's text to what --format json prints
 
@@ -70,7 +71,7 @@ def answer(diagnose: Diagnose, target: str) -> dict[str, Any]:
 
 def is_judged_here(case: Case) -> bool:
     """Whether this machine can say it: kernels are judged where their bounds were measured."""
-    return IS_MEASURED or case.expect["cause"] != "kernel-off"
+    return is_measured(torch.device("cpu")) or case.expect["cause"] != "kernel-off"
 
 
 def expected_verdict(case: Case) -> str:

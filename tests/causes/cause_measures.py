@@ -55,6 +55,15 @@ def loses_every_update_below(f: Format, part: float) -> bool:
     return all_lost(part) and not all_lost(part / 1.02)
 
 
+def loses_every_decay_below(f: Format, share: float) -> bool:
+    """Whether w * (1 - share), of a bit less than that share, always gives w back, and of no larger share as well."""
+
+    def all_lost(s: float) -> bool:
+        return all(f.round(w * (1 - s)) == w for w in weights(f))
+
+    return all_lost(0.9999 * share) and not all_lost(1.02 * share)
+
+
 def keeps_every_update_above(f: Format, part: float) -> bool:
     def none_lost(p: float) -> bool:
         return all(f.round(w + s * w / p * 1.0001) != w for w in weights(f) for s in (1, -1))

@@ -24,6 +24,7 @@ from tests.causes.cause_measures import (
     is_last_zero,
     is_zero_in_fp16,
     keeps_every_update_above,
+    loses_every_decay_below,
     loses_every_update_below,
     loss_clamped_at,
     one_pass_variances,
@@ -152,6 +153,14 @@ CHECKS: dict[str, dict[str, Check]] = {
         "2048": lambda v: keeps_every_update_above(FP16, v),
         "0.001": lambda v: BF16.round(1 + v) == 1 and BF16.round(1 - v) == 1,
         "1.0": lambda v: BF16.round(v + 0.001) == v and BF16.round(v / 16 + 0.001) != v / 16,
+    },
+    "decay-lost-to-rounding": {
+        "1": lambda v: loses_every_decay_below(BF16, v / 512),
+        "512": lambda v: loses_every_decay_below(BF16, 1 / v),
+        "4096": lambda v: loses_every_decay_below(FP16, 1 / v),
+        "1e-3": lambda v: v == pytest.approx(1e-4 / 0.1),
+        "0.1": lambda v: v == pytest.approx(1e-4 / 1e-3),
+        "1e-4": lambda v: v == pytest.approx(1e-3 * 0.1) and v < 1 / 4096,
     },
     "accumulator-stagnation": {
         "2048": lambda v: counts_up_to(FP16, v),

@@ -162,6 +162,39 @@ FULLY_MASKED_SOFTMAX = Cause(
     reference="pytorch/pytorch#41508",
 )
 
+NAN_TIMES_ZERO = Cause(
+    id="nan-times-zero",
+    title="A product with zero leaves NaN and inf in",
+    family="not-precision",
+    mechanism=(
+        "Zero times NaN and zero times inf are NaN, in every precision. A mask that multiplies, (losses * mask).sum(), "
+        "does not leave out padded rows that hold NaN, a logarithm of zero or a quotient by a length of zero, and "
+        "~mask * float('-inf') is NaN wherever the mask is true. Backward does the same: a row that a selection "
+        "left out has gradient zero, and its product with an activation that is NaN reaches every weight."
+    ),
+    told_apart=(
+        "All that is not finite meets an exact zero in one product, and what comes out is not finite; FP32 fails as "
+        "well. If some of it counts, it is bad-input-data. If FP32 is fine, an operation made inf in 16 bits: look at "
+        "eps-underflow, rounded-onto-singularity or scalar-out-of-range. A row of a softmax with nothing left is "
+        "fully-masked-softmax, a mean over no elements empty-reduction, and an infinite derivative that meets a "
+        "gradient of zero singular-gradient."
+    ),
+    advice="Fill what the mask leaves out with a harmless number before anything is computed of it.",
+    remedies=(
+        "x = x.masked_fill(~mask[..., None], 0.0)  # padded entries filled before the first layer",
+        "p = torch.where(mask, p, 1.0); losses = -p.log() * mask  # harmless before the logarithm",
+        "scores = scores.masked_fill(~mask, float('-inf'))  # not + ~mask * float('-inf')",
+        "entropy = -(p * logits.log_softmax(-1).masked_fill(~mask, 0.0)).sum(-1)  # zero times zero",
+    ),
+    wrong_fix=(
+        "torch.where behind the loss: the loss is finite, and in backward zero may meet what is infinite or NaN. "
+        "nan_to_num: forward is clean, and where the numbers were wrong they stay. FP32, BF16, a lower loss scale: zero "
+        "times NaN is NaN in all of them."
+    ),
+    messages=(),
+    reference="Masked tokens that poison the loss, ecmwf/WeatherGenerator#2723",
+)
+
 SINGULAR_GRADIENT = Cause(
     id="singular-gradient",
     title="The derivative is infinite at this point",
@@ -304,6 +337,7 @@ ELSEWHERE = (
     OPTIMIZATION_DIVERGENCE,
     EMPTY_REDUCTION,
     FULLY_MASKED_SOFTMAX,
+    NAN_TIMES_ZERO,
     SINGULAR_GRADIENT,
     CLAMP_KILLS_GRADIENT,
     DISTRIBUTED_DESYNC,

@@ -71,6 +71,35 @@ UPDATE_LOST_TO_ROUNDING = Cause(
     reference="Revisiting BFloat16 Training, arXiv:2010.06192",
 )
 
+DECAY_LOST_TO_ROUNDING = Cause(
+    id="decay-lost-to-rounding",
+    title="Weight decay rounds to nothing",
+    family="rounding",
+    mechanism=(
+        "AdamW takes a share of each weight, rate times decay, and rounds. In BF16 a share below 1/512 always rounds "
+        "away, in FP16 one below 1/4096; a rate of 1e-3 with a decay of 0.1 takes 1e-4. The updates "
+        "themselves are larger and arrive, so the loss falls, and weights that FP32 shrinks keep their size: another "
+        "regularisation, larger norms, a smaller effective rate behind norms, and more with every step."
+    ),
+    told_apart=(
+        "The product of weights and decay leaves them bit-identical while the update behind it moves them, and FP32's "
+        "weights are smaller by then. If the update is lost as well, it is update-lost-to-rounding. In a run so short "
+        "that FP32's weights do not shrink either it does no harm, and is no finding."
+    ),
+    advice="Keep FP32 weights and compute under torch.autocast; 16-bit weights need an optimizer of floatline.optim.",
+    remedies=(
+        "model.float()  # FP32 weights, torch.autocast with torch.bfloat16 for the compute",
+        "Where FP32 weights do not fit in memory: an optimizer with stochastic rounding or Kahan summation.",
+    ),
+    wrong_fix=(
+        "A larger decay until it moves: from one spacing on it takes far more than it was to take. Decay in the "
+        "gradient, as Adam does it: it is divided by the second moment, and is another regularisation. Loss scaling: "
+        "no gradient is involved."
+    ),
+    messages=(),
+    reference="AdamW without decay in BF16, Nerogar/OneTrainer#996",
+)
+
 ACCUMULATOR_STAGNATION = Cause(
     id="accumulator-stagnation",
     title="A running sum stops moving",
@@ -286,6 +315,7 @@ CHANGED_IN_16_BITS = Cause(
 ROUNDINGS = (
     ROUNDED_ONTO_SINGULARITY,
     UPDATE_LOST_TO_ROUNDING,
+    DECAY_LOST_TO_ROUNDING,
     ACCUMULATOR_STAGNATION,
     INTEGER_NOT_EXACT,
     CANCELLATION,

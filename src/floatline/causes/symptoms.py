@@ -128,9 +128,10 @@ _NAN_CAUSES = (
     "optimization-divergence",
     "empty-reduction",
     "fully-masked-softmax",
+    "nan-times-zero",
 )
 _NAN_CHECK = (
-    "Run the same batches and seed in FP32. NaN there too: one of the last four. Fine in FP32 and in BF16: a "
+    "Run the same batches and seed in FP32. NaN there too: one of the last five. Fine in FP32 and in BF16: a "
     "range cause; fine in FP32 and NaN in BF16: rounding. Then find the first operation with finite inputs "
     "and a non-finite output."
 )
@@ -329,6 +330,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
             "accumulator-stagnation",
             "reduction-overflow",
             "exp-overflow",
+            "decay-lost-to-rounding",
         ),
         check=(
             "Compare several seeds first: one run against one run shows mostly noise. Then compare one step "

@@ -17,6 +17,7 @@ from floatline.diagnosis.detectors.first_nonfinite import (
     is_search,
     keep_harmful,
 )
+from floatline.diagnosis.detectors.kernels import find_wrong_kernels
 from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, overflows
 from floatline.errors import GuardError
 from floatline.findings import Finding
@@ -135,7 +136,11 @@ def find_in_step(trace: Trace, *, scale: float) -> Finding | None:
         scale: Its loss scale; gradients that overflow by it alone are left out. 1 leaves out none.
     """
     births = [birth for birth in find_births(trace) if scale == 1.0 or not is_search(birth, scale)]
-    harmful = keep_harmful(births, trace) or find_unfit_constants(trace)
+    harmful = keep_harmful(births, trace)
+    wrong = find_wrong_kernels(trace, until=harmful[0].op if harmful else None)
+    if wrong:
+        return wrong[0]
+    harmful = harmful or find_unfit_constants(trace)
     return _finding(harmful[0]) if harmful else None
 
 

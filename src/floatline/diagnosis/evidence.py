@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from floatline.base.work_clock import WorkClock
 from floatline.diagnosis.beside_fp32 import StepErrors
@@ -181,6 +181,13 @@ class Evidence:
         size = max(_rms(weights[name]), usual, 1e-30)
         return _rms(own.detach().double() - weights[name]) / size
 
+    def growth(self, names: Sequence[str]) -> float | None:
+        """By what share parameters together are larger at the end than FP32's; None where that is not known."""
+        if self.given.model is None or self.fp32.model is None:
+            return None
+        own, theirs = (_norm_of(record.model, names) for record in (self.given, self.fp32))
+        return own / theirs - 1 if theirs else None
+
 
 def is_diverging(losses: list[float]) -> bool:
     """Whether the losses grow geometrically."""
@@ -216,6 +223,11 @@ def _lowers_scale(steps: list[ScalerStepEvent]) -> bool:
             fell.append(event.scale < last[key].scale)
         last[key] = event
     return any(fell) or not fell
+
+
+def _norm_of(model: nn.Module | None, names: Sequence[str]) -> float:
+    weights = dict(model.named_parameters()) if model is not None else {}
+    return math.sqrt(sum(float(weights[name].detach().double().square().sum()) for name in names if name in weights))
 
 
 def _rms(tensor: Tensor) -> float:

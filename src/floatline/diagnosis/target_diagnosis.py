@@ -20,7 +20,7 @@ from floatline.diagnosis.detectors.first_nonfinite import measure_step_errors
 from floatline.diagnosis.detectors.learning import find_what_never_learns
 from floatline.diagnosis.detectors.loop import find_loop_faults
 from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
-from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage
+from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage, name_zero_products
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.fix_trials import read_finding, try_fixes
@@ -242,7 +242,7 @@ def _find(evidence: Evidence) -> list[Finding]:
     for family in (
         lambda: find_exceptions(evidence.given, evidence.fp32),
         lambda: find_wrong_indices(evidence),
-        lambda: find_loop_faults(evidence.given, evidence.fp32),
+        lambda: name_zero_products(find_loop_faults(evidence.given, evidence.fp32), evidence),
         lambda: find_failures(evidence),
         lambda: find_silent_damage(evidence),
         lambda: find_what_never_learns(evidence),

@@ -38,7 +38,7 @@ KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     "gradient-overflow": ("scale-back-off", *_LOGS, "exp-ratio", *_FLOATS),
     "gradient-underflow": ("scaler-with-autocast", "add-scaler", "mixed-precision", "autocast-forward"),
     "optimizer-state-underflow": ("fp32-state", *_WEIGHTS),
-    "update-lost-to-rounding": _WEIGHTS,
+    **dict.fromkeys(("update-lost-to-rounding", "decay-lost-to-rounding"), _WEIGHTS),
     "cancellation": ("two-pass-variance", *_FLOATS, *_REGIONS),
     "accumulator-stagnation": ("float-operands",),
     "integer-not-exact": ("fp32-cast", *_REGIONS),
@@ -76,7 +76,7 @@ KINDS_OF_SOURCES: dict[str, tuple[FixKind, ...]] = {
 }
 # What is tried after that at the statements that the names of the line come from, in the whole file.
 KINDS_OF_ORIGINS: dict[str, tuple[FixKind, ...]] = {
-    **dict.fromkeys(("update-lost-to-rounding", "fp16-params-with-scaler"), _WEIGHTS),
+    **dict.fromkeys(("update-lost-to-rounding", "decay-lost-to-rounding", "fp16-params-with-scaler"), _WEIGHTS),
     "optimizer-state-underflow": ("fp32-state", *_WEIGHTS),
     "eps-too-large": ("fp32-eps",),
     **dict.fromkeys(

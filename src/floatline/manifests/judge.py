@@ -203,7 +203,7 @@ def _share_lost(row: UpdateRow) -> float:
 
 
 def _judge_decay(facts: ManifestFacts) -> Iterator[ManifestLine]:
-    cause = find_cause("update-lost-to-rounding")
+    cause = find_cause("decay-lost-to-rounding")
     for row in _merge_updates(facts):
         share = row.num_decays_lost / row.num_decays if row.num_decays else 0.0
         if row.format in NARROW_FORMATS and share >= _DECAYS:

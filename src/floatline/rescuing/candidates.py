@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from floatline.diagnosis.detectors.loss_scale import ScaleVerdict
     from floatline.diagnosis.islands.island import Island
 
-_OPTIMIZER = frozenset(["update-lost-to-rounding", "optimizer-state-underflow"])
+_OPTIMIZER = frozenset(["update-lost-to-rounding", "decay-lost-to-rounding", "optimizer-state-underflow"])
 _GRADIENTS = frozenset(["gradient-underflow", "gradient-overflow"])
 # A plan trains by floatline's loop: what only the user's own loop does wrong is not in it.
 IN_THE_LOOP = frozenset(

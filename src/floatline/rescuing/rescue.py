@@ -47,7 +47,7 @@ from floatline.workload import Target, load_target
 STEPS = 40
 # A plan that trains in the short run and fails the validation makes way for the next, but not for ever.
 _MOST_VALIDATIONS = 2
-_NO_ISLAND = frozenset(["update-lost-to-rounding", "optimizer-state-underflow", *IN_THE_LOOP])
+_NO_ISLAND = frozenset(["update-lost-to-rounding", "decay-lost-to-rounding", "optimizer-state-underflow", *IN_THE_LOOP])
 
 
 def rescue(

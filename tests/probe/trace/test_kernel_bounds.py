@@ -21,7 +21,7 @@ class JudgeAll(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.wrong, self.judged, self.failures = [], set(), {}
+        self.wrong, self.judged, self.failures, self.nearest = [], set(), {}, {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         call = TracedCall(func, args, kwargs or {})
@@ -34,6 +34,7 @@ class JudgeAll(TorchDispatchMode):
             checks.finish(before, call, 0, [] if call.schema.writes else tensors_of(result))
         self.wrong += [(call.schema.name, found) for found in checks.found]
         self.failures |= dict(checks.failures)
+        self.nearest |= {name: max(own, self.nearest.get(name, 0.0)) for name, own in checks.nearest.items()}
         self.judged |= {call.schema.base} if checks._seen else set()
         return result
 
@@ -41,11 +42,17 @@ class JudgeAll(TorchDispatchMode):
 class Numbers:
     """Tensors of one kind of numbers."""
 
-    def __init__(self, kind, dtype, seed=0):
-        self.kind, self.dtype, self.generator = kind, dtype, torch.Generator().manual_seed(seed)
+    def __init__(self, kind, dtype, seed=0, device="cpu"):
+        self.kind, self.dtype, self.device, self.generator = kind, dtype, device, torch.Generator().manual_seed(seed)
 
     def __call__(self, *shape):
-        return self.make(torch.randn(shape, generator=self.generator)).to(self.dtype)
+        return self.make(torch.randn(shape, generator=self.generator)).to(self.device, self.dtype)
+
+    def indices(self, high, num):
+        return torch.randint(0, high, (num,), generator=self.generator).to(self.device)
+
+    def mask(self, *shape):
+        return (torch.rand(shape, generator=self.generator) > 0.3).to(self.device)
 
     def leaf(self, *shape):
         return self(*shape).requires_grad_()
@@ -153,7 +160,7 @@ def convolutions(numbers):
 
 
 def scatters(numbers):
-    index = torch.randint(0, 5, (400,), generator=numbers.generator)
+    index = numbers.indices(5, 400)
     numbers(5, 7).index_add_(0, index, numbers(400, 7))
     numbers(5, 7).index_add(0, index, numbers(400, 7), alpha=0.3)
     numbers(5).scatter_add_(0, index, numbers(400))
@@ -163,7 +170,7 @@ def scatters(numbers):
 
 def attention(numbers):
     for queries, keys, width, heads, fewer in ((17, 17, 16, 2, 2), (70, 70, 64, 2, 2), (5, 600, 8, 2, 2)):
-        mask = torch.rand(queries, keys, generator=numbers.generator) > 0.3
+        mask = numbers.mask(queries, keys)
         causal = {"is_causal": True} if queries == keys else {}
         for options in ({}, causal, {"attn_mask": mask}, {"attn_mask": numbers(queries, keys)}, {"scale": 0.9}):
             q, k, v = numbers.leaf(2, heads, queries, width), *(numbers.leaf(2, fewer, keys, width) for _ in "kv")

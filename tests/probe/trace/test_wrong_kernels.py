@@ -15,11 +15,12 @@ from floatline.probe.trace.trace import Trace
 
 pytestmark = judges_kernels
 GENERATOR = torch.Generator().manual_seed(32)
+DEVICE = "cpu"  # tools/kernel_bounds.py plants them on a GPU
 SIXTEEN = (torch.float16, torch.bfloat16)
 
 
 def data(*shape, dtype):
-    return torch.randn(shape, generator=GENERATOR).to(dtype)
+    return torch.randn(shape, generator=GENERATOR).to(DEVICE, dtype)
 
 
 class Replaced(TorchDispatchMode):
@@ -72,7 +73,7 @@ def patch(x, place, value):
 
 
 def sum_in_16_bits(first, second):
-    total = torch.zeros(first.shape[0], second.shape[1], dtype=first.dtype)
+    total = first.new_zeros(first.shape[0], second.shape[1])
     for k in range(first.shape[1]):
         total = total + first[:, k : k + 1] * second[k : k + 1]
     return total
@@ -201,7 +202,7 @@ PLANTS = {
     "stale maximum": (FLASH, attend_to_all, changed(stale_maximum)),
     "cast that rounds towards zero": (
         "aten::_to_copy",
-        lambda d: torch.randn(50, generator=GENERATOR).to(d),
+        lambda d: data(50, dtype=torch.float32).to(d),
         changed(lambda out, args: truncated(out, args, args[0])),
     ),
     "sum that rounds towards zero": (
@@ -216,12 +217,12 @@ PLANTS = {
     ),
     "collisions lost": (
         "aten::index_add",
-        lambda d: data(4, 6, dtype=d).index_add(0, torch.arange(20) % 4, data(20, 6, dtype=d)),
+        lambda d: data(4, 6, dtype=d).index_add(0, torch.arange(20, device=DEVICE) % 4, data(20, 6, dtype=d)),
         uncounted_collisions,
     ),
     "row of an embedding off by one": (
         "aten::embedding",
-        lambda d: F.embedding(torch.arange(10), data(12, 8, dtype=d)),
+        lambda d: F.embedding(torch.arange(10, device=DEVICE), data(12, 8, dtype=d)),
         changed(lambda out, args: patch(out, -1, args[0][8])),
     ),
     "exp of a coarse table": (

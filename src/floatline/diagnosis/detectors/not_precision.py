@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from floatline.diagnosis.detectors.first_nonfinite import Birth
+from floatline.diagnosis.detectors.first_nonfinite import Birth, last_of_forward
 from floatline.diagnosis.detectors.operations import (
     ADDITIONS,
     AT_ONE,
@@ -28,6 +28,12 @@ HUGE = 1e15
 
 def first_birth_in_fp32(trace: Trace) -> Birth | None:
     """The first operation that makes inf or NaN of finite operands in FP32, and what that means."""
+    found, is_certain = _find_birth(trace)
+    return found if is_certain else _find_zero_product(trace) or found
+
+
+def _find_birth(trace: Trace) -> tuple[Birth | None, bool]:
+    """The first birth, and whether it is to blame even where all that it made is multiplied by 0 later."""
     at_pole: Birth | None = None
     for op in trace.ops:
         if op.phase in {"outside", "update"} or not any(out.nonfinite for out in op.outputs) or _is_fill(op):
@@ -35,15 +41,67 @@ def first_birth_in_fp32(trace: Trace) -> Birth | None:
         bad = next((o for o in op.inputs if o.role.startswith(("inputs", "targets")) and _is_bad(o.value)), None)
         if bad is not None:
             num_inf = bad.value.pos_inf + bad.value.neg_inf
-            return Birth(op, "bad-input-data", f"{bad.role} holds {bad.value.nan:,} NaN and {num_inf:,} inf")
+            return Birth(op, "bad-input-data", f"{bad.role} holds {bad.value.nan:,} NaN and {num_inf:,} inf"), False
         sick = [o for o in op.inputs if o.value.nan or o.value.pos_inf]
         if any(o.made_by is not None or o.role or op.phase == "backward" for o in sick):
             continue  # handed on, or left over from a backward pass before
         found = _classify(op, trace)
         if found is not None:
-            return found
+            return found, at_pole is None
         at_pole = at_pole or _meets_pole(op)
-    return at_pole
+    return at_pole, False
+
+
+def _find_zero_product(trace: Trace) -> Birth | None:
+    """The first product with 0 that all NaN and inf of the loss come through, or of the gradients where it is finite.
+
+    None where some of them get there by another way, or where what is not finite outgrew FP32.
+    """
+    zeroed: dict[str, list[int]] = trace.meta.get("zeroed", {})
+    if not zeroed or any(_is_outgrown(op) for op in trace.ops):
+        return None
+    last = last_of_forward(trace)
+    is_in_loss = last is not None and any(out.nonfinite for out in last.outputs)
+    ends = [last] if last is not None and is_in_loss else _makers_of_bad_gradients(trace)
+    waiting, seen, found = ends, {op.index for op in ends}, list[Op]()
+    while waiting:
+        op = waiting.pop()
+        if _leaves_out_nothing(op, zeroed.get(str(op.index))):
+            found.append(op)
+            continue
+        bad = [operand for operand in op.inputs if operand.value.nonfinite]
+        if not bad or any(operand.made_by is None for operand in bad):
+            return None
+        new = {operand.made_by for operand in bad if operand.made_by is not None} - seen
+        seen |= new
+        waiting += [trace.ops[index] for index in new]
+    if not found:
+        return None
+    op = min(found, key=lambda one: one.index)
+    num = zeroed[str(op.index)][0]
+    what = "places that it sums over" if base_name(op.name) != "mul" else "factors"
+    seen_there = f"{num:,} {what} of {base_name(op.name)} are NaN or inf and meet an exact 0, and 0 × NaN is NaN"
+    return Birth(op, "nan-times-zero", seen_there)
+
+
+def _makers_of_bad_gradients(trace: Trace) -> list[Op]:
+    makers = {o.made_by for o in trace.gradients.values() if o.value.nonfinite and o.made_by is not None}
+    return [trace.ops[index] for index in makers]
+
+
+def _leaves_out_nothing(op: Op, counts: list[int] | None) -> bool:
+    """Whether all that is not finite in a product meets a 0; of a number of the code, such as -inf, whether some do."""
+    if counts is None:
+        return False
+    num_met, num_bad = counts
+    by_constant = any(o.value.numel == 1 and o.value.nonfinite and o.made_by is None and not o.role for o in op.inputs)
+    return num_met == num_bad or (by_constant and num_met > 0)
+
+
+def _is_outgrown(op: Op) -> bool:
+    """Whether an operation that is no pole makes inf of finite numbers: numbers that are too large for FP32."""
+    made = any(out.nonfinite for out in op.outputs) and not any(operand.value.nonfinite for operand in op.inputs)
+    return made and not _is_fill(op) and not is_singular_at_zero(op) and any(o.value.largest > HUGE for o in op.inputs)
 
 
 def _is_bad(value: Values) -> bool:

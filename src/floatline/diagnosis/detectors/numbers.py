@@ -43,6 +43,9 @@ MOVES = 0.01
 # Updates that are lost show in a slow run, too: a share of the loss that is above what rounding does to it.
 SLOWLY = 0.002
 
+# A decay that rounds away has done harm from this share on by which it would have shrunk the weights in the run.
+DECAYED = 0.05
+
 # Share of second moments that are 0 while the first are not: above it, it is no accident.
 DEAD = 0.05
 
@@ -139,6 +142,16 @@ def _fails_everywhere(evidence: Evidence) -> list[Finding]:
     if is_diverging(evidence.fp32.losses) or (step and trace is not None and overflows(trace)):
         return [_divergence(evidence)]
     return []
+
+
+def name_zero_products(found: list[Finding], evidence: Evidence) -> list[Finding]:
+    """Findings; a product with 0 instead of data that is not finite, where that is all that the data meets."""
+    if not found or found[0].cause.id != "bad-input-data":
+        return found
+    bad = evidence.fp32.first_bad_step
+    trace = evidence.trace(evidence.given.step_to_trace if bad is None else bad, "fp32")
+    birth = None if trace is None else first_birth_in_fp32(trace)
+    return [describe_birth(birth)] if birth is not None and birth.cause == "nan-times-zero" else found
 
 
 def _divergence(evidence: Evidence) -> Finding:
@@ -298,7 +311,7 @@ def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
     stuck = silent.stuck_updates(trace)
     if stuck and not lost and (evidence.falls_behind_by(SLOWLY) or evidence.stands_still):
         findings.append(_lost_update(evidence, stuck))
-    return findings
+    return findings or _lost_decay(evidence, trace)
 
 
 def _amplified(op: Op, error: float) -> Finding:
@@ -360,14 +373,39 @@ def _find_precision(given: RunRecord) -> tuple[str, int]:
     return (given.file, line) if line else ("", 0)
 
 
+def _lost_decay(evidence: Evidence, trace: Trace) -> list[Finding]:
+    """Weights that keep a size which FP32's decay takes from them, seen at the end of the run, or in its losses."""
+    stuck = [(op, share) for op, share in silent.stuck_decays(trace) if _params(op) and op.scalars]
+    if not stuck:
+        return []
+    factor = stuck[0][0].scalars[0]
+    num_steps = evidence.given.num_steps - len(set(evidence.given.skipped))
+    due = 1 - factor**num_steps if 0 < factor < 1 else 0.0
+    grown = evidence.growth([name.removeprefix("param:") for op, _ in stuck for name in _params(op)])
+    if due < DECAYED or not (evidence.is_apart if grown is None else grown > due / 2):
+        return []
+    names = ", ".join(f"{percent(share)} of {_params(op)[0].removeprefix('param:')}" for op, share in stuck[:3])
+    seen = (
+        f"a decay to {factor:.6g} of their size leaves {names} bit-identical; "
+        f"in FP32 it takes {percent(due)} of them in {num_steps:,} steps"
+    )
+    return [_of_weights(evidence, "decay-lost-to-rounding", seen)]
+
+
 def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
-    cause = find_cause("update-lost-to-rounding")
     parts = [f"{percent(share)} of {_params(op)[0].removeprefix('param:')}" for op, share in stuck[:3] if _params(op)]
+    seen = f"bit-identical after a step that moves them in FP32: {', '.join(parts)}"
+    return _of_weights(evidence, "update-lost-to-rounding", seen)
+
+
+def _of_weights(evidence: Evidence, cause_id: str, seen: str) -> Finding:
+    """What an optimizer's step loses of 16-bit weights, at the line that made them so."""
+    cause = find_cause(cause_id)
     made = next(iter(evidence.given.optimizers), None)
     place = _find_narrowing(evidence.given)
     return Finding(
         cause,
-        seen=f"bit-identical after a step that moves them in FP32: {', '.join(parts)}",
+        seen,
         fix=cause.advice,
         module="optimizer.step",
         file=place[0],

@@ -59,6 +59,20 @@ def first_lost(trace: Trace) -> Op | None:
 
 def stuck_updates(trace: Trace) -> list[tuple[Op, float]]:
     """Updates of 16-bit weights that leave most of the elements as they are, with the share; the largest first."""
+    return [(op, share) for op, share in _stuck_writes(trace) if not is_decay(op)]
+
+
+def stuck_decays(trace: Trace) -> list[tuple[Op, float]]:
+    """The same of products of 16-bit weights and a number below 1, by which weights are to shrink."""
+    return [(op, share) for op, share in _stuck_writes(trace) if is_decay(op)]
+
+
+def is_decay(op: Op) -> bool:
+    """Whether an update multiplies a weight by a number of the code."""
+    return base_name(op.name) in ("mul", "_foreach_mul")
+
+
+def _stuck_writes(trace: Trace) -> list[tuple[Op, float]]:
     found: list[tuple[Op, float]] = []
     for op in trace.ops:
         if op.phase != "update" or not op.moved or not _writes_weight(op):

@@ -8,7 +8,7 @@ from pathlib import Path
 from floatline.diagnosis.beside_fp32 import StepErrors
 from floatline.diagnosis.detectors.first_nonfinite import is_harmful, last_of_forward
 from floatline.diagnosis.detectors.operations import FORMATS
-from floatline.diagnosis.detectors.silent import STUCK_SHARE, stuck_updates
+from floatline.diagnosis.detectors.silent import STUCK_SHARE, is_decay, stuck_updates
 from floatline.diagnosis.evidence import Evidence
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import Precision
@@ -213,7 +213,8 @@ def _reaches_weights(trace: Trace) -> bool:
 
 def _share_of_lost_updates(trace: Trace) -> float:
     """Elements of 16-bit weights that their update leaves as they are, of all that it would move in FP32."""
-    moved = sum(op.moved or 0 for op in trace.ops if op.phase == "update" and _writes_weight(op))
+    updates = (op for op in trace.ops if op.phase == "update" and _writes_weight(op) and not is_decay(op))
+    moved = sum(op.moved or 0 for op in updates)
     return sum(op.stuck or 0 for op, _ in stuck_updates(trace)) / moved if moved else 0.0
 
 

@@ -18,6 +18,7 @@ from floatline.diagnosis.detectors.numbers import (
     find_failures,
     find_silent_damage,
     find_state_damage,
+    name_zero_products,
 )
 from floatline.diagnosis.detectors.operations import FORMATS, ancestors
 from floatline.diagnosis.detectors.resuming import find_schedule_ahead
@@ -110,7 +111,8 @@ def _find_loop_faults(evidence: ScriptEvidence) -> list[Finding]:
     # Without FP32 no one can say that a schedule a little ahead did harm: it must be far ahead.
     ahead = find_schedule_ahead(evidence.given, evidence.fp32)
     found = [f for f in found if f.cause.id != "scheduler-vs-skipped-step" or ahead]
-    return [f for f in found if f.cause.id != "bad-input-data" or not _makes_inputs_in_16_bits(evidence)]
+    found = [f for f in found if f.cause.id != "bad-input-data" or not _makes_inputs_in_16_bits(evidence)]
+    return name_zero_products(found, evidence)
 
 
 def _find_what_fp32_has_too(evidence: ScriptEvidence, motion: float | None) -> list[Finding]:

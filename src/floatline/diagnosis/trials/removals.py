@@ -16,7 +16,7 @@ from floatline.probe.trace.trace import Op, Trace
 
 # Causes whose damage is in the operands already: what made them must be FP32 as well.
 _INHERITED = frozenset(["rounded-onto-singularity", "eps-underflow", "cancellation", "integer-not-exact"])
-_UPDATES = frozenset(["update-lost-to-rounding", "optimizer-state-underflow"])
+_UPDATES = frozenset(["update-lost-to-rounding", "decay-lost-to-rounding", "optimizer-state-underflow"])
 _RAISED = frozenset(["unsupported-half-op", "dtype-mismatch", "autocast-region-misuse"])
 
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,11 +30,10 @@ from floatline.probe.trace.twin_rules import Wide, dtype_of_twin, full_float32, 
 from floatline.probe.watch.patches import Aside
 
 _JUDGED = (torch.float16, torch.bfloat16)
-# Where torch's own kernels were measured to be within their bounds. On other machines nothing is judged: a kernel that
-# adds up in 16 bits there, as documented, would be called wrong.
-IS_MEASURED = platform.machine().lower() in ("x86_64", "amd64") and tuple(
-    int(part) for part in torch.__version__.split(".")[:2]
-) >= (2, 13)
+# Devices on which torch's own kernels were measured to be within their bounds, and the least torch of which they were:
+# by tests/probe/trace/test_kernel_bounds.py, and on a GPU by tools/kernel_bounds.py. Elsewhere nothing is judged: a
+# kernel that adds up in 16 bits there, as documented, would be called wrong.
+MEASURED: dict[str, tuple[int, int]] = {"cpu x86_64": (2, 13)}
 # A wrong kernel is wrong by more than what its bound nearly allows.
 _CLEARLY = 2.0
 # Slack for the roundings of the bound itself.
@@ -64,6 +64,26 @@ _OVERFLOWING = frozenset(
 )
 # Of up to so many kernels, and so many bytes each, the inputs are kept.
 _MOST_KEPT, _MOST_BYTES = 4, 64 << 20
+
+
+def name_kind(device: torch.device) -> str:
+    """The kind of a device by which it stands in `MEASURED`: 'cpu x86_64', 'cuda 9.0', 'hip gfx942'."""
+    if device.type == "cpu":
+        machine = platform.machine().lower()
+        return f"cpu {'x86_64' if machine == 'amd64' else machine}"
+    if device.type != "cuda":
+        return device.type
+    facts = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return f"hip {facts.gcnArchName.split(':')[0]}"
+    return f"cuda {facts.major}.{facts.minor}"
+
+
+@cache
+def is_measured(device: torch.device) -> bool:
+    """Whether kernels are judged on a device, with the torch that is running."""
+    least = MEASURED.get(name_kind(device))
+    return least is not None and tuple(int(part) for part in torch.__version__.split(".")[:2]) >= least
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +119,7 @@ class KernelChecks:
     """Holds the operations of a step to FP32 on the same inputs: one of each operation, shapes, formats and numbers.
 
     Numerics:
-        See `kernel_bounds`. Judged are x86 CPUs from torch 2.13 on, where the bounds were measured. An operation
+        See `kernel_bounds`. Judged are the devices of `MEASURED`, where the bounds were measured. An operation
         without a bound is not judged, nor one that draws random numbers, nor a foreign one that does not run in FP32 or
         that gives other numbers when it runs again, or any foreign one while several processes train together.
         Checked by tests/probe/trace/test_kernel_bounds.py and test_wrong_kernels.py.
@@ -108,12 +128,14 @@ class KernelChecks:
         found: What is beyond its bound.
         arguments: By index of the operation, its full name and what it was called with, copied: positional, by name.
         failures: How often an operation could not be judged, by its name.
+        nearest: By the name of an operation, the largest error over what is allowed; beyond 1 it is found.
     """
 
     def __init__(self) -> None:
         self.found: list[Offence] = []
         self.arguments: dict[int, tuple[str, list[Any], dict[str, Any]]] = {}
         self.failures: Counter[str] = Counter()
+        self.nearest: dict[str, float] = {}
         self._seen: set[Hashable] = set()
 
     def begin(self, call: TracedCall) -> SameInputs | None:
@@ -141,12 +163,12 @@ class KernelChecks:
             self.failures[call.schema.name] += 1
 
     def _is_new(self, call: TracedCall, outputs: Sequence[Tensor | None]) -> bool:
-        bound = find_bound(call) if IS_MEASURED else None
+        if not all(is_measured(t.device) for t in outputs if t is not None):
+            return False
+        bound = find_bound(call)
         if bound is None or (call.schema.random and bound is not bound_attention):
             return False
         if any(a.tensor.layout is not torch.strided or a.tensor.is_meta for a in call.tensors):
-            return False
-        if any(t is not None and t.device.type != "cpu" for t in outputs):
             return False
         if call.schema.name.startswith(_NOT_ASKED) or (bound is bound_foreign and _has_others()):
             return False
@@ -177,7 +199,13 @@ class KernelChecks:
         for i, (output, result, error) in enumerate(zip(own, same.results, errors, strict=False)):
             if output is None or result is None or error is None or output.dtype not in _JUDGED:
                 continue
-            offence = _compare(index, i, output, result, error, judges_inf=lambda: _judges_inf(same))
+            if output.shape != result.shape or not output.numel():
+                continue
+            allowed = _allow(output, result, error)
+            excess = _measure_excess(output, result, allowed, judges_inf=lambda: _judges_inf(same))
+            name, largest = same.call.schema.name, float(excess.max())
+            self.nearest[name] = max(largest, self.nearest.get(name, 0.0))
+            offence = _describe(index, i, output, result, allowed, excess) if largest > 1.0 else None
             worst = offence if offence is not None and (worst is None or offence.share > worst.share) else worst
         if worst is None or not _gives_the_same_again(same, own):
             return
@@ -231,38 +259,41 @@ def _is_rounded_once(output: Tensor | None, result: Tensor | None) -> bool:
     return bool(torch.le(apart, result.abs().mul_(torch.finfo(output.dtype).eps / 2)).all())
 
 
-def _compare(
-    index: int, place: int, output: Tensor, result: Tensor, error: Tensor | float, *, judges_inf: Callable[[], bool]
-) -> Offence | None:
-    """The worst element beyond its bound; None where there is none."""
-    if output.shape != result.shape or not output.numel():
-        return None
+def _allow(output: Tensor, result: Tensor, error: Tensor | float) -> Tensor:
+    """How far each element may be from FP32's: the error inside of the operation, and the rounding of its result."""
     facts = torch.finfo(output.dtype)
     tiny = max(2 * facts.smallest_normal * facts.eps, torch.finfo(torch.float32).smallest_normal)
     error = _CLEARLY * error
-    size = result.abs() + error
-    allowed = ((facts.eps / 2) * _SLACK) * size + error + tiny
-    apart = (output.to(result.dtype) - result).abs()
-    beyond = apart > allowed
-    fits = size < facts.max * (1 - facts.eps)
+    return ((facts.eps / 2) * _SLACK) * (result.abs() + error) + error + tiny
+
+
+def _measure_excess(
+    output: Tensor, result: Tensor, allowed: Tensor, *, judges_inf: Callable[[], bool]
+) -> Tensor:
+    """By element, the error over what is allowed; inf where it is not finite and must be, 0 where it is not judged."""
+    facts = torch.finfo(output.dtype)
+    fits = result.abs() + allowed < facts.max * (1 - facts.eps)
     lost = ~output.isfinite() & fits
-    beyond = beyond & fits & ~lost
+    excess = torch.where(fits & ~lost, (output.to(result.dtype) - result).abs() / allowed, 0.0)
     if bool(lost.any()) and judges_inf():
-        beyond |= lost
-    num = int(beyond.sum())
-    if not num:
-        return None
-    excess = torch.where(beyond, apart.nan_to_num(nan=torch.inf) / allowed, -1.0)
+        excess = excess.masked_fill(lost, torch.inf)
+    return excess
+
+
+def _describe(
+    index: int, place: int, output: Tensor, result: Tensor, allowed: Tensor, excess: Tensor
+) -> Offence:
+    """The worst element beyond its bound."""
     worst = int(excess.argmax())
     where = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), output.shape))
 
     def at(x: Tensor) -> float:
         return float(x.reshape(-1)[worst])
 
-    far = at(apart)
+    far = abs(at(output) - at(result))
     return Offence(
         index, place, where, at(output), at(result), far if far == far else float("inf"), at(allowed.expand_as(result)),
-        num / output.numel(),
+        int((excess > 1.0).sum()) / output.numel(),
     )  # fmt: skip
 
 

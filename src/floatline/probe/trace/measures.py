@@ -33,6 +33,7 @@ _KEPT = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int6
 _SUMS = frozenset(
     (
         *(f"{prefix}{name}" for name in ("add", "sub", "addcmul", "addcdiv", "lerp") for prefix in ("", "_foreach_")),
+        *("mul", "_foreach_mul"),  # in place, by a number: decay
         *("_fused_adam", "_fused_adamw", "_fused_sgd", "_fused_adagrad"),  # whole updates of weights
     )
 )
@@ -287,6 +288,8 @@ def find_sums(call: TracedCall) -> list[list[RunningSum | None]]:
     if call.schema.base not in _SUMS or call.schema.outs or any(t.dtype not in LOW for t in first):
         return []
     if any(a.tensor.layout is not torch.strided for a in call.tensors):
+        return []
+    if call.schema.base.endswith("mul") and not (call.schema.writes and len(first) == len(call.tensors)):
         return []
     candidates = [first]
     if call.schema.base == "add" and not call.schema.writes and len(call.tensors) == 2:

@@ -37,6 +37,7 @@ from floatline.probe.trace.storages import (
 )
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
 from floatline.probe.trace.twins import Attempt, Shadow, Twins
+from floatline.probe.trace.zero_products import ZeroProducts
 from floatline.probe.watch.patches import Aside
 
 # Elements of all gradients up to which they are compared on the host: no operation must be loaded onto a GPU for them.
@@ -94,6 +95,7 @@ class Recorder(TorchDispatchMode):
         self._whereabouts = Whereabouts(model, on_update=self._name_state)
         self._twins = Twins(self._storages) if twins else None
         self._checks = KernelChecks() if twins else None
+        self._zero_products = ZeroProducts()
         self._gradients_due = False
         self._failures: Counter[str] = Counter()
         with Aside():
@@ -159,6 +161,9 @@ class Recorder(TorchDispatchMode):
                 if self._gradients_due:
                     self._read_gradients()
                 self._measures.read()
+                zeroed = self._zero_products.read()
+                if zeroed:
+                    self.trace.meta["zeroed"] = zeroed
         finally:
             if self._freezes:
                 gc.unfreeze()
@@ -258,6 +263,8 @@ class Recorder(TorchDispatchMode):
                 for operand, place in zip(self._operands([a.tensor for a in read]), places, strict=True):
                     for op in ops if place is None else ops[place : place + 1]:
                         op.inputs.append(operand)
+                if len(ops) == 1:
+                    self._zero_products.note(ops[0], call)
                 sums = find_sums(call) if self._twins else []
                 return (self._twins.begin(call) if self._twins else Attempt("none")), sums
             except Exception:

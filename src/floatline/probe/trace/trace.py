@@ -138,7 +138,8 @@ class Trace:
             (still scaled), against its twin. Of a forward pass alone: what it gives, by name.
         meta: What else is known: "twin_failures" and "failures" (operations whose twin could not be computed,
             or that could not be measured, with their count), "exception" (where one raised), "kernels" (results
-            beyond their bounds, see `kernel_checks`), and what the caller adds, such as "precision", "scale", "step".
+            beyond their bounds, see `kernel_checks`), "zeroed" (NaN and inf that met a 0, see `zero_products`), and
+            what the caller adds, such as "precision", "scale", "step".
         arguments: Of operations in "kernels", by index, what they were called with; not part of the file.
     """
 
