@@ -44,6 +44,18 @@ def test_the_teams_script_raises_and_one_line_more_trains_it(tmp_path):
     assert fl.Ledger.read(tmp_path / "guarded").applied[-1]  # the first step may search the scale: the loss is FP16
 
 
+@slow
+def test_the_trainer_alone_writes_a_loss_of_0_where_half_adapters_made_it_nan(tmp_path):
+    config = Config(**VARIANTS["no_scaler_unfused"], **SMALL)
+    trainer = make_trainer(config, tmp_path, max_steps=3)
+    trainer.args.logging_steps = trainer.state.logging_steps = 1
+    with fl.HalfOnCPU():
+        trainer.train()
+    first, *others = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert first > 1 and others == [0.0, 0.0]
+    assert not all(bool(p.isfinite().all()) for p in trainer.model.parameters() if p.requires_grad)
+
+
 # What a colleague without floatline does with the folders.
 RELOAD = """
 import sys, torch

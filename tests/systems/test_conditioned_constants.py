@@ -107,6 +107,20 @@ def test_without_their_check_the_scaler_leaves_the_same_steps_out_by_itself():
     assert 1 <= len(run.skipped) <= 12 and math.isfinite(run.losses[-1])
 
 
+@pytest.mark.parametrize(("unscaled", "scale"), [(True, 32768.0), (False, None)])
+def test_unscale_before_their_check_gives_update_what_it_reads(unscaled, scale):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer, scaler = torch.optim.SGD([weight], 0.1), torch.amp.GradScaler("cpu", init_scale=65536.0)
+    scaler.scale((weight * math.inf).sum()).backward()
+    if unscaled:
+        scaler.unscale_(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == scale
+    else:
+        with pytest.raises(AssertionError, match="No inf checks were recorded"):
+            scaler.update()
+
+
 def test_lint_names_the_update_of_a_batch_that_was_left_out():
     found = lint_paths([Path(team_loop.__file__)]).findings
     assert [one.rule.code for one in found] == ["FL203"]

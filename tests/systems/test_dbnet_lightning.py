@@ -66,6 +66,15 @@ def test_fp16_safe_trains_in_fp16_with_a_ledger(tmp_path: Path) -> None:
 
 
 @slow
+def test_bf16_trains_without_a_loss_scale(tmp_path: Path) -> None:
+    recorded = run(tmp_path, "trainer=bf16", "seed=1")
+    ledger = fl.Ledger.read(tmp_path / "floatline")
+    assert all(ledger.applied) and set(ledger.scale) == {1.0}
+    losses = [value for _, value in recorded.curve("train/loss")]
+    assert losses[-1] < losses[0]
+
+
+@slow
 @pytest.mark.parametrize(("limit", "told"), [("1e-6", True), ("1e9", False)])
 def test_a_large_gradient_norm_is_told_and_trained_on(tmp_path: Path, limit: str, told: bool) -> None:
     run(tmp_path, "trainer=fp16_safe", "trainer.max_epochs=1", f"warn_norm_above={limit}")

@@ -241,6 +241,14 @@ def test_the_teams_whole_fix_is_nan_from_the_second_step_on_half_weights(seed, c
     assert len(run.losses) == 11 and "Too many NaN batches" in caplog.text
 
 
+@pytest.mark.parametrize(("dtype", "finite"), [(torch.float16, False), (torch.float32, True)])
+def test_a_warm_up_from_a_learning_rate_of_0_does_not_help_half_weights(dtype, finite):
+    weight = torch.nn.Parameter(torch.ones(3, dtype=dtype))
+    weight.grad = torch.tensor([0.0, 1e-5, 1.0], dtype=dtype)
+    torch.optim.AdamW([weight], lr=0.0).step()
+    assert bool(weight.isfinite().all()) is finite
+
+
 @slow
 def test_the_same_settings_and_weights_stay_finite_with_an_exact_master():
     workload = build(Config(**QUICK | VARIANTS["team-fix"]))

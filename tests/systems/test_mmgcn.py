@@ -318,6 +318,17 @@ def test_a_table_with_a_split_is_read(tmp_path: Path, features: dict[str, str]) 
     assert data.features["visual"].dtype == torch.float32
 
 
+@pytest.mark.parametrize(("name", "mark"), [("clean.csv", ""), ("baby.inter", ""), ("taken.tsv", "\ufeff")])
+@pytest.mark.parametrize("separator", ["\t", ","])
+def test_the_first_line_says_what_stands_between_columns(
+    tmp_path: Path, features: dict[str, str], name: str, mark: str, separator: str
+) -> None:
+    rows = [("userID", "itemID", "x_label"), ("0", "1", "0"), ("0", "2", "2"), ("1", "3", "0")]
+    (tmp_path / name).write_text(mark + "".join(f"{separator.join(row)}\n" for row in rows), encoding="utf-8")
+    data = load_interactions(str(tmp_path / name), features, holdout=0.5, seed=0)
+    assert data.train.tolist() == [[0, 1], [1, 3]] and data.held_out.tolist() == [[0], [2]]
+
+
 @pytest.mark.parametrize("head", ["", "user_id:token,item_id:token\n"])
 def test_a_table_without_a_split_is_split_by_chance(tmp_path: Path, features: dict[str, str], head: str) -> None:
     table = tmp_path / "taken.csv"

@@ -562,6 +562,27 @@ def layers_in_a_module_list():
     layers_in_a_list(nn.ModuleList)
 
 
+class Moved(nn.Module):
+    """`nn.Parameter(x).to("cuda")` as a CPU can have it: on the device that it is on already, `.to` changes nothing."""
+
+    def __init__(self, *, first):
+        super().__init__()
+        ones = torch.ones(4)
+        self.scale = nn.Parameter(ones.double().float()) if first else nn.Parameter(ones).double().float()
+        self.out = nn.Linear(4, 1)
+        self.doubled = self.out.bias * 2  # of a parameter that is trained
+
+    def forward(self, x):
+        self.result = self.out(x * self.scale)
+        return self.result
+
+
+def parameter_that_was_moved(first=False):
+    torch.manual_seed(0)
+    model = Moved(first=first)
+    train_plainly(model, torch.optim.SGD(model.parameters(), 0.05))
+
+
 class TwoHeads(nn.Module):
     def __init__(self, *, detach):
         super().__init__()
@@ -606,6 +627,12 @@ def test_layers_that_the_model_does_not_know_are_named():
     assert (finding.cause.id, finding.module) == ("params-not-trained", "layers")
 
 
+def test_what_to_makes_of_a_parameter_is_named():
+    (finding,) = find(parameter_that_was_moved)
+    assert (finding.cause.id, finding.module) == ("params-not-trained", "scale")
+    assert "torch.nn.Parameter(x.to(device))" in finding.fix
+
+
 @pytest.mark.parametrize("scaled", [True, False])
 def test_an_optimizer_without_gradients_is_named(scaled):
     (finding,) = find(lambda: two_optimizers(scaled))
@@ -617,6 +644,7 @@ def test_an_optimizer_without_gradients_is_named(scaled):
     "train",
     [
         layers_in_a_module_list,
+        lambda: parameter_that_was_moved(first=True),
         only_the_head_is_trained,
         fixed_points_with_gradients,
         lambda: two_optimizers(scaled=True, detach=False),

@@ -121,6 +121,8 @@ def _find_unheld(given: RunRecord, fp32_learns: bool) -> list[Finding]:
         name = shared_prefix([tensor.name for tensor in hidden])
         seen = f"{_list(hidden)} gets gradients but is a plain attribute: model.parameters() does not have it"
         fix = f"Make {name or 'them'} parameters: torch.nn.Parameter, or a ModuleList, ParameterList or ParameterDict."
+        if all(tensor.moved for tensor in hidden):
+            fix = "Move the tensor first: torch.nn.Parameter(x.to(device)). What .to() makes of a parameter is none."
         return [_finding(given.optimizers[0], name, seen, fix)]
     # A frozen backbone is often left out on purpose. Only a run that learns nothing makes it a fault.
     if fp32_learns or not _stands_still(given):

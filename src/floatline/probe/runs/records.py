@@ -67,11 +67,13 @@ class Untrained:
         name: Its name in the model.
         registered: Whether the model knows it as a parameter; False for a tensor or layer in a plain attribute.
         held: Whether an optimizer holds it: then it is its gradient that is missing.
+        moved: Whether the attribute is what an operation made of it, such as `nn.Parameter(...).to(device)`.
     """
 
     name: str
     registered: bool
     held: bool = False
+    moved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +341,10 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
             yield Untrained(names[key], registered=True)
         elif key in hidden:
             yield Untrained(hidden[key], registered=False)
+    for model in seen.modules.roots.values():
+        for name, leaf in _moved_tensors(model):
+            if leaf.grad is not None and id(leaf) not in held and id(leaf) not in names:
+                yield Untrained(name, registered=False, moved=True)
     if not seen.weights.leaves:
         return
     for model in seen.modules.roots.values():
@@ -357,6 +363,18 @@ def _hidden_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 continue
             for tensor in _trainable_in(value):
                 yield f"{path}.{name}".lstrip("."), tensor
+
+
+def _moved_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Plain attributes that a chain of operations on one tensor made, `nn.Parameter(x).to("cuda")`; and that tensor."""
+    for path, module in name_all_modules(model):
+        for name, value in vars(module).items():
+            node = value.grad_fn if isinstance(value, Tensor) and not name.startswith("_") else None
+            while node is not None and len(node.next_functions) == 1:
+                node = node.next_functions[0][0]
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, Tensor):
+                yield f"{path}.{name}".lstrip("."), leaf
 
 
 def _trainable_in(value: Any, depth: int = 3) -> Iterator[Tensor]:

@@ -16,6 +16,7 @@ try:
     from hydra.core.config_store import ConfigStore
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger, WandbLogger
+    from lightning.pytorch.utilities.exceptions import MisconfigurationException
     from omegaconf import DictConfig, OmegaConf
 except ModuleNotFoundError as error:
     sys.exit(f"floatline: dbnet needs {error.name}. Install it with: pip install 'floatline[workloads]'.")
@@ -48,7 +49,7 @@ def main(conf: DictConfig) -> None:
     """Train, and log `val/hmean` before, after each epoch, and at the end."""
     try:
         train(cast("dict[str, Any]", OmegaConf.to_container(conf, resolve=True)))
-    except FloatlineError as error:
+    except (FloatlineError, MisconfigurationException) as error:
         sys.exit(f"floatline: {error}")
 
 

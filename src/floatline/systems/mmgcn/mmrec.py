@@ -21,7 +21,7 @@ _FEATURES = {"vision_feature_file": "visual", "text_feature_file": "textual", "a
 _ONLY: dict[str, tuple[object, ...]] = {
     "learner": ("adam", "adamw"),
     "inter_splitting_label": ("x_label",),
-    "field_separator": ("\t",),
+    "field_separator": ("\t", ","),
     "training_neg_sample_num": (1,),
     "reg_weight": (0,),
     "use_neg_sampling": (True,),

@@ -18,7 +18,7 @@ from torch import Tensor
 from floatline.errors import TargetError
 from floatline.systems.mmgcn.interactions import Interactions, split
 
-_SEPARATORS = {".csv": ",", ".tsv": "\t", ".inter": "\t"}
+_TABLES = (".csv", ".tsv", ".inter")
 # Names that columns have in the usual data sets, in lower case and without what follows a colon.
 _USER = ("user", "user_id", "userid", "uid")
 _ITEM = ("item", "item_id", "itemid", "iid")
@@ -35,7 +35,8 @@ def load_interactions(path: str, feature_files: Mapping[str, str], *, holdout: f
     what is training (0), validation (1, which is left out) and test (2); without it, a share is held out by chance.
 
     Args:
-        path: .csv with commas, .tsv or .inter with tabs; with names in the first line, or user and item first.
+        path: .csv, .tsv or .inter, with tabs where the first line has one, else commas; names in that line, or user
+            and item first.
         feature_files: Modality to .npy file.
         holdout: Share held out where there is no such column.
         seed: Of that split.
@@ -100,11 +101,13 @@ def assemble(
 
 def _read_table(path: Path) -> tuple[Tensor, Tensor | None]:
     """Pairs of shape (2, E), and the labels of a split where there are some."""
-    if path.suffix not in _SEPARATORS:
-        raise TargetError(f"'{path}' is not a table of a known kind. Use {', '.join(_SEPARATORS)}.")
+    if path.suffix not in _TABLES:
+        raise TargetError(f"'{path}' is not a table of a known kind. Use {', '.join(_TABLES)}.")
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return _read_rows(csv.reader(file, delimiter=_SEPARATORS[path.suffix]), path)
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            separator = "\t" if "\t" in file.readline() else ","
+            file.seek(0)
+            return _read_rows(csv.reader(file, delimiter=separator), path)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise TargetError(f"'{path}' cannot be read: {reason}. Check the path and the file.") from None
