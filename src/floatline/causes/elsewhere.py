@@ -10,9 +10,9 @@ PARAMS_NOT_TRAINED = Cause(
     family="not-precision",
     mechanism=(
         "An optimizer holds the parameters it was given when it was built. A head replaced afterwards, a "
-        "bare tensor with requires_grad that is no torch.nn.Parameter, a detached branch or a frozen module "
-        "is never updated. An optimizer whose gradients are all None raises 'No inf checks were recorded for "
-        "this optimizer' with a scaler, and does nothing without one. FP32 trains no better."
+        "bare tensor with requires_grad that is no torch.nn.Parameter, what .to(device) makes of one, a detached "
+        "branch or a frozen module is never updated. An optimizer whose gradients are all None raises 'No inf "
+        "checks were recorded for this optimizer' with a scaler, and does nothing without one. FP32 trains no better."
     ),
     told_apart=(
         "Compare the parameters of the model with those in optimizer.param_groups by identity, and look for "

@@ -182,6 +182,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
             rf"\W{{0,12}}(?:to |into )?{_NONFINITE}",
             rf"{_NONFINITE}\W{{0,3}}(?:in |as )?(?:the )?(?:\w+ )?loss",
             r"non-?finite loss",
+            rf"\bloss overflow(?:ed)?(?: detected)?\W{{1,4}}{_NONFINITE}",
             rf"\b(?:perplexity|ppl)\W{{1,6}}{_NONFINITE}",
         ),
         causes=_NAN_CAUSES,
@@ -230,6 +231,26 @@ SYMPTOMS: tuple[Symptom, ...] = (
             "Under a scaler one such step now and then is normal. Otherwise run the same batch in FP32: not "
             "finite there either means singular-gradient or bad-input-data; finite means a range cause, "
             "forward first."
+        ),
+    ),
+    Symptom(
+        title="Gradients are large",
+        patterns=(r"\b(?:large|unstable) grad(?:ient)?s?(?: norm| step|\W)",),
+        causes=("clip-before-unscale", "optimization-divergence", "gradient-overflow", "bad-input-data"),
+        check=(
+            "Read the norm after scaler.unscale_. Before it, gradients are the loss scale times as large, often 65,536 "
+            "times, and a clip there is clip-before-unscale. Large after it, run the same batch in FP32: as large "
+            "there is optimization-divergence or the batch."
+        ),
+    ),
+    Symptom(
+        title="Gradients are small",
+        patterns=(r"\b(?:small|tiny) grad(?:ient)?s?(?: norm|\W)",),
+        causes=("gradient-underflow", "update-lost-to-rounding", "clamp-kills-gradient", "params-not-trained"),
+        check=(
+            "A small norm is no fault: what counts is what became 0. Compare the share of zeros with FP32's on the "
+            "same batch. More of them in FP16 is gradient-underflow; as many, and weights that stand still, "
+            "update-lost-to-rounding."
         ),
     ),
     Symptom(
