@@ -433,6 +433,16 @@ def test_local_models_are_loaded_from_safetensors_with_their_tokenizer(tmp_path,
         build(Config(**QUICK, student_path=str(theirs)))
 
 
+def test_a_loaded_teacher_is_read_at_its_last_layer_unless_others_are_asked_for(tmp_path):
+    teacher = build(Config(**QUICK, teacher="random", teacher_layers=2, exits=())).model.teacher
+    teacher.save_pretrained(tmp_path)
+    load_tokenizer(None, "teacher").save(str(tmp_path / "tokenizer.json"))
+    load_tokenizer.cache_clear()
+    found = [build(Config(**QUICK, teacher_path=str(tmp_path), **more)).model.exits for more in ({}, {"exits": (1, 2)})]
+    assert found == [(2,), (1, 2)]
+    assert build(Config(**QUICK)).model.exits == (2, 3)
+
+
 def test_a_llama_student_is_a_student_too():
     workload = build(Config(**QUICK, student_family="llama"))
     inputs, targets = workload.batches[0]

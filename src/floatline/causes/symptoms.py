@@ -238,9 +238,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
         patterns=(r"\b(?:large|unstable) grad(?:ient)?s?(?: norm| step|\W)",),
         causes=("clip-before-unscale", "optimization-divergence", "gradient-overflow", "bad-input-data"),
         check=(
-            "Read the norm after scaler.unscale_. Before it, gradients are the loss scale times as large, often 65,536 "
-            "times, and a clip there is clip-before-unscale. Large after it, run the same batch in FP32: as large "
-            "there is optimization-divergence or the batch."
+            "Read the norm after scaler.unscale_. Before it, gradients are larger by as much as the loss scale says, "
+            "and a clip there is clip-before-unscale. Large after it, run the same batch in FP32: as large there is "
+            "optimization-divergence or the batch."
         ),
     ),
     Symptom(
@@ -248,7 +248,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         patterns=(r"\b(?:small|tiny) grad(?:ient)?s?(?: norm|\W)",),
         causes=("gradient-underflow", "update-lost-to-rounding", "clamp-kills-gradient", "params-not-trained"),
         check=(
-            "A small norm is no fault: what counts is what became 0. Compare the share of zeros with FP32's on the "
+            "A small norm is no fault: what counts is what became zero. Compare the share of zeros with FP32's on the "
             "same batch. More of them in FP16 is gradient-underflow; as many, and weights that stand still, "
             "update-lost-to-rounding."
         ),

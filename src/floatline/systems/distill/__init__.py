@@ -44,7 +44,7 @@ def build(config: Config, seed: int = 0) -> Workload:
         student,
         teacher,
         shared,
-        exits=_check_exits(config.exits, num_layers(teacher)),
+        exits=_find_exits(config, num_layers(teacher)),
         temperature=config.temperature,
         clamp_logits=config.clamp_logits,
     )
@@ -129,7 +129,9 @@ def _check_positions(model: nn.Module, length: int, name: str) -> None:
         raise TargetError(f"Windows have {length} {name} tokens, and the {name} takes {known}. Give a smaller length.")
 
 
-def _check_exits(exits: tuple[int, ...], layers: int) -> tuple[int, ...]:
+def _find_exits(config: Config, layers: int) -> tuple[int, ...]:
+    """The layers that are read. A teacher of others has learnt to speak at its last one alone."""
+    exits = config.exits if config.exits is not None else (2, 3) if config.teacher_path is None else ()
     if any(not 1 <= layer <= layers for layer in exits):
         raise TargetError(f"exits {list(exits)} are not layers of the teacher, which has {layers}. Use 1 to {layers}.")
     return tuple(sorted(set(exits))) or (layers,)

@@ -26,7 +26,8 @@ class Config(WorkloadConfig):
         ce_weight: Weight of the cross-entropy.
         router_weight: Weight of the router's loss, which reaches only the router.
         feature_weight: Weight of the difference of states.
-        exits: Layers of the teacher that the router chooses from, counted from 1; [] is the last one alone.
+        exits: Layers of the teacher that the router chooses from, counted from 1; [] is the last one alone. null is
+            that of a loaded teacher, and [2, 3] of the shipped one, which has learnt to speak at every layer.
         batch_size: Windows for each update.
         length: Student tokens in a window.
         num_batches: Batches of a pass.
@@ -65,7 +66,7 @@ class Config(WorkloadConfig):
     ce_weight: float = Field(default=0.4, ge=0)
     router_weight: float = Field(default=0.1, ge=0)
     feature_weight: float = Field(default=0.1, ge=0)
-    exits: tuple[int, ...] = (2, 3)
+    exits: tuple[int, ...] | None = None
     batch_size: int = Field(default=16, ge=1)
     length: int = Field(default=32, ge=2)
     num_batches: int = Field(default=60, ge=1)
