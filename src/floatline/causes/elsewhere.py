@@ -188,8 +188,8 @@ NAN_TIMES_ZERO = Cause(
     ),
     wrong_fix=(
         "torch.where behind the loss: the loss is finite, and in backward zero may meet what is infinite or NaN. "
-        "nan_to_num: forward is clean, and where the numbers were wrong they stay. FP32, BF16, a lower loss scale: zero "
-        "times NaN is NaN in all of them."
+        "nan_to_num: forward is clean, and where the numbers were wrong they stay. FP32, BF16, a lower loss scale: "
+        "zero times NaN is NaN in all of them."
     ),
     messages=(),
     reference="Masked tokens that poison the loss, ecmwf/WeatherGenerator#2723",

@@ -14,9 +14,9 @@ try:
     import hydra
     import lightning
     from hydra.core.config_store import ConfigStore
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers import CSVLogger, WandbLogger
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
     from omegaconf import DictConfig, OmegaConf
 except ModuleNotFoundError as error:
     sys.exit(f"floatline: dbnet needs {error.name}. Install it with: pip install 'floatline[workloads]'.")
