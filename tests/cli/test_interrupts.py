@@ -12,7 +12,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from tests.preloaded import COMMAND
 from tests.slow import slow
 
-from floatline.fixes.positions import find_positions
+from floatline.fixes.scope import find_positions
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT to a process")
 

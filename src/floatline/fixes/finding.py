@@ -14,11 +14,10 @@ from floatline.findings import Finding
 from floatline.fixes.code_fix import CodeFix
 from floatline.fixes.expressions import FixContext
 from floatline.fixes.kinds import EXPRESSIONS, ONLY_FOR_FINDINGS, SPANS, STATEMENTS, FixKind
-from floatline.fixes.names import ReadImports
+from floatline.fixes.names import read_names
 from floatline.fixes.origins import find_numbers, find_origins
-from floatline.fixes.positions import find_positions
 from floatline.fixes.rewriting import Exchange, Replace
-from floatline.fixes.scope import LinePlace, find_made, find_sources, find_statement, find_steps
+from floatline.fixes.scope import LinePlace, find_made, find_positions, find_sources, find_statement, find_steps
 from floatline.fixes.spanning.edits import FileScene
 
 _LOGS: tuple[FixKind, ...] = ("log-sigmoid", "log-softmax", "softplus", "bce-with-logits")
@@ -171,9 +170,7 @@ def _fix_by(
     found = find_statement(wrapper.module, positions, line)
     if found is None:
         return
-    reader = ReadImports()
-    wrapper.module.visit(reader)
-    name = _name_in_patch(path, root)
+    names, name = read_names(before), _name_in_patch(path, root)
     made_by = find_sources(found.around, found.line) if sources else ()
     places = [*((LinePlace(one, found.around), sources) for one in made_by), (found, kinds)]
     places += [(one, origins) for one in find_origins(wrapper.module, found)] if origins else []
@@ -181,7 +178,7 @@ def _fix_by(
     for place, wanted in places:
         at = line if place is found else positions[place.line].start.line
         made, numbers = find_made(place.around, positions, at), find_numbers(wrapper.module, place)
-        scene = FixContext(reader.names, made, _op_name(op), is_sure, part, numbers=numbers)
+        scene = FixContext(names, made, _op_name(op), is_sure, part, numbers=numbers)
         for kind in wanted:
             change = _rewrite(wrapper.module, place.line, place.around, kind, scene)
             if change is not None:

@@ -66,6 +66,8 @@ EXPRESSIONS: dict[FixKind, expressions.Rewrite] = {
     "fp32-eps": guards.fp32_eps,
     "unscaled-penalty": loops.unscaled_penalty,
 }
+# What looks at nothing but its own expression: at no other statement.
+ALONE: frozenset[FixKind] = frozenset({"amp-by-device"})
 STATEMENTS: dict[FixKind, StatementRewrite] = {
     "unscale-before-clip": statements.unscale_before_clip,
     "step-through-scaler": statements.step_through_scaler,

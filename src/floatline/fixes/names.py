@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, field
 
 import libcst as cst
@@ -51,48 +52,57 @@ class Names:
         return self.spell(f"{_FUNCTIONAL}.{name}")
 
 
-class ReadImports(cst.CSTVisitor):
-    """Collects the imports of a file, wherever they stand, and the names of its functions."""
+def read_names(text: str) -> Names:
+    """What names mean in a file, by its imports, wherever they stand; of what is not Python, nothing."""
+    try:
+        return names_in_tree(ast.parse(text.lstrip("\ufeff")))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Names()
 
-    def __init__(self) -> None:
-        self.names = Names()
 
-    def visit_Import(self, node: cst.Import) -> None:  # noqa: N802
-        """`import torch.nn as nn`."""
+def names_in_tree(tree: ast.Module) -> Names:
+    """The same of a file that was parsed."""
+    names = Names()
+    waiting: list[ast.AST] = [tree]
+    while waiting:  # in the order of the file, for a name that is imported twice
+        node = waiting.pop()
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            _read_import(node, names)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            names.functions.add(node.name)
+        elif isinstance(node, ast.Call):
+            _read_call(node, names)
+        waiting += reversed([*ast.iter_child_nodes(node)])
+    return names
+
+
+def _read_import(node: ast.Import | ast.ImportFrom, names: Names) -> None:
+    """`import torch.nn as nn`, `from torch import nn`."""
+    if isinstance(node, ast.Import):
         for alias in node.names:
-            path = _dotted(alias.name)
-            if alias.asname is not None and isinstance(alias.asname.name, cst.Name):
-                self.names.aliases[alias.asname.name.value] = path
-            else:
-                self.names.aliases[path.split(".")[0]] = path.split(".")[0]
-
-    def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
-        """`from torch import nn`."""
-        if node.relative or node.module is None or isinstance(node.names, cst.ImportStar):
-            return
+            first = alias.name.partition(".")[0]
+            names.aliases[alias.asname or first] = alias.name if alias.asname else first
+    elif node.module and not node.level:
         for alias in node.names:
-            local = alias.asname.name if alias.asname is not None else alias.name
-            if isinstance(local, cst.Name):
-                self.names.aliases[local.value] = f"{_dotted(node.module)}.{_dotted(alias.name)}"
-
-    def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
-        """`def forward(…)`."""
-        self.names.functions.add(node.name.value)
-
-    def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
-        """`torch.autocast(…)`, and the settings of frameworks that enter it."""
-        last = node.func.attr if isinstance(node.func, cst.Attribute) else node.func
-        name = last.value if isinstance(last, cst.Name) else ""
-        given = {arg.keyword.value for arg in node.args if arg.keyword is not None and not _is_off(arg.value)}
-        self.names.has_autocast |= name in ("autocast", "MixedPrecision") or _SETTINGS.get(name, "") in given
-        self.names.formats |= given & {"fp16", "bf16"} if name.endswith("TrainingArguments") else set()
+            if alias.name != "*":
+                names.aliases[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
 
-def _is_off(node: cst.BaseExpression) -> bool:
-    """False, None, and the words for FP32."""
-    if isinstance(node, cst.SimpleString):
-        return node.evaluated_value in ("no", "32", "32-true")
-    return isinstance(node, cst.Integer) or (isinstance(node, cst.Name) and node.value in ("False", "None"))
+def _read_call(node: ast.Call, names: Names) -> None:
+    """`torch.autocast(…)`, and the settings of frameworks that enter it."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    given = {word.arg for word in node.keywords if word.arg and not _is_off(word.value)}
+    names.has_autocast |= name in ("autocast", "MixedPrecision") or _SETTINGS.get(name, "") in given
+    names.formats |= given & {"fp16", "bf16"} if name.endswith("TrainingArguments") else set()
+
+
+def _is_off(node: ast.expr) -> bool:
+    """False, None, numbers, and the words for FP32."""
+    if not isinstance(node, ast.Constant):
+        return False
+    return node.value in ("no", "32", "32-true") or (
+        isinstance(node.value, (int, type(None))) and node.value is not True
+    )
 
 
 def read_cast(call: cst.Call, names: Names) -> str:
@@ -102,9 +112,3 @@ def read_cast(call: cst.Call, names: Names) -> str:
     if name == "half" or paths & {"torch.float16", "torch.half"}:
         return "fp16"
     return "bf16" if name == "bfloat16" or "torch.bfloat16" in paths else ""
-
-
-def _dotted(node: cst.BaseExpression) -> str:
-    if isinstance(node, cst.Attribute):
-        return f"{_dotted(node.value)}.{node.attr.value}"
-    return node.value if isinstance(node, cst.Name) else ""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper
 
 from floatline.fixes import expressions
-from floatline.fixes.kinds import EXPRESSIONS, STATEMENTS, FixKind
-from floatline.fixes.names import ReadImports
-from floatline.fixes.positions import find_positions
-from floatline.fixes.scope import find_made, find_statement
+from floatline.fixes.excerpts import Excerpt, Span, cut_out, take_whole
+from floatline.fixes.kinds import ALONE, EXPRESSIONS, STATEMENTS, FixKind
+from floatline.fixes.names import Names, names_in_tree
+from floatline.fixes.scope import find_made, find_positions, find_statement
 from floatline.fixes.statements import NewStatements
 
 _Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
@@ -48,12 +49,30 @@ def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = Fal
         unsafe: Whether rewrites that are not the same function in exact arithmetic are made too.
     """
     try:
-        wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
-    except (cst.ParserSyntaxError, RecursionError):
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return text, []
+    alone = [Span(place.line, place.end_line) for place in places if place.kind in ALONE]
+    within = [Span(place.line, place.end_line) for place in places if place.kind not in ALONE]
+    for excerpt in (cut_out(text, tree, alone=alone, within=within), take_whole(text)):
+        try:
+            wrapper = MetadataWrapper(cst.parse_module(excerpt.text), unsafe_skip_copy=True)
+        except (cst.ParserSyntaxError, RecursionError):
+            continue
+        there = {_move(place, excerpt): place for place in places}
+        new, done = _rewrite(wrapper, [*there], names_in_tree(tree), unsafe=unsafe)
+        return (excerpt.restore(new) if done else text), [there[place] for place in done]
+    return text, []
+
+
+def _move(place: NodePlace, excerpt: Excerpt) -> NodePlace:
+    return replace(place, line=excerpt.line(place.line), end_line=excerpt.line(place.end_line))
+
+
+def _rewrite(
+    wrapper: MetadataWrapper, places: Sequence[NodePlace], names: Names, *, unsafe: bool
+) -> tuple[str, list[NodePlace]]:
     positions = find_positions(wrapper)
-    reader = ReadImports()
-    wrapper.module.visit(reader)
     new_nodes: dict[cst.CSTNode, cst.BaseExpression] = {}
     new_lines: dict[cst.CSTNode, NewStatements] = {}
     nodes = _expressions_at(positions, {_key(place) for place in places if place.kind in EXPRESSIONS})
@@ -61,7 +80,7 @@ def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = Fal
     for place in places:
         around = find_statement(wrapper.module, positions, place.line)
         made = {} if around is None else find_made(around.around, positions, place.line)
-        scene = expressions.FixContext(reader.names, made, is_sure=True, is_measured=False)
+        scene = expressions.FixContext(names, made, is_sure=True, is_measured=False)
         if place.kind in STATEMENTS:
             new = None if around is None else STATEMENTS[place.kind](around.line, around.around, scene)
             if around is not None and new is not None and around.line not in new_lines:
@@ -74,9 +93,7 @@ def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = Fal
                 new_nodes[node] = _in_same_parentheses(node, change.node)
                 done.append(place)
                 break
-    if not done:
-        return text, []
-    return wrapper.module.visit(_Put(new_nodes, new_lines)).code, done
+    return (wrapper.module.visit(_Put(new_nodes, new_lines)).code if done else ""), done
 
 
 def _key(place: NodePlace) -> tuple[int, int, int, int]:

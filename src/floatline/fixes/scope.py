@@ -8,8 +8,26 @@ from typing import Any
 
 import libcst as cst
 import libcst.matchers as m
+from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 Positions = Mapping[cst.CSTNode, Any]
+
+
+def find_positions(wrapper: MetadataWrapper) -> Mapping[cst.CSTNode, CodeRange]:
+    """Lines and columns of every node.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed meanwhile. libcst tidies up after it, and its own KeyError comes over it.
+    """
+    try:
+        return wrapper.resolve(PositionProvider)
+    except KeyError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
+            cause = cause.__context__
+        raise
 
 
 @dataclass(frozen=True)

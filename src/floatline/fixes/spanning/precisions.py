@@ -6,7 +6,7 @@ import libcst as cst
 import libcst.matchers as m
 from libcst.metadata import MetadataWrapper
 
-from floatline.fixes.positions import find_positions
+from floatline.fixes.scope import find_positions
 from floatline.fixes.spanning.edits import FileEdit, FileScene, names_in
 
 _TRUE = ("fp16-true", "bf16-true")
