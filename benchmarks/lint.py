@@ -102,7 +102,7 @@ def main() -> None:
     given = parser.parse_args()
     rows, fixes = lint_packages(given.rounds), fix_folders(given.folders, given.rounds) if given.folders else []
     head = (
-        f"# Lint: lines a second on one core\n\n{date.today()}, {len(RULES)} rules, rounds: {given.rounds} (their median), "
+        f"# Lint: lines a second on one core\n\n{date.today()}, {len(RULES)} rules, rounds: {given.rounds} (median), "
         "processor time, one process. `python benchmarks/lint.py --write [FOLDER]...`\n\n"
         "| package | lines | lines a second | time, of parsing alone | findings |\n|---|---|---|---|---|\n"
     )

@@ -629,6 +629,40 @@ def test_only_what_is_told_is_fixed(tmp_path):
     assert "y.to(torch.promote_types(y.dtype, torch.float32)) + 1e-8" in change[2]
 
 
+IN_A_LAYER = """import torch
+from torch import nn
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+    def forward(self, x, mask):
+        with torch.autocast("cuda", dtype=torch.float16):
+            h = self.layer(x)
+            return {}
+"""
+SELDOM = {
+    "a row that is masked as a whole": "torch.where(mask, h, -1e9).softmax(-1)",
+    "the same in the other order": "torch.where(mask, -1e9, h).softmax(-1)",
+    "two vectors with one direction": "torch.acos(torch.einsum('ij,ij->i', h, h).clamp(-1 + 1e-6, 1 - 1e-6))",
+}
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_what_does_harm_at_numbers_that_are_seldom_met_says_so(name):
+    found = lint_text(IN_A_LAYER.format(SELDOM[name]), rules=list(RULES.values()), half=True)
+    assert {one.holds for one in found} == {"seldom"}
+    raised = lint_text(IN_A_LAYER.format("h.masked_fill(mask, -1e9).softmax(-1)"), rules=list(RULES.values()))
+    assert {(one.rule.code, one.holds) for one in raised} == {("FL105", "autocast")}
+
+
+def test_a_mask_that_where_fills_may_be_boolean_and_is_not_rewritten():
+    text = "import torch\ndef f(keep, x, mask):\n    y = {}\n    return y, torch.where({}, x, 0.0)\n"
+    for filled, same in (("keep", True), ("x", False)):
+        before = text.format(f"torch.where(mask, {filled}, -1e9)", "keep")
+        after, _ = fix_text(before, "train.py", rules=[RULES["FL105"]], unsafe=True)
+        assert (after == before) == same
+
+
 @pytest.mark.parametrize("name", ["units", "attn_mask"])
 def test_what_may_be_a_boolean_mask_is_not_filled_with_a_number_of_its_dtype(name):
     text = f"import torch\n{name} = model(x).masked_fill(keep, -1e9)\ny = {name}.masked_fill(keep, -1e9)\n"

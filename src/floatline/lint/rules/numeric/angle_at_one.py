@@ -69,9 +69,11 @@ class AngleAtOne(Rule):
             if bound <= _LARGEST or wide:
                 return
             told = f"of what is clamped to {bound:g}" if bound == 1 else f"of what is clamped to {bound!r}, 1 in FP16"
-            self.report(node, seen=f"{found.name} {told}: {_WHY}", of=found.operand)
+            self.report(node, seen=f"{found.name} {told}: {_WHY}", of=found.operand, is_seldom=True)
         elif self._is_cosine(made) and not wide:
-            self.report(node, seen=f"{found.name} of a cosine without a bound: {_WHY}", of=found.operand)
+            self.report(
+                node, seen=f"{found.name} of a cosine without a bound: {_WHY}", of=found.operand, is_seldom=True
+            )
 
     def _is_cosine(self, made: Operation) -> bool:
         if made.name == "div":

@@ -95,14 +95,27 @@ class ConstantOutOfRange(Rule):
             if given is None or reached is None or not self._may_be_half(found, given):
                 continue
             can_fix = (
-                found.name in ("masked_fill", "where") and reached.number < 0 and not _may_be_mask(self.source, found)
+                found.name in ("masked_fill", "where")
+                and reached.number < 0
+                and not _may_be_mask(self.source, found, given)
             )
             # A mask may be of whole numbers, which hold it.
             holds: Holds | None = (
-                "input" if _may_be_mask(self.source, found) and self.source.dtype(found.operand) != "half" else None
+                "input"
+                if _may_be_mask(self.source, found, given) and self.source.dtype(found.operand) != "half"
+                else None
             )
             fix = "mask-constant" if can_fix else None
-            self.report(node, seen=self._say(found, reached), fix=fix, of=_filled(found), holds=holds)
+            # `where` raises nothing: it gives an infinity, which does harm where a whole row is one.
+            is_seldom = found.name == "where"
+            self.report(
+                node,
+                seen=self._say(found, reached),
+                fix=fix,
+                of=_filled(found, given),
+                holds=holds,
+                is_seldom=is_seldom,
+            )
             return
 
     def visit_BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
@@ -224,20 +237,22 @@ def _gives_dtype(source: Source, mask: ast.expr) -> ast.expr | None:
     return None
 
 
-def _filled(found: Operation) -> ast.expr | None:
+def _filled(found: Operation, given: ast.expr) -> ast.expr | None:
     """The tensor whose dtype decides; torch.full has none, and may be told the dtype of another: `dtype=x.dtype`."""
+    if found.name == "where":
+        return next((side for side in found.args[:2] if side is not given), None)
     told = found.keywords.get("dtype")
     if found.name == "full" and isinstance(told, ast.Attribute) and told.attr == "dtype":
         return told.value
     return found.operand
 
 
-def _may_be_mask(source: Source, found: Operation) -> bool:
+def _may_be_mask(source: Source, found: Operation, given: ast.expr) -> bool:
     """Whether what is filled may itself be a mask, which may be boolean: no number of its dtype is the smallest.
 
     It is called one, or it masks something else in its function.
     """
-    filled = found.argument(1, "input") if found.name == "where" else found.operand
+    filled = _filled(found, given)
     if filled is None:
         return False
     return "mask" in ast.unparse(filled).lower() or (isinstance(filled, ast.Name) and _masks(source, filled))
