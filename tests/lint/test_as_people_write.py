@@ -319,6 +319,7 @@ NARROW = {
     "a sigmoid": "torch.log(torch.sigmoid(x).clamp(min=1e-8))",
     "a mean": "torch.sqrt(torch.mean(self.layer(x), dim=-1, keepdim=True) + 1e-8)",
     "a matrix product": "torch.sqrt(torch.matmul(x, self.w) + 1e-9)",
+    "a matrix product as a sign": "(x @ self.w + 1e-9).sqrt()",
     "a clamp": "torch.log(torch.clamp(self.layer(x), 0, 1) + 1e-8)",
     "a product of itself": "torch.rsqrt((self.layer(x) * self.layer(x)).mean(-1, keepdim=True) + 1e-8)",
     "a matrix product of a softmax": "torch.sqrt(torch.matmul(torch.softmax(x, -1), self.w) + 1e-9)",
@@ -580,6 +581,61 @@ class A:
 """
     found = lint_text(text + text.replace("class A", "class B"), "train.py", rules=[RULES["FL207"]])
     assert [one.line for one in found] == [4, 12]
+
+
+OWN_SCALER = """import torch
+from scalers import {made}
+class Trainer:
+    def __init__(self, fp16):
+        self.scaler = {made}() if fp16 else None
+    def train(self, batches):
+        for x, y in batches:
+            self.scaler.scale(self.model(x, y)).backward()
+            self.scaler.unscale_(self.optimizer)
+            if self.overflows():
+                self.optimizer.zero_grad()
+                continue
+            self.optimizer.step()
+            self.scaler.update()
+            self.optimizer.zero_grad()
+"""
+
+
+def test_a_scaler_of_another_class_has_an_order_of_its_own():
+    assert codes_of(OWN_SCALER.format(made="DynamicLossScaler")) == set()
+    assert "FL202" in codes_of(OWN_SCALER.format(made="GradScaler"))
+    torchs = OWN_SCALER.replace("from scalers", "from torch.amp").format(made="GradScaler")
+    assert "FL202" in codes_of(torchs)
+
+
+UNSCALED = """import torch
+for x, y in batches:
+    optimizer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.float16):
+        loss = model(x, y)
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("name", ["tests/loop.py", "src/test_loop.py", "loop_test.py", "pkg/testing/conftest.py"])
+def test_what_a_test_trains_is_told_on_demand_or_where_the_test_is_given(tmp_path, name):
+    file = tmp_path / "tests" / name  # what lies above the folder that is linted says nothing
+    file.parent.mkdir(parents=True)
+    file.write_text(UNSCALED)
+    (tmp_path / "tests" / "train.py").write_text(UNSCALED)
+    folder = tmp_path / "tests"
+    result = lint_paths([folder], jobs=1)
+    assert [(one.rule.code, Path(one.file).name) for one in result.findings] == [("FL221", "train.py")]
+    assert [one.file for one in result.only_in_half] == [str(file)]
+    assert len(lint_paths([folder], settings=Settings(half=True, select=("FL221",)), jobs=1).findings) == 2
+    assert len(lint_paths([folder, file], jobs=1).findings) == 2
+    assert len(lint_paths([file], jobs=1).findings) == 1
+
+
+def test_an_old_name_in_a_test_is_told(tmp_path):
+    (tmp_path / "test_loop.py").write_text("import torch\nscaler = torch.cuda.amp.GradScaler()\n")
+    assert [one.rule.code for one in lint_paths([tmp_path], jobs=1).findings] == ["FL214"]
 
 
 def test_a_large_project_without_a_word_of_16_bits_is_left_alone(tmp_path):

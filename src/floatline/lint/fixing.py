@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from floatline.hardware import Hardware
 
 _MOST_PASSES = 10  # each pass fixes at least one place; expressions are seldom nested deeper
+_IN_TESTS_TOO = ("FL001", "FL214")  # a file that cannot be read, and old names, are what they are in a test, too
 _LARGEST = 2_000_000  # bytes; what is larger was not written by hand
 _LARGEST_NOTEBOOK = 50_000_000  # its pictures are in it
 
@@ -34,12 +35,14 @@ class Telling:
             were told for it and judged, 3 were right.
         is_for_16_bits: Whether somebody may run the project in 16 bits: it is small, or shows it.
         unnamed: Functions and classes that nothing in a project names: nobody there runs them.
+        tests: Files of tests in the folders that are linted: what they train is thrown away.
     """
 
     half: bool
     in_pure_half: frozenset[str] = frozenset()
     is_for_16_bits: bool = True
     unnamed: frozenset[tuple[str, str]] = frozenset()
+    tests: frozenset[str] = frozenset()
 
     def tells(self, finding: LintFinding) -> bool:
         """Whether a finding is told."""
@@ -48,6 +51,8 @@ class Telling:
         if not self.is_for_16_bits and finding.holds != "any":
             return False
         file = file_of(finding)
+        if file in self.tests and finding.rule.code not in _IN_TESTS_TOO:
+            return False
         if finding.owners and all((file, owner) in self.unnamed for owner in finding.owners):
             return False
         return finding.is_told(shows_half=file in self.in_pure_half)

@@ -86,7 +86,9 @@ def lint_paths(
     settings = settings or Settings()
     rules = choose_rules(settings.select, settings.ignore, half=settings.half)
     hardware = _find_hardware(settings.on)
+    paths = [*paths]
     files = find_files(paths, exclude=settings.exclude, root=settings.root)
+    tests = find_tests(paths, files)
     jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
     neighbours = LintedTree(files)
     task = _Task(tuple(rules), hardware, neighbours)
@@ -100,6 +102,7 @@ def lint_paths(
         half=settings.half,
         in_pure_half=frozenset(file for part in parts for file in part.in_pure_half),
         is_for_16_bits=len(files) < PROJECT or any(part.shows_16_bits for part in parts),
+        tests=tests,
         unnamed=_unnamed(found, files) if not settings.half and len(files) >= PROJECT else frozenset(),
     )
     told = [one for one in found if telling.tells(one)]
@@ -156,6 +159,24 @@ def find_files(paths: Iterable[str | Path], *, exclude: Sequence[str] = (), root
                 ):
                     found[str(inside)] = None
     return [file for file in found if not _is_excluded(file, exclude, root)]
+
+
+def find_tests(paths: Iterable[str | Path], files: Iterable[str]) -> frozenset[str]:
+    """Files of tests, by their names within the folders that were given; a file that was itself given is none."""
+    folders = [str(Path(path)) for path in paths if Path(path).is_dir()]
+    tests = set[str]()
+    for file in files:
+        inside = [
+            Path(file).relative_to(one) for one in folders if "test" in file.lower() and Path(file).is_relative_to(one)
+        ]
+        if any(_names_test(one) for one in inside):
+            tests.add(file)
+    return frozenset(tests - {str(path) for path in paths})
+
+
+def _names_test(path: Path) -> bool:
+    in_folder = not {"test", "tests"}.isdisjoint(part.lower() for part in path.parts[:-1])
+    return in_folder or path.stem.startswith("test_") or path.stem.endswith("_test") or path.stem == "conftest"
 
 
 def _is_excluded(file: str, exclude: Sequence[str], root: Path | None) -> bool:

@@ -52,7 +52,14 @@ def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool
     looked = f"{_count(result.num_files, 'file')}, {result.num_lines:,} lines"
     rest = len(result.only_in_half)
     why = "in pure half, or for some input" if result.shows_16_bits or result.num_files < PROJECT else "in 16 bits"
-    more = f" {rest:,} more hold {why}, which nothing here shows: --half tells them." if rest else ""
+    in_tests = sum(one.holds == "any" for one in result.only_in_half)
+    more = f" {rest:,} more hold {why}, which nothing here shows: --half tells them." if rest > in_tests else ""
+    if in_tests:
+        more += (
+            f" {in_tests:,} of them stand in tests."
+            if more
+            else f" {in_tests:,} more stand in tests: --half tells them."
+        )
     if not findings:
         return f"No finding in {looked}.{more}"
     text = f"{_count(len(findings), 'finding')} in {looked}."

@@ -47,6 +47,7 @@ class Training:
         self.source = source
         self.scalers: dict[str, MadeObject] = {}
         self.made_scalers: list[tuple[str, MadeObject]] = []  # also those that share a name
+        self.other_scalers: set[str] = set()  # of classes that are not torch's, whose calls have an order of their own
         self.optimizers: dict[str, MadeObject] = {}
         self.schedulers: dict[str, MadeObject] = {}
         self.functions: list[ast.AST] = [source.tree]
@@ -89,6 +90,9 @@ class Training:
         elif path.startswith("torch.optim.") and last[:1].isupper():
             home = self.optimizers
         else:
+            name = self.source.call_name(value)
+            if name.endswith("LossScaler") and name[:1].isupper():
+                self.other_scalers |= set(names)
             return
         if home is self.scalers and (enabled := keyword(value, "enabled")) is not None:
             known.update(learn(enabled, True))
@@ -124,6 +128,8 @@ class Training:
                 optimizers=self.optimizers,
                 schedulers={*self.schedulers, *self._inherited},
             )
+            if names.scalers & self.other_scalers:
+                continue
             used: list[ast.AST] = []
             for loop in reversed(loops):  # the innermost first
                 inside = set(calls_in(loop.body))

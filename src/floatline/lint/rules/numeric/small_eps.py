@@ -156,7 +156,11 @@ class SmallEps(Rule):
                 or (small := reached_zero(self.source, eps)) is None
             ):
                 continue
-            is_tensor = may_be_tensor(self.source, value) or _is_used_as_tensor(self.source, value)
+            is_tensor = (
+                may_be_tensor(self.source, value)
+                or _is_used_as_tensor(self.source, value)
+                or (_is_root(self.source, node) and _is_matrix_product(self.source, value))
+            )
             if not is_tensor and not _may_be_given_tensor(self.source, value):
                 return
             if stays_silent(self.source, node, value):
@@ -235,6 +239,12 @@ def _is_root(source: Source, node: ast.AST | None) -> bool:
     """`torch.sqrt(…)` and `x.rsqrt()`: at 0 their gradients are infinite, whatever they are multiplied by."""
     found = source.operation(node)
     return found is not None and found.name in ("sqrt", "rsqrt")
+
+
+def _is_matrix_product(source: Source, node: ast.expr) -> bool:
+    """`x @ w`, which may be numpy's, but not under a root of torch."""
+    made = source.value(node)
+    return isinstance(made, ast.BinOp) and isinstance(made.op, ast.MatMult)
 
 
 def _is_root_of_relu(source: Source, node: ast.AST, value: ast.expr) -> bool:
