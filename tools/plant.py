@@ -2,10 +2,13 @@
 
     python tools/plant.py make --seed 1 --num 300 --out FOLDER
     python tools/plant.py score FOLDER [--processes K]
+    python tools/plant.py round --seed 1 --num 150 --out FOLDER --processes K [--minutes M]
     python tools/plant.py page FOLDER [FOLDER ...]
 
 make writes as many plants as controls, each beside a JSON file with the truth; a draw that does not do what its truth
 says is thrown away and counted. Both commands go on where they were stopped. The hazards lie in tests/plants.
+round makes and scores script after script, for some minutes at most: each script stands in scored.jsonl as soon as it
+is judged. Scripts count up to the first that is not: what takes long is not left out for that.
 page writes the scores of such folders, each of one seed, with all misses, into docs/diagnose_scores.md.
 """
 
@@ -19,7 +22,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +52,26 @@ def make(seed: int, num: int, out: Path, only: str) -> None:
 
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
-    checker, hazards = Checker(), [one for one in HAZARDS if only in one.name]
-    for number in range(num):
-        for kind, control in (("plant", False), ("control", True)):
-            name = f"{2 * number + control:04d}"
-            if not (out / f"{name}.json").exists():
-                _make_one(out, name, seed, number, hazards, checker, control, kind)
+    checker = Checker(out / "hosts")
+    for at in range(2 * num):
+        if not (out / f"{at:04d}.json").exists():
+            _make_one(out, at, seed, checker, only)
     count = Counter(json.loads(line)["accepted"] for line in (out / "draws.jsonl").read_text().splitlines())
     print(f"{count[True]} accepted, {count[False]} rejected")
 
 
-def _make_one(out: Path, name: str, seed: int, number: int, hazards, checker, control: bool, kind: str) -> None:
+def _make_one(out: Path, at: int, seed: int, checker, only: str = "") -> dict[str, Any] | None:
+    """Write the plant, or control where it is odd, of a place in the round; None where no draw did what it says."""
+    name, number, control = f"{at:04d}", at // 2, at % 2 == 1
+    hazards = [one for one in HAZARDS if only in one.name]
     for attempt in range(MOST_TRIES):
         plant = draw_number(seed, number, attempt, control=control, hazards=hazards)
         checked = checker.check(plant)
         words = f"{plant.hazard.name} in {plant.host}, {plant.dtype}"
-        print(f"{name} {kind:7} {'yes' if checked.holds else 'no '} {words}: {checked.why}", flush=True)
+        print(
+            f"{name} {'control' if control else 'plant':7} {'yes' if checked.holds else 'no '} {words}: {checked.why}",
+            flush=True,
+        )
         with (out / "draws.jsonl").open("a", encoding="utf-8") as log:
             row = {"hazard": plant.hazard.name, "host": plant.host, "dtype": plant.dtype, "control": control}
             log.write(json.dumps({**row, "accepted": checked.holds, "why": checked.why}) + "\n")
@@ -71,7 +79,8 @@ def _make_one(out: Path, name: str, seed: int, number: int, hazards, checker, co
             (out / f"{name}.py").write_text(plant.text, encoding="utf-8")
             truth = truth_of(plant, checked, name, seed, attempt)
             (out / f"{name}.json").write_text(json.dumps(truth, indent=1) + "\n", encoding="utf-8")
-            return
+            return truth
+    return None
 
 
 def truth_of(plant, checked, name: str, seed: int, rejections: int) -> dict[str, Any]:
@@ -97,10 +106,12 @@ def truth_of(plant, checked, name: str, seed: int, rejections: int) -> dict[str,
 def score_one(truth: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Diagnose one script and compare what is said with the truth."""
     path = folder / f"{truth['id']}.py"
-    command = ["floatline", "diagnose", "--as", "cuda", "--format", "json", "--no-try", "--", "python", path]
+    asked = ["diagnose", "--as", "cuda", "--format", "json", "--no-try", "--", sys.executable, path]
     began = time.perf_counter()
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        ran = subprocess.run(
+            [sys.executable, "-m", "floatline", *asked], capture_output=True, text=True, timeout=600, check=False
+        )
         said = json.loads(ran.stdout[ran.stdout.index("{") :])
     except (ValueError, subprocess.TimeoutExpired) as error:
         said = {"verdict": f"no answer: {error}"[:80], "findings": []}
@@ -133,9 +144,53 @@ def score(folder: Path, processes: int) -> None:
             done[row["id"]] = row
             log.write(json.dumps(row) + "\n")
             log.flush()
-    pairs = [(truth, done[truth["id"]]) for truth in truths]
+    _write_scores(folder, [(truth, done[truth["id"]]) for truth in truths])
+
+
+def _write_scores(folder: Path, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     (folder / "scores.json").write_text(json.dumps([{**t, "said": row} for t, row in pairs], indent=1))
     print(table(pairs))
+
+
+def play_round(seed: int, num: int, out: Path, processes: int, minutes: float, only: str) -> None:
+    """Make and score scripts in their order, each in a process of a few, until all are judged or time is up."""
+    out.mkdir(parents=True, exist_ok=True)
+    kept, until = out / "scored.jsonl", time.monotonic() + 60 * minutes
+    done = {row["id"] for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else set()
+    left = [at for at in range(2 * num) if f"{at:04d}" not in done]
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    work = [pool.submit(_play_one, out, at, seed, only) for at in left]
+    wait(work, timeout=max(0.0, until - time.monotonic()))
+    for future in work:  # one that broke says why
+        if future.done() and not future.cancelled() and future.exception() is not None:
+            print(f"{type(future.exception()).__name__}: {future.exception()}")
+    processes_left = [*(pool._processes or {}).values()]
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes_left:
+        process.kill()
+    rows = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
+    beyond = next((at for at in range(2 * num) if f"{at:04d}" not in rows), 2 * num)
+    counted = [rows[f"{at:04d}"] for at in range(beyond)]
+    pairs = [({k: v for k, v in row.items() if k != "said"}, row["said"]) for row in counted if "said" in row]
+    print(
+        f"{len(rows)} of {2 * num} scripts judged; the first {beyond} count, of which {beyond - len(pairs)} have no draw"
+    )
+    _write_scores(out, pairs)
+
+
+def _play_one(out: Path, at: int, seed: int, only: str) -> None:
+    """Make one script and score it; the row is written when it is judged."""
+    from tests.plants.check import Checker
+
+    truth_at = out / f"{at:04d}.json"
+    truth = (
+        json.loads(truth_at.read_text())
+        if truth_at.exists()
+        else _make_one(out, at, seed, Checker(out / "hosts"), only)
+    )
+    row = {"id": f"{at:04d}"} if truth is None else {**truth, "said": score_one(truth, out)}
+    with (out / "scored.jsonl").open("a", encoding="utf-8") as log:
+        log.write(json.dumps(row) + "\n")
 
 
 def table(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
@@ -188,11 +243,20 @@ def main() -> None:
     scoring = commands.add_parser("score")
     scoring.add_argument("folder", type=Path)
     scoring.add_argument("--processes", type=int, default=1)
+    playing = commands.add_parser("round")
+    playing.add_argument("--seed", type=int, required=True)
+    playing.add_argument("--num", type=int, default=150, help="Plants, and as many controls.")
+    playing.add_argument("--out", type=Path, required=True)
+    playing.add_argument("--processes", type=int, default=1)
+    playing.add_argument("--minutes", type=float, default=60.0, help="No more than these.")
+    playing.add_argument("--only", default="", help="Hazards whose names hold this text.")
     paging = commands.add_parser("page")
     paging.add_argument("folders", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.command == "make":
         make(asked.seed, asked.num, asked.out, asked.only)
+    elif asked.command == "round":
+        play_round(asked.seed, asked.num, asked.out, asked.processes, asked.minutes, asked.only)
     elif asked.command == "page":
         write_page(asked.folders)
     else:

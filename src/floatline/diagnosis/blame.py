@@ -200,9 +200,10 @@ def _name_by_next(found: Finding, rows: Sequence[Finding]) -> Finding:
     The next line reads it. One further on, within a few, reads what several lines round, as the difference of a mean
     of squares and a squared mean does: that is where to begin.
     """
-    if found.cause.id not in UNSURE or found not in rows:
+    places = [(one.file, one.line) for one in rows]
+    if found.cause.id not in UNSURE or (found.file, found.line) not in places:
         return found
-    after = rows[rows.index(found) + 1 :][:_FEW_LINES]
+    after = rows[places.index((found.file, found.line)) + 1 :][:_FEW_LINES]
     for distance, one in enumerate(after):
         if one.cause.id in _BEARS_NO_ROUNDING and one.file == found.file:
             if distance:
