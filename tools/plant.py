@@ -156,39 +156,39 @@ def play_round(seed: int, num: int, out: Path, processes: int, minutes: float, o
     """Make and score scripts in their order, each in a process of a few, until all are judged or time is up."""
     out.mkdir(parents=True, exist_ok=True)
     kept, until = out / "scored.jsonl", time.monotonic() + 60 * minutes
-    done = {row["id"] for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else set()
-    left = [at for at in range(2 * num) if f"{at:04d}" not in done]
+    left = [at for at in range(2 * num) if at not in _read_rows(kept)]
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
-    work = [pool.submit(_play_one, out, at, seed, only) for at in left]
-    wait(work, timeout=max(0.0, until - time.monotonic()))
-    for future in work:  # one that broke says why
-        if future.done() and not future.cancelled() and future.exception() is not None:
-            print(f"{type(future.exception()).__name__}: {future.exception()}")
-    processes_left = [*(pool._processes or {}).values()]
+    wait([pool.submit(_play_one, out, at, seed, only) for at in left], timeout=until - time.monotonic())
+    running = [*(pool._processes or {}).values()]
     pool.shutdown(wait=False, cancel_futures=True)
-    for process in processes_left:
+    for process in running:
         process.kill()
-    rows = {row["id"]: row for row in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
-    beyond = next((at for at in range(2 * num) if f"{at:04d}" not in rows), 2 * num)
-    counted = [rows[f"{at:04d}"] for at in range(beyond)]
+    rows = _read_rows(kept)
+    beyond = next((at for at in range(2 * num) if at not in rows), 2 * num)
+    counted = [rows[at] for at in range(beyond)]
     pairs = [({k: v for k, v in row.items() if k != "said"}, row["said"]) for row in counted if "said" in row]
-    print(
-        f"{len(rows)} of {2 * num} scripts judged; the first {beyond} count, of which {beyond - len(pairs)} have no draw"
-    )
+    undrawn = [f"{row['id']}: {row['undrawn']}" for row in counted if "undrawn" in row]
+    print(f"{len(rows)} of {2 * num} scripts done; the first {beyond} count, {len(undrawn)} of them without a draw")
     _write_scores(out, pairs)
+    print("\n".join(undrawn))
+
+
+def _read_rows(kept: Path) -> dict[int, dict[str, Any]]:
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+    return {int(row["id"]): row for row in map(json.loads, lines)}
 
 
 def _play_one(out: Path, at: int, seed: int, only: str) -> None:
     """Make one script and score it; the row is written when it is judged."""
     from tests.plants.check import Checker
 
-    truth_at = out / f"{at:04d}.json"
-    truth = (
-        json.loads(truth_at.read_text())
-        if truth_at.exists()
-        else _make_one(out, at, seed, Checker(out / "hosts"), only)
-    )
-    row = {"id": f"{at:04d}"} if truth is None else {**truth, "said": score_one(truth, out)}
+    path, row = out / f"{at:04d}.json", {"id": f"{at:04d}"}
+    try:
+        known = json.loads(path.read_text()) if path.exists() else None
+        truth = known or _make_one(out, at, seed, Checker(out / "hosts"), only)
+        row |= {"undrawn": "no draw did what it says"} if truth is None else {**truth, "said": score_one(truth, out)}
+    except Exception as error:  # of this script alone
+        row |= {"undrawn": f"{type(error).__name__}: {error}"[:200]}
     with (out / "scored.jsonl").open("a", encoding="utf-8") as log:
         log.write(json.dumps(row) + "\n")
 

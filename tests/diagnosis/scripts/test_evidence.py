@@ -10,7 +10,7 @@ from floatline.probe.scripts.steps import Captured
 from floatline.probe.trace.trace import Operand, Trace, Values
 
 
-def evidence_of(error: float | None, **gradient):
+def evidence_of(error, gradient):
     values = Values("float32", (4,), 4, largest=1.0, twin_largest=1.0, **gradient)
     trace = Trace([], {"weight": Operand(values, None, "")}, {"gradients": {"error": error}})
     given = RunRecord(kind="train", entry="", precision="fp16-mixed", file="")
@@ -35,5 +35,5 @@ def evidence_of(error: float | None, **gradient):
     ],
 )
 def test_a_twin_that_is_not_finite_is_no_damage(error, gradient, behind):
-    seen = evidence_of(error, **gradient)
+    seen = evidence_of(error, gradient)
     assert (seen.falls_behind, seen.starts_apart) == (behind, behind)
