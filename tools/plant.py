@@ -103,15 +103,14 @@ def truth_of(plant, checked, name: str, seed: int, rejections: int) -> dict[str,
     }
 
 
-def score_one(truth: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Diagnose one script and compare what is said with the truth."""
+def score_one(truth: dict[str, Any], folder: Path, limit: float = 600.0) -> dict[str, Any]:
+    """Diagnose one script and compare what is said with the truth; no answer within some seconds is a wrong one."""
     path = folder / f"{truth['id']}.py"
     asked = ["diagnose", "--as", "cuda", "--format", "json", "--no-try", "--", sys.executable, path]
     began = time.perf_counter()
+    command = [sys.executable, "-m", "floatline", *asked]
     try:
-        ran = subprocess.run(
-            [sys.executable, "-m", "floatline", *asked], capture_output=True, text=True, timeout=600, check=False
-        )
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         said = json.loads(ran.stdout[ran.stdout.index("{") :])
     except (ValueError, subprocess.TimeoutExpired) as error:
         said = {"verdict": f"no answer: {error}"[:80], "findings": []}
@@ -152,13 +151,14 @@ def _write_scores(folder: Path, pairs: list[tuple[dict[str, Any], dict[str, Any]
     print(table(pairs))
 
 
-def play_round(seed: int, num: int, out: Path, processes: int, minutes: float, only: str) -> None:
+def play_round(asked: argparse.Namespace) -> None:
     """Make and score scripts in their order, each in a process of a few, until all are judged or time is up."""
+    out, num, until = asked.out, asked.num, time.monotonic() + 60 * asked.minutes
     out.mkdir(parents=True, exist_ok=True)
-    kept, until = out / "scored.jsonl", time.monotonic() + 60 * minutes
+    kept = out / "scored.jsonl"
     left = [at for at in range(2 * num) if at not in _read_rows(kept)]
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
-    wait([pool.submit(_play_one, out, at, seed, only) for at in left], timeout=until - time.monotonic())
+    pool = ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn"))
+    wait([pool.submit(_play_one, at, asked) for at in left], timeout=until - time.monotonic())
     running = [*(pool._processes or {}).values()]
     pool.shutdown(wait=False, cancel_futures=True)
     for process in running:
@@ -178,15 +178,16 @@ def _read_rows(kept: Path) -> dict[int, dict[str, Any]]:
     return {int(row["id"]): row for row in map(json.loads, lines)}
 
 
-def _play_one(out: Path, at: int, seed: int, only: str) -> None:
+def _play_one(at: int, asked: argparse.Namespace) -> None:
     """Make one script and score it; the row is written when it is judged."""
     from tests.plants.check import Checker
 
-    path, row = out / f"{at:04d}.json", {"id": f"{at:04d}"}
+    out, path, row = asked.out, asked.out / f"{at:04d}.json", {"id": f"{at:04d}"}
     try:
         known = json.loads(path.read_text()) if path.exists() else None
-        truth = known or _make_one(out, at, seed, Checker(out / "hosts"), only)
-        row |= {"undrawn": "no draw did what it says"} if truth is None else {**truth, "said": score_one(truth, out)}
+        truth = known or _make_one(out, at, asked.seed, Checker(out / "hosts"), asked.only)
+        said = None if truth is None else score_one(truth, out, asked.limit)
+        row |= {"undrawn": "no draw did what it says"} if truth is None else {**truth, "said": said}
     except Exception as error:  # of this script alone
         row |= {"undrawn": f"{type(error).__name__}: {error}"[:200]}
     with (out / "scored.jsonl").open("a", encoding="utf-8") as log:
@@ -249,6 +250,7 @@ def main() -> None:
     playing.add_argument("--out", type=Path, required=True)
     playing.add_argument("--processes", type=int, default=1)
     playing.add_argument("--minutes", type=float, default=60.0, help="No more than these.")
+    playing.add_argument("--limit", type=float, default=600.0, help="Seconds of a diagnosis: more is no answer.")
     playing.add_argument("--only", default="", help="Hazards whose names hold this text.")
     paging = commands.add_parser("page")
     paging.add_argument("folders", type=Path, nargs="+")
@@ -256,7 +258,7 @@ def main() -> None:
     if asked.command == "make":
         make(asked.seed, asked.num, asked.out, asked.only)
     elif asked.command == "round":
-        play_round(asked.seed, asked.num, asked.out, asked.processes, asked.minutes, asked.only)
+        play_round(asked)
     elif asked.command == "page":
         write_page(asked.folders)
     else:

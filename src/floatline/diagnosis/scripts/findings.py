@@ -241,15 +241,14 @@ def _find_raised_rate(made: OptimizerRecord, given: RunRecord) -> tuple[int, str
         tree = ast.parse(read_source(Path(made.file)))
     except (OSError, SyntaxError, ValueError):
         return None
-    lines = {node.lineno for node in ast.walk(tree) for target in _targets_of(node) if _is_rate(target)}
+    statements = (node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AugAssign)))
+    lines = {node.lineno for node in statements if any(map(_is_rate, _targets_of(node)))}
     said = f"the optimizer was made with a learning rate of {made.rate:.3g}, and begins with {rate:.3g}"
     return (lines.pop(), said) if len(lines) == 1 else None
 
 
-def _targets_of(node: ast.AST) -> Sequence[ast.expr]:
-    if isinstance(node, ast.Assign):
-        return node.targets
-    return [node.target] if isinstance(node, ast.AugAssign) else []
+def _targets_of(node: ast.Assign | ast.AugAssign) -> Sequence[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
 
 
 def _is_rate(target: ast.expr) -> bool:

@@ -337,8 +337,9 @@ class Watch:
             name = f"torch.optim.{type(optimizer).__name__}"
             if not type(optimizer).__module__.startswith("torch."):
                 name = type(optimizer).__name__
-            rates = [group.get("lr") for group in optimizer.param_groups]
-            made_with = max(rates, default=None) if all(type(rate) in (int, float) for rate in rates) else None
+            given = [group.get("lr") for group in optimizer.param_groups]
+            rates = [float(rate) for rate in given if isinstance(rate, (int, float))]
+            made_with = max(rates) if given and len(rates) == len(given) else None
             self.optimizers[id(optimizer)] = MadeOptimizer(
                 self.number(optimizer), optimizer, name, list(held.parameters), spot, made_with
             )
