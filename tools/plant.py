@@ -15,8 +15,10 @@ page writes the scores of such folders, each of one seed, with all misses, into 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -157,12 +159,14 @@ def play_round(asked: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     kept = out / "scored.jsonl"
     left = [at for at in range(2 * num) if at not in _read_rows(kept)]
-    pool = ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn"))
+    # Each leads a group: with it ends what it has started.
+    pool = ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn"), initializer=os.setpgrp)
     wait([pool.submit(_play_one, at, asked) for at in left], timeout=until - time.monotonic())
     running = [*(pool._processes or {}).values()]
     pool.shutdown(wait=False, cancel_futures=True)
     for process in running:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     rows = _read_rows(kept)
     beyond = next((at for at in range(2 * num) if at not in rows), 2 * num)
     counted = [rows[at] for at in range(beyond)]
