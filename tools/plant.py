@@ -2,24 +2,30 @@
 
     python tools/plant.py make --seed 1 --num 300 --out FOLDER
     python tools/plant.py score FOLDER [--processes K]
+    python tools/plant.py round --seed 1 --num 150 --out FOLDER --processes K [--minutes M]
     python tools/plant.py page FOLDER [FOLDER ...]
 
 make writes as many plants as controls, each beside a JSON file with the truth; a draw that does not do what its truth
 says is thrown away and counted. Both commands go on where they were stopped. The hazards lie in tests/plants.
+round makes and scores script after script, for some minutes at most: each script stands in scored.jsonl as soon as it
+is judged. Scripts count up to the first that is not: what takes long is not left out for that.
 page writes the scores of such folders, each of one seed, with all misses, into docs/diagnose_scores.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed, wait
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +54,26 @@ def make(seed: int, num: int, out: Path, only: str) -> None:
 
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
-    checker, hazards = Checker(), [one for one in HAZARDS if only in one.name]
-    for number in range(num):
-        for kind, control in (("plant", False), ("control", True)):
-            name = f"{2 * number + control:04d}"
-            if not (out / f"{name}.json").exists():
-                _make_one(out, name, seed, number, hazards, checker, control, kind)
+    checker = Checker(out / "hosts")
+    for at in range(2 * num):
+        if not (out / f"{at:04d}.json").exists():
+            _make_one(out, at, seed, checker, only)
     count = Counter(json.loads(line)["accepted"] for line in (out / "draws.jsonl").read_text().splitlines())
     print(f"{count[True]} accepted, {count[False]} rejected")
 
 
-def _make_one(out: Path, name: str, seed: int, number: int, hazards, checker, control: bool, kind: str) -> None:
+def _make_one(out: Path, at: int, seed: int, checker, only: str = "") -> dict[str, Any] | None:
+    """Write the plant, or control where it is odd, of a place in the round; None where no draw did what it says."""
+    name, number, control = f"{at:04d}", at // 2, at % 2 == 1
+    hazards = [one for one in HAZARDS if only in one.name]
     for attempt in range(MOST_TRIES):
         plant = draw_number(seed, number, attempt, control=control, hazards=hazards)
         checked = checker.check(plant)
         words = f"{plant.hazard.name} in {plant.host}, {plant.dtype}"
-        print(f"{name} {kind:7} {'yes' if checked.holds else 'no '} {words}: {checked.why}", flush=True)
+        print(
+            f"{name} {'control' if control else 'plant':7} {'yes' if checked.holds else 'no '} {words}: {checked.why}",
+            flush=True,
+        )
         with (out / "draws.jsonl").open("a", encoding="utf-8") as log:
             row = {"hazard": plant.hazard.name, "host": plant.host, "dtype": plant.dtype, "control": control}
             log.write(json.dumps({**row, "accepted": checked.holds, "why": checked.why}) + "\n")
@@ -71,7 +81,8 @@ def _make_one(out: Path, name: str, seed: int, number: int, hazards, checker, co
             (out / f"{name}.py").write_text(plant.text, encoding="utf-8")
             truth = truth_of(plant, checked, name, seed, attempt)
             (out / f"{name}.json").write_text(json.dumps(truth, indent=1) + "\n", encoding="utf-8")
-            return
+            return truth
+    return None
 
 
 def truth_of(plant, checked, name: str, seed: int, rejections: int) -> dict[str, Any]:
@@ -94,13 +105,14 @@ def truth_of(plant, checked, name: str, seed: int, rejections: int) -> dict[str,
     }
 
 
-def score_one(truth: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Diagnose one script and compare what is said with the truth."""
+def score_one(truth: dict[str, Any], folder: Path, limit: float = 600.0) -> dict[str, Any]:
+    """Diagnose one script and compare what is said with the truth; no answer within some seconds is a wrong one."""
     path = folder / f"{truth['id']}.py"
-    command = ["floatline", "diagnose", "--as", "cuda", "--format", "json", "--no-try", "--", "python", path]
+    asked = ["diagnose", "--as", "cuda", "--format", "json", "--no-try", "--", sys.executable, path]
     began = time.perf_counter()
+    command = [sys.executable, "-m", "floatline", *asked]
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False)
         said = json.loads(ran.stdout[ran.stdout.index("{") :])
     except (ValueError, subprocess.TimeoutExpired) as error:
         said = {"verdict": f"no answer: {error}"[:80], "findings": []}
@@ -133,9 +145,57 @@ def score(folder: Path, processes: int) -> None:
             done[row["id"]] = row
             log.write(json.dumps(row) + "\n")
             log.flush()
-    pairs = [(truth, done[truth["id"]]) for truth in truths]
+    _write_scores(folder, [(truth, done[truth["id"]]) for truth in truths])
+
+
+def _write_scores(folder: Path, pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> None:
     (folder / "scores.json").write_text(json.dumps([{**t, "said": row} for t, row in pairs], indent=1))
     print(table(pairs))
+
+
+def play_round(asked: argparse.Namespace) -> None:
+    """Make and score scripts in their order, each in a process of a few, until all are judged or time is up."""
+    out, num, until = asked.out, asked.num, time.monotonic() + 60 * asked.minutes
+    out.mkdir(parents=True, exist_ok=True)
+    kept = out / "scored.jsonl"
+    left = [at for at in range(2 * num) if at not in _read_rows(kept)]
+    # Each leads a group: with it ends what it has started.
+    pool = ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn"), initializer=os.setpgrp)
+    wait([pool.submit(_play_one, at, asked) for at in left], timeout=until - time.monotonic())
+    running = [*(pool._processes or {}).values()]
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    rows = _read_rows(kept)
+    beyond = next((at for at in range(2 * num) if at not in rows), 2 * num)
+    counted = [rows[at] for at in range(beyond)]
+    pairs = [({k: v for k, v in row.items() if k != "said"}, row["said"]) for row in counted if "said" in row]
+    undrawn = [f"{row['id']}: {row['undrawn']}" for row in counted if "undrawn" in row]
+    print(f"{len(rows)} of {2 * num} scripts done; the first {beyond} count, {len(undrawn)} of them without a draw")
+    _write_scores(out, pairs)
+    print("\n".join(undrawn))
+
+
+def _read_rows(kept: Path) -> dict[int, dict[str, Any]]:
+    lines = kept.read_text(encoding="utf-8").splitlines() if kept.exists() else []
+    return {int(row["id"]): row for row in map(json.loads, lines)}
+
+
+def _play_one(at: int, asked: argparse.Namespace) -> None:
+    """Make one script and score it; the row is written when it is judged."""
+    from tests.plants.check import Checker
+
+    out, path, row = asked.out, asked.out / f"{at:04d}.json", {"id": f"{at:04d}"}
+    try:
+        known = json.loads(path.read_text()) if path.exists() else None
+        truth = known or _make_one(out, at, asked.seed, Checker(out / "hosts"), asked.only)
+        said = None if truth is None else score_one(truth, out, asked.limit)
+        row |= {"undrawn": "no draw did what it says"} if truth is None else {**truth, "said": said}
+    except Exception as error:  # of this script alone
+        row |= {"undrawn": f"{type(error).__name__}: {error}"[:200]}
+    with (out / "scored.jsonl").open("a", encoding="utf-8") as log:
+        log.write(json.dumps(row) + "\n")
 
 
 def table(pairs: list[tuple[dict[str, Any], dict[str, Any]]]) -> str:
@@ -188,11 +248,21 @@ def main() -> None:
     scoring = commands.add_parser("score")
     scoring.add_argument("folder", type=Path)
     scoring.add_argument("--processes", type=int, default=1)
+    playing = commands.add_parser("round")
+    playing.add_argument("--seed", type=int, required=True)
+    playing.add_argument("--num", type=int, default=150, help="Plants, and as many controls.")
+    playing.add_argument("--out", type=Path, required=True)
+    playing.add_argument("--processes", type=int, default=1)
+    playing.add_argument("--minutes", type=float, default=60.0, help="No more than these.")
+    playing.add_argument("--limit", type=float, default=600.0, help="Seconds of a diagnosis: more is no answer.")
+    playing.add_argument("--only", default="", help="Hazards whose names hold this text.")
     paging = commands.add_parser("page")
     paging.add_argument("folders", type=Path, nargs="+")
     asked = parser.parse_args()
     if asked.command == "make":
         make(asked.seed, asked.num, asked.out, asked.only)
+    elif asked.command == "round":
+        play_round(asked)
     elif asked.command == "page":
         write_page(asked.folders)
     else:

@@ -236,6 +236,34 @@ def test_a_number_that_is_not_finite_is_back_where_it_is():
     assert blame.find([], lines_from(10, 30, 40)).finding.line == 30
 
 
+NOT_FINITE = replace(APART, losses=FP32.losses, lines={"a.py:90": (math.nan,)})
+NEARER = replace(NOT_FINITE, lines={"a.py:90": (3.0,)})
+
+
+@pytest.mark.parametrize(("with_it", "line"), [(NEARER, 20), (NOT_FINITE, 10)], ids=["finite again", "as before"])
+def test_what_made_a_number_inf_is_to_blame_also_where_rounding_is_left_of_it(with_it, line):
+    read = compare_with_fp32(NOT_FINITE, lambda _: FP32)
+
+    def run(lines):
+        numbers = [line for _, line in lines]
+        return FP32 if 10 in numbers else with_it if numbers == [20] else NOT_FINITE
+
+    rows = [at(10), at(20, "reduction-overflow"), at(30)]
+    assert Blame(read, FP32, run).find([], rows).finding.line == line
+
+
+@pytest.mark.parametrize(("cause", "line"), [("choice-flipped", 30), (ANY, 10)], ids=["a choice", "another"])
+def test_what_is_chosen_by_is_tried_alone_before_the_line_that_rounded_it_first(cause, line):
+    fp32, own, nearer = (replace(FP32, lines={"a.py:90": (x,)}) for x in (4.0, 3.0, 3.7))
+    read = Beside(gap=measure_loss_gap(FP32, FP32), lines={"a.py:90": measure_difference((3.0,), (4.0,))})
+
+    def run(lines):
+        numbers = [line for _, line in lines]
+        return fp32 if 10 in numbers else nearer if 30 in numbers else own
+
+    assert Blame(read, fp32, run).find([], [at(10), at(20), at(30, cause)]).finding.line == line
+
+
 def test_a_librarys_line_is_named_at_the_next_one_of_the_users():
     rows = lines_from(1, 2, 3, 4)
     casts = replace(at(22), file="/env/site-packages/lightning/precision/utils.py")

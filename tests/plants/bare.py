@@ -53,7 +53,7 @@ class Outcome:
         return [float(word) for line in self.lines[-num_lines:] for word in NUMBER.findall(line)]
 
 
-def run_bare(path: Path, arguments: tuple[str, ...] = (), *, nudge: int = 0, limit: float = 60.0) -> Outcome:
+def run_bare(path: Path, arguments: tuple[str, ...] = (), *, nudge: int = 0, limit: float = 300.0) -> Outcome:
     """Run a script in a process of its own, as on a GPU.
 
     Args:

@@ -32,11 +32,15 @@ _BEARS_NO_ROUNDING = frozenset({"rounded-onto-singularity", "cancellation"})
 # Of so many lines that follow.
 _FEW_LINES = 3
 # What no line computes: gradients that a loss scale is missing for.
-_UNTRIED = frozenset({"gradient-underflow"})
+UNTRIED = frozenset({"gradient-underflow"})
 # What a script keeps from step to step, and can be kept in FP32 by itself.
 _STATES = ("optimizer-state-underflow", "accumulator-stagnation")
 # So many suspects are tried one by one.
 _SINGLY = 3
+# And so many lines that make what FP32 chooses otherwise by: halving would end where their numbers were rounded first.
+_CHOICES = 2
+# What is not finite in 16 bits is finite with a line in FP32, and still apart: what made inf is gone.
+_FINITE_AGAIN = 0.6
 # How much likelier a line with a known cause is to be to blame than another.
 _KNOWN = 6.0
 # Seconds after which no further trial begins.
@@ -88,7 +92,8 @@ class Blame:
         first, rows = _one_for_each_line(suspects), _one_for_each_line(candidates)
         sure = [one for one in first if one.cause.id not in UNSURE][:_SINGLY]
         likely = [one for one in [*first, *rows] if one not in sure and (one in first or one.cause.id not in UNSURE)]
-        if found := self._try_singly([*sure, *_one_for_each_line(likely)[:_SINGLY]]):
+        choices = [one for one in rows if one.cause.id == CHOICE][-_CHOICES:]
+        if found := self._try_singly(_one_for_each_line([*sure, *_one_for_each_line(likely)[:_SINGLY], *choices])):
             return found
         halved = self._halve(rows)
         worsens = halved is None and bool(rows) and not self._is_late and self._help(rows) < 0.0
@@ -107,7 +112,7 @@ class Blame:
         for finding in findings:
             if self._is_late:
                 break
-            if finding.cause.id in _UNTRIED:
+            if finding.cause.id in UNTRIED:
                 untried = untried or (finding if self._beside.is_apart else None)  # they change what is learnt
                 continue
             if untried is not None and finding.cause.id not in _STATES:
@@ -155,8 +160,14 @@ class Blame:
         kept: Mapping[str, Gap] = self._beside.lines
         line, gap = next(iter(kept.items()))
         if not math.isfinite(gap.share):
-            return 0.0 if line in find_line_gaps(shown, self._fp32) else 1.0
+            if line not in find_line_gaps(shown, self._fp32):
+                return 1.0
+            return _FINITE_AGAIN if _are_finite(shown.lines.get(line, ())) else 0.0
         return _gone(gap, self._beside.floors.get(line, 0.0), measure_line(line, shown, self._fp32))
+
+
+def _are_finite(values: Sequence[float]) -> bool:
+    return bool(values) and all(map(math.isfinite, values))
 
 
 def name_own_line(found: Finding, candidates: Sequence[Finding]) -> Finding:
@@ -200,9 +211,10 @@ def _name_by_next(found: Finding, rows: Sequence[Finding]) -> Finding:
     The next line reads it. One further on, within a few, reads what several lines round, as the difference of a mean
     of squares and a squared mean does: that is where to begin.
     """
-    if found.cause.id not in UNSURE or found not in rows:
+    places = [(one.file, one.line) for one in rows]
+    if found.cause.id not in UNSURE or (found.file, found.line) not in places:
         return found
-    after = rows[rows.index(found) + 1 :][:_FEW_LINES]
+    after = rows[places.index((found.file, found.line)) + 1 :][:_FEW_LINES]
     for distance, one in enumerate(after):
         if one.cause.id in _BEARS_NO_ROUNDING and one.file == found.file:
             if distance:

@@ -20,6 +20,8 @@ from floatline.running.command import LIMIT, Command, kill_group, run_quietly, r
 _READY = b"ready"
 # Where a process finds the two ends of pipes that the one that it forks off is to read and to write.
 _PIPES = "FLOATLINE_PIPES"
+# What torch loads when the first optimizer is made: half as long again as torch itself.
+_LATE = "torch._dynamo"
 
 
 class _Loaded:
@@ -184,6 +186,7 @@ def fork_off(words: list[str]) -> None:
     if not pipes:
         return
     jobs, answers, modules = json.loads(pipes)
+    _load(modules)
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -200,8 +203,7 @@ def fork_off(words: list[str]) -> None:
 
 
 def _serve(jobs: int, answers: int, modules: Sequence[str], words: list[str]) -> None:
-    for module in modules:
-        importlib.import_module(module)
+    _load(modules)
     os.write(answers, _READY + b"\n")
     with os.fdopen(jobs) as lines:
         for line in lines:
@@ -212,6 +214,14 @@ def _serve(jobs: int, answers: int, modules: Sequence[str], words: list[str]) ->
                 _run_in_fork(json.loads(line), words)
             os.write(answers, b"%d\n" % child)
             os.write(answers, b"%d\n" % os.waitpid(child, 0)[1])
+
+
+def _load(modules: Sequence[str]) -> None:
+    """Load what every run needs, once for all of them."""
+    for module in modules:
+        importlib.import_module(module)
+    if "torch" in sys.modules and not _has_gpu():
+        importlib.import_module(_LATE)
 
 
 def _write_all(pipe: int, text: bytes) -> None:
@@ -238,6 +248,11 @@ def _be_quiet() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.dup2(null, 2)
+
+
+def _has_gpu() -> bool:
+    """Whether runs may use an NVIDIA GPU: it was not tried there whether forks can after `_LATE` is loaded."""
+    return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
 def _has_untried_gpu() -> bool:

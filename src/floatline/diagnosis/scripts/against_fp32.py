@@ -16,7 +16,7 @@ from floatline.diagnosis.beside_fp32 import (
     look_closer,
     stays_sound,
 )
-from floatline.diagnosis.blame import UNSURE, Blame, Line, name_own_line
+from floatline.diagnosis.blame import UNSURE, UNTRIED, Blame, Line, name_own_line
 from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.scripts.fp32_runs import FP32Runs
@@ -87,6 +87,8 @@ def _blame_a_line(
     if suspects and suspects[0].cause.family == "loop":  # no line computes it
         return replace(found, findings=(replace(suspects[0], seen=f"{suspects[0].seen}; {beside.apart}"),))
     sure = [one for one in suspects if one.cause.id not in UNSURE]
+    if not beside.is_apart:  # gradients that are lost explain no number of a run that learns what FP32 does
+        sure = [one for one in sure if one.cause.id not in UNTRIED or one in before.findings]
     candidates = [read_finding(entry) for entry in seen["candidates"]]
     tried, source = (candidates, runs.source)
     if if_it_helps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -101,8 +102,8 @@ class ScriptEvidence(Evidence):
 
         That is too little to say that training falls behind, and enough where an operation is known that does it.
         """
-        errors = [one.trace.meta.get("gradients", {}).get("error", 0.0) for one in self.healthy]
-        return bool(errors) and all(error is None or error > APART for error in errors)
+        errors = [_error_of_gradients(one.trace) for one in self.healthy]
+        return bool(errors) and all(error > APART for error in errors)
 
     def falls_behind_by(self, share: float) -> bool:
         """The same, or that most weights stand still in most of them, or that all of one do in the whole run.
@@ -184,11 +185,22 @@ def make_target(text: str) -> Target:
     return Target(text, None, None, Path())
 
 
+def _error_of_gradients(trace: Trace) -> float:
+    """How far all gradients together are from FP32's; 0 where that is not known, since only their twins are not finite.
+
+    A twin passes through the masks of the step: what is filled in where a 16-bit number is 0 may leave the twin's own
+    zeros as they are.
+    """
+    error: float | None = trace.meta.get("gradients", {}).get("error", 0.0)
+    if error is not None:
+        return error
+    return math.inf if any(operand.value.nonfinite for operand in trace.gradients.values()) else 0.0
+
+
 def _is_damaged(trace: Trace) -> bool:
     if not _reaches_weights(trace):
         return False
-    error = trace.meta.get("gradients", {}).get("error", 0.0)
-    if error is None or error > DAMAGED:
+    if _error_of_gradients(trace) > DAMAGED:
         return True
     values = [operand.value for operand in trace.gradients.values()]
     top = max((value.twin_largest or 0.0 for value in values), default=0.0)

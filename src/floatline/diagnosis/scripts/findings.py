@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import statistics
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from floatline.base.patched_sources import read_source
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors.damage import find_wrong_results
 from floatline.diagnosis.detectors.exceptions import find_exceptions
@@ -32,9 +36,9 @@ from floatline.diagnosis.scripts.evidence import ScriptEvidence, lacks_forward, 
 from floatline.findings import Finding
 from floatline.formats import find_format
 from floatline.precision.user_frames import is_installed
-from floatline.probe.runs.records import RunRecord
+from floatline.probe.runs.records import OptimizerRecord, RunRecord
 from floatline.probe.trace.trace import Operand, Trace, Values
-from floatline.probe.watch.events import ForwardEvent
+from floatline.probe.watch.events import ForwardEvent, StepEvent
 
 # A run diverges where its weights go this far, against their size, and the loss grows by a factor on the way.
 FAR, GROWN = 0.5, 5.0
@@ -211,12 +215,41 @@ def _divergence(given: RunRecord, losses: list[float], motion: float | None) -> 
     if motion is not None:
         seen += f"{', and ' if seen else ''}the weights moved by {motion:.3g} times their size"
     seen += " before anything was not finite" if given.first_bad_step is not None else ""
+    raised = None if made is None else _find_raised_rate(made, given)
+    seen += "" if raised is None else f"; {raised[1]}"
     return Finding(
         cause,
         seen,
         cause.advice,
         "optimizer",
         made.file if made else "",
-        made.line if made else 0,
+        raised[0] if raised else made.line if made else 0,
         made.call if made else "",
     )
+
+
+def _find_raised_rate(made: OptimizerRecord, given: RunRecord) -> tuple[int, str] | None:
+    """The line that raises a learning rate before the first step, and its numbers, if its file has one that sets one.
+
+    A schedule sets rates by code of its own, and is to blame for nothing that holds from the first step on.
+    """
+    first = next((event for event in given.of(StepEvent) if event.optimizer == made.number), None)
+    rate = max(first.rates, default=0.0) if first is not None else 0.0
+    if not made.rate or rate < GROWN * made.rate:
+        return None
+    try:
+        tree = ast.parse(read_source(Path(made.file)))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    statements = (node for node in ast.walk(tree) if isinstance(node, (ast.Assign, ast.AugAssign)))
+    lines = {node.lineno for node in statements if any(map(_is_rate, _targets_of(node)))}
+    said = f"the optimizer was made with a learning rate of {made.rate:.3g}, and begins with {rate:.3g}"
+    return (lines.pop(), said) if len(lines) == 1 else None
+
+
+def _targets_of(node: ast.Assign | ast.AugAssign) -> Sequence[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _is_rate(target: ast.expr) -> bool:
+    return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Constant) and target.slice.value == "lr"

@@ -41,6 +41,7 @@ class OptimizerRecord:
         num_idle: How often it was stepped, or was to be, without a single gradient.
         dead: Whether none of its parameters that no model holds ever got a gradient, and there are some.
         by_hand: Whether it stands for lines of the loop that update weights without an optimizer.
+        rate: The largest learning rate that it was made with; None where one is no number.
     """
 
     number: int
@@ -52,6 +53,7 @@ class OptimizerRecord:
     num_idle: int
     dead: bool
     by_hand: bool = False
+    rate: float | None = None
 
     @property
     def call(self) -> str:
@@ -322,6 +324,7 @@ def _sum_up(record: RunRecord, made: MadeOptimizer, seen: Watch, names: dict[int
         len(idle),
         dead and bool(seen.modules.roots),
         by_hand,
+        made.made_with,
     )
 
 

@@ -38,6 +38,7 @@ class MadeOptimizer:
         name: Such as 'torch.optim.SGD'.
         parameters: All that it ever held.
         spot: Where it was made.
+        made_with: Its largest learning rate then; None where one is no number.
         rates: Its learning rates as they were last read, where they are tensors.
     """
 
@@ -46,6 +47,7 @@ class MadeOptimizer:
     name: str
     parameters: list[Tensor]
     spot: Spot
+    made_with: float | None = None
     rates: list[float] | None = None
 
 
@@ -335,8 +337,11 @@ class Watch:
             name = f"torch.optim.{type(optimizer).__name__}"
             if not type(optimizer).__module__.startswith("torch."):
                 name = type(optimizer).__name__
+            given = [group.get("lr") for group in optimizer.param_groups]
+            rates = [float(rate) for rate in given if isinstance(rate, (int, float))]
+            made_with = max(rates) if given and len(rates) == len(given) else None
             self.optimizers[id(optimizer)] = MadeOptimizer(
-                self.number(optimizer), optimizer, name, list(held.parameters), spot
+                self.number(optimizer), optimizer, name, list(held.parameters), spot, made_with
             )
         made = self.optimizers[id(optimizer)]
         known = {id(parameter) for parameter in made.parameters}
