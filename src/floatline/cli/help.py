@@ -12,6 +12,8 @@ from typing import Any, cast, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from floatline.cli.endings import saying_how_to_go_on
+
 _WIDEST = 96  # longer lines are hard to read, however wide the terminal is
 _NAMES = 24  # columns at most; a longer name has a line of its own
 
@@ -46,6 +48,11 @@ class AllCommands(TyperGroup):
             typer.echo(ctx.get_help())
             ctx.exit(2)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Carry a command out; Ctrl-C and SIGTERM leave a word where it has none of its own, as while torch loads."""
+        with saying_how_to_go_on("The same command begins again, or goes on where something is kept."):
+            return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write usage and a line for each command, group by group."""
@@ -172,7 +179,7 @@ def _kinds(command: Any, param: Any) -> list[Any]:
     """The annotation of the option in the command's function, and everything inside of it."""
     if command.callback is None:
         return []
-    return _flat(get_type_hints(inspect.unwrap(command.callback), include_extras=True).get(param.name))
+    return _flat(get_type_hints(command.callback, include_extras=True).get(param.name))
 
 
 def _choices(kinds: list[Any]) -> list[str] | None:

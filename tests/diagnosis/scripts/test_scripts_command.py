@@ -134,7 +134,8 @@ for step in itertools.count():
 def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
     (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
     command = [*START, "--", "endless.py"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=tmp_path, **pipes, text=True, start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "under way\n"
     if number == signal.SIGINT:
@@ -142,11 +143,12 @@ def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
     else:
         process.send_signal(number)
     try:
-        rest = process.communicate(timeout=600)[0]
+        rest, complained = process.communicate(timeout=600)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a script without end must not outlive its test
     assert process.returncode == 2
+    assert complained.splitlines()[-1].endswith(". Nothing is kept: the same command begins again.")
     assert rest.startswith(f"no verdict  the script was ended by {number.name} after ")
     assert "steps recorded (step 0, 2, 9" in rest
 

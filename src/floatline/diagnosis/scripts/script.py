@@ -28,7 +28,7 @@ from floatline.diagnosis.scripts.fp32_runs import MAIN, STEPS, WHOLE, FP32Runs
 from floatline.diagnosis.scripts.ranks import RankReports
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis, read_report
 from floatline.errors import TargetError
-from floatline.running.command import Command, parse_launched, trial_environment
+from floatline.running.command import Command, parse_launched, pass_on_ending, trial_environment
 from floatline.running.quiet_runs import QuietRuns
 from floatline.running.ranks import path_of
 
@@ -120,6 +120,8 @@ def _run_as_it_is(
         kept = str(Path(folder) / "trace") if trace and command.launcher else trace
         code = quiet.run_aloud(_MAIN, str(report), kept, *others, keep_stdout=keep_stdout)
         ranks = RankReports.read(report)
+        if not ranks.told:
+            pass_on_ending(code)
         own = ranks.read_shown()
         if kept != trace and (written := path_of(Path(kept), ranks.teller)).exists():
             shutil.copyfile(written, trace)
