@@ -16,6 +16,7 @@ from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.help import AllCommands
 from floatline.cli.main import app
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
+from floatline.running import command
 
 
 @pytest.mark.parametrize(
@@ -147,3 +148,12 @@ def test_a_script_that_was_ended_before_anything_was_seen_says_how_to_go_on(code
     done = CliRunner().invoke(app, ["diagnose", "--", "python", "train.py"])
     assert done.exit_code == 2
     assert done.stderr == (f"floatline: {says}. Nothing is kept: the same command begins again.\n" if says else "")
+
+
+@pytest.mark.parametrize(("code", "says"), [(130, "interrupted"), (143, "ended by SIGTERM"), (1, "")])
+def test_a_script_that_is_run_and_ended_says_how_to_go_on_and_keeps_its_exit_code(code, says, monkeypatch):
+    monkeypatch.setattr(command, "run_to_end", lambda *_, **__: code)
+    done = CliRunner().invoke(app, ["run", "--plan", "bf16-mixed", "--", sys.executable, __file__])
+    words = "What the script saved is its own; the same command runs it again."
+    assert done.exit_code == code
+    assert done.stderr == (f"floatline: {says}. {words}\n" if says else "")

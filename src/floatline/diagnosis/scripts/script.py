@@ -45,6 +45,7 @@ def diagnose_script(
     as_device: Literal["cuda"] | None = None,
     tries_fixes: bool = False,
     fp32_steps: int | None = None,
+    is_last: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command and name what its training suffers from.
@@ -63,9 +64,12 @@ def diagnose_script(
             not shown, and what it writes is kept apart.
         fp32_steps: Steps of the run in FP32; 0 makes none, and then no script in 16 bits is called healthy. None: 100,
             or all of a script of up to 250, which says at its end what came of them.
+        is_last: Whether nothing follows the answer. Then Ctrl-C ends the run that it finds, and what was seen so far is
+            told; else it ends all.
         on_progress: Told what is tried.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C, where something follows, or where nothing was seen yet.
         TargetError: The command runs no Python code.
     """
     command = parse_launched(list(words))
@@ -74,6 +78,8 @@ def diagnose_script(
         trace = str(Path(trace_path).absolute()) if trace_path else ""
         settings = (trace, device, "", str(WHOLE if fp32_steps is None else fp32_steps))
         ranks, own, code = _run_as_it_is(command, quiet, settings, keep_stdout=keep_stdout)
+        if not is_last:
+            pass_on_ending(code)
         seen = ranks.told
         found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
         found = replace(found, findings=(*ranks.find_apart(), *found.findings))
@@ -81,7 +87,9 @@ def diagnose_script(
             say(f"the script took {found.start_seconds:.0f} s before its first step, as every run that follows will")
         limit, search = _bound(fp32_steps, seen), _search_of(seen)
         took = time.perf_counter() - began
-        runs = FP32Runs(command, quiet, device, limit, say, search=search, rank=ranks.teller, took=took)
+        runs = FP32Runs(
+            command, quiet, device, limit, say, search=search, rank=ranks.teller, took=took, is_last=is_last
+        )
         if found.unexplained and not code and seen["is_narrow"] and fp32_steps != 0:
             found, seen = _record_failure(found, seen, quiet, device, say)
         was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
