@@ -3,15 +3,20 @@
 import contextlib
 import os
 import signal
+import sys
 import threading
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from floatline import __main__
 from floatline.cli import diagnose, explain, fit, fold, manifest, parity, replay, rescue, train, validate
-from floatline.cli.endings import saying_how_to_go_on, with_an_ending
+from floatline.cli.endings import saying_how_to_go_on
+from floatline.cli.help import AllCommands
 from floatline.cli.main import app
+from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
+from floatline.running import command
 
 
 @pytest.mark.parametrize(
@@ -48,6 +53,7 @@ def test_a_thread_has_no_handler_and_ends_as_it_did(capsys):
     ("module", "words"),
     [
         (diagnose, ["diagnose", "net.py"]),
+        (diagnose, ["diagnose", "--forward", "net.py"]),
         (diagnose, ["diagnose", "--would-fit", "fp16", "net.py"]),
         (diagnose, ["diagnose", "--", "python", "net.py"]),
         (rescue, ["rescue", "net.py"]),
@@ -80,15 +86,16 @@ def test_every_long_command_has_a_word(module, words, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_command_without_a_word_of_its_own_has_one(number, code):
-    done = CliRunner().invoke(typer_of(lambda: signal.raise_signal(number)))
+    done = CliRunner().invoke(typer_of(lambda: signal.raise_signal(number)), ["work"])
     assert done.exit_code == code
     assert "The same command begins again" in done.stderr
 
 
 def typer_of(command):
     """An app of one command, made as floatline's own are."""
-    own = typer.Typer()
-    own.command()(with_an_ending(command))
+    own = typer.Typer(cls=AllCommands)
+    own.callback()(lambda: None)
+    own.command("work")(command)
     return own
 
 
@@ -97,11 +104,25 @@ def test_the_word_of_a_command_itself_is_the_only_one():
         with saying_how_to_go_on("Go on with --resume."):
             signal.raise_signal(signal.SIGINT)
 
-    assert CliRunner().invoke(typer_of(command)).stderr == "floatline: interrupted. Go on with --resume.\n"
+    assert CliRunner().invoke(typer_of(command), ["work"]).stderr == "floatline: interrupted. Go on with --resume.\n"
 
 
 def test_every_command_ends_with_a_word():
-    assert {command.callback.__code__ for command in app.registered_commands} == {with_an_ending(len).__code__}
+    assert app.info.cls is AllCommands
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_one_line(monkeypatch, capsys):
+    class Interrupted:
+        def find_spec(self, name, path=None, target=None):
+            if name == "floatline.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "floatline.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as left:
+        __main__.main()
+    assert left.value.code == 130
+    assert capsys.readouterr().err == "floatline: interrupted. The same command begins again.\n"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
@@ -118,3 +139,21 @@ def test_a_fork_is_ended_without_a_word(capfd):
 
 def test_a_command_that_has_none_would_be_found():
     assert not hasattr(explain, "saying_how_to_go_on")
+
+
+@pytest.mark.parametrize(("code", "says"), [(130, "interrupted"), (143, "ended by SIGTERM"), (139, "")])
+def test_a_script_that_was_ended_before_anything_was_seen_says_how_to_go_on(code, says, monkeypatch):
+    ended = ScriptDiagnosis("train.py", "", (), 1.0, exit_code=code, no_verdict="the script was ended")
+    monkeypatch.setattr(diagnose, "_diagnose_command", lambda *_, **__: ended)
+    done = CliRunner().invoke(app, ["diagnose", "--", "python", "train.py"])
+    assert done.exit_code == 2
+    assert done.stderr == (f"floatline: {says}. Nothing is kept: the same command begins again.\n" if says else "")
+
+
+@pytest.mark.parametrize(("code", "says"), [(130, "interrupted"), (143, "ended by SIGTERM"), (1, "")])
+def test_a_script_that_is_run_and_ended_says_how_to_go_on_and_keeps_its_exit_code(code, says, monkeypatch):
+    monkeypatch.setattr(command, "run_to_end", lambda *_, **__: code)
+    done = CliRunner().invoke(app, ["run", "--plan", "bf16-mixed", "--", sys.executable, __file__])
+    words = "What the script saved is its own; the same command runs it again."
+    assert done.exit_code == code
+    assert done.stderr == (f"floatline: {says}. {words}\n" if says else "")

@@ -131,7 +131,7 @@
 
   // What a reader would laugh at.
   for (const { node, element } of texts) {
-    if (!element.closest("pre") && /`|\bundefined\b|\[object|-0\.0+ ?%|\bnan\b|\bNone\b|[▀▄█▌░▒▓]/.test(node.data)) faults.add(`shown: ${quote(node.data)}`);
+    if (!element.closest("pre") && /`|\bundefined\b|\[object|(?<![\w.])-0(?:\.0+)?(?![\d.])|\bnan\b|\bNone\b|[▀▄█▌░▒▓]/.test(node.data)) faults.add(`shown: ${quote(node.data)}`);
   }
   const said = new Map();
   for (const element of all("header p, header li, section p").filter(isShown)) {

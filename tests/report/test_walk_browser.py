@@ -8,6 +8,7 @@ from tests.report.auditing import UNFOLD, find_faults, find_focus_faults
 from tests.report.rescues import make_rescue
 from tests.report.run.runs import make_run
 from tests.report.validation.test_validation_browser import THREE
+from tests.report.validation.test_validation_report import still
 from tests.report.validation.validations import make_validation
 from tests.slow import mostly_slow, slow
 
@@ -18,9 +19,13 @@ from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
 from floatline.report.validation.report import write_report
 
-KINDS = ("rescued", "none", "one", "three", "bare", "failed", "run", "runs", "stopped", "died", "empty", "parity")
+KINDS = (
+    "rescued", "none", "one", "three", "bare", "failed", "marginal", "inconclusive", "refused",
+    "run", "runs", "stopped", "interrupted", "died", "empty", "parity",
+)  # fmt: skip
+RUNS = {"run": "a", "runs": "abc", "stopped": "c", "died": "d", "empty": "e", "interrupted": "f"}
 HEAVIEST = 150_000
-PAPER = 700  # an A4 page without its margins
+PAPER, SHEET = 700, 1016  # an A4 page without its margins
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +39,20 @@ def pages(tmp_path_factory):
         made[name] = folder / name / "report.html"
     studies = {"one": None, "three": THREE, "failed": {"fp16-mixed": 0.05}}
     made |= {name: write_report(make_validation(arms), folder / name) for name, arms in studies.items()}
-    made["bare"] = write_report(make_validation(bare=True), folder / "bare")
+    others = {
+        "bare": make_validation(bare=True),
+        "marginal": still(0.015, spread=0.001),
+        "inconclusive": still(0.0, spread=0.05),
+        "refused": make_validation(num_seeds=3, spread=0.02),
+    }
+    made |= {name: write_report(validation, folder / name) for name, validation in others.items()}
     make_run(folder / "a", planned=300)
     make_run(folder / "b", plan="bf16")
     make_run(folder / "c", stop="Stopped at step 300: 16 steps in a row were skipped.")
     make_run(folder / "d", planned=300, steps=200, close=False)
     make_run(folder / "e", steps=0, plan=None, layers=(), skips=False)
-    for name, runs in (("run", "a"), ("runs", "abc"), ("stopped", "c"), ("died", "d"), ("empty", "e")):
+    make_run(folder / "f", planned=900, steps=500)
+    for name, runs in RUNS.items():
         made[name] = folder / f"{name}.html"
         looks = [run.look() for run in open_runs([folder / run for run in runs])]
         write_run_page([replace(run, state="died") for run in looks] if name == "died" else looks, made[name])
@@ -73,8 +85,34 @@ def test_on_paper_it_is_whole_and_dark_on_white(visit, pages, kind, scheme):
     page.wait_for_timeout(100)
     assert page.locator("details:not([open])").count() == 0
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert not [button for button in page.locator("button").all() if button.is_visible()]
+    assert not [button for button in page.locator("button, .hint").all() if button.is_visible()]
     assert find_faults(page) == []
+    assert find_breaks(page) == []
+
+
+def find_breaks(page) -> list[str]:
+    """What a printer would tear apart: blocks that stay whole and fill a sheet, and heads that stand alone."""
+    return page.evaluate(
+        """sheet => [
+          ...[...document.querySelectorAll("main *")].filter(element => element.getBoundingClientRect().height > sheet
+            && getComputedStyle(element).breakInside === "avoid").map(element => `${element.className} is too long`),
+          ...[...document.querySelectorAll("h2, h3, caption, .label, .chart-title")].filter(element =>
+            getComputedStyle(element).breakAfter !== "avoid").map(element => `${element.textContent} may end a sheet`),
+          ...[...document.styleSheets].some(sheet => [...sheet.cssRules].some(rule => rule instanceof CSSPageRule))
+            ? [] : ["no margins"],
+        ]""",
+        SHEET,
+    )
+
+
+@slow
+def test_what_a_printer_would_tear_apart_would_be_found(visit, pages):
+    page = visit(pages["run"], width=PAPER)
+    assert find_breaks(page)  # on a screen nothing says where a sheet ends
+    page.emulate_media(media="print")
+    assert find_breaks(page) == []
+    page.evaluate("document.querySelector('figure.curves').style.breakInside = 'avoid'")
+    assert find_breaks(page) == ["curves is too long"]
 
 
 @pytest.mark.parametrize("kind", mostly_slow(KINDS, every=6))
@@ -99,9 +137,7 @@ def test_a_long_page_has_contents_that_lead_somewhere(visit, pages, kind):
         assert page.locator(target).inner_text().startswith(links.nth(number).inner_text())
 
 
-@pytest.mark.parametrize(
-    "kind", ["rescued", "none", "one", "three", "failed", "runs", "stopped", "died", "empty", "parity"]
-)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("bare", "run")])
 def test_the_first_screen_says_what_to_do(visit, pages, kind):
     page = visit(pages[kind], width=1280)
     box = page.locator(".todo").first.bounding_box()

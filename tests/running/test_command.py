@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from floatline.errors import TargetError
-from floatline.running.command import ask_to_end, parse_launched
+from floatline.running.command import ask_to_end, parse_launched, pass_on_ending
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 ACCELERATE = str(Path(sys.executable).with_name("accelerate"))
@@ -168,3 +168,17 @@ def test_ctrl_c_while_it_loads_ends_a_process_without_a_traceback(tmp_path):
     command = parse_launched([sys.executable, "train.py"]).inside("loads_slowly", "")
     ended = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True)
     assert (ended.returncode, ended.stderr) == (130, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_ended_the_script_is_heard_here_where_somebody_listens(number):
+    heard = []
+    before = signal.signal(number, lambda given, _: heard.append(given))
+    try:
+        pass_on_ending(128 + number)
+        pass_on_ending(1)
+        signal.signal(number, signal.SIG_IGN)
+        pass_on_ending(128 + number)
+    finally:
+        signal.signal(number, before)
+    assert heard == [number]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from floatline.cli.compiled_beside import CompiledAsked, print_compiled
-from floatline.cli.endings import saying_how_to_go_on
+from floatline.cli.endings import say_ended, saying_how_to_go_on
 from floatline.cli.output import (
     COMMAND,
     AsDevice,
@@ -151,7 +151,9 @@ def diagnose(
                 "With --forward, --fix and --diff are for a target. Give a file with forward(seed)."
             )
         options = ForwardOptions(seed=seed, tries=tries, trace=trace, output=output, as_device=as_device)
-        _finish(diagnose_forward_any(target, words, model, tokens, options), output, fix=fix, diff=diff)
+        with saying_how_to_go_on(_ENDED):
+            judged = diagnose_forward_any(target, words, model, tokens, options)
+        _finish(judged, output, fix=fix, diff=diff)
         return
     if model is not None or tokens is not None:
         raise typer.BadParameter("--model and --tokens are for a model that is not trained. Give --forward, too.")
@@ -252,6 +254,8 @@ def _finish(
 ) -> None:
     """Print, change the source where that is asked for, and end with the exit code."""
     patch = "" if diagnosis.primary is None else diagnosis.primary.patch
+    if diagnosis.no_verdict:
+        say_ended(getattr(diagnosis, "exit_code", 0), _ENDED)  # the script heard it, and was ended
     if diff:
         typer.echo(patch, nl=False)
         if not patch:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 
 import typer
 
@@ -36,20 +35,20 @@ def saying_how_to_go_on(words: str) -> Generator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        how = "interrupted" if ended_by == signal.SIGINT else "ended by SIGTERM"
-        typer.echo(f"floatline: {how}. {words}", err=True)
+        say_ended(128 + ended_by, words)
         raise typer.Exit(128 + ended_by) from None  # as shells have it: a script must not go on as after 0
     finally:
         if mine:
             signal.signal(signal.SIGTERM, before)
 
 
-def with_an_ending(command: Callable[..., None]) -> Callable[..., None]:
-    """The command; Ctrl-C and SIGTERM leave a word also where it has none of its own, as while torch is loaded."""
+def say_ended(code: int, words: str) -> None:
+    """Say what is kept, and what to type next, where an exit code is that of Ctrl-C or SIGTERM.
 
-    @functools.wraps(command)
-    def ended(*values: object, **options: object) -> None:
-        with saying_how_to_go_on("The same command begins again, or goes on where something is kept."):
-            command(*values, **options)
-
-    return ended
+    Args:
+        code: As shells have it.
+        words: What is kept, and what to type next.
+    """
+    how = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "ended by SIGTERM"}.get(code)
+    if how is not None:
+        typer.echo(f"floatline: {how}. {words}", err=True)

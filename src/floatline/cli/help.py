@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,10 @@ from typing import Any, cast, get_args, get_type_hints
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from floatline.cli.endings import saying_how_to_go_on
+
 _WIDEST = 96  # longer lines are hard to read, however wide the terminal is
+_AGAIN = "The same command begins again, or goes on where something is kept."
 _NAMES = 24  # columns at most; a longer name has a line of its own
 
 
@@ -27,8 +31,11 @@ class PlainCommand(TyperCommand):
         try:
             return super().parse_args(ctx, list(args))
         except Exception as error:
-            words = _say_wrong(self, getattr(error, "param", None), args)
+            wrong: Any = error
+            words = _say_wrong(self, getattr(wrong, "param", None), args)
             if words is None:
+                if hasattr(wrong, "ctx"):
+                    wrong.ctx = wrong.ctx or ctx  # whose help to read
                 raise
             raise typer.BadParameter(words, ctx=ctx) from None
 
@@ -46,6 +53,16 @@ class AllCommands(TyperGroup):
             typer.echo(ctx.get_help())
             ctx.exit(2)
         return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Carry a command out; Ctrl-C and SIGTERM leave a word where it has none of its own, as while torch loads."""
+        with saying_how_to_go_on(_AGAIN):
+            return super().invoke(ctx)
+
+    def make_context(self, *given: Any, **options: Any) -> Any:
+        """Read the words; typer would leave at Ctrl-C without one."""
+        with saying_how_to_go_on(_AGAIN):
+            return super().make_context(*given, **options)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write usage and a line for each command, group by group."""
@@ -165,14 +182,17 @@ def _say_wrong(command: Any, param: Any, args: Sequence[str]) -> str | None:
         takes += f" and at most {most:g}" if most is not None else ""
     else:
         return None
-    return f"{given[0]} takes {takes}, not '{' '.join(given[1:])}'."
+    shares = [re.fullmatch(r"([\d.]+)\s*%", word) for word in given[1:]]
+    plain = " ".join(f"{float(share[1]) / 100:g}" for share in shares if share)
+    meant = f": write {plain}" if plain and all(shares) else ""
+    return f"{given[0]} takes {takes}, not '{' '.join(given[1:])}'{meant}."
 
 
 def _kinds(command: Any, param: Any) -> list[Any]:
     """The annotation of the option in the command's function, and everything inside of it."""
     if command.callback is None:
         return []
-    return _flat(get_type_hints(inspect.unwrap(command.callback), include_extras=True).get(param.name))
+    return _flat(get_type_hints(command.callback, include_extras=True).get(param.name))
 
 
 def _choices(kinds: list[Any]) -> list[str] | None:

@@ -35,7 +35,6 @@ from floatline.cli import (
     version,
     watch,
 )
-from floatline.cli.endings import with_an_ending
 from floatline.cli.help import AllCommands, PlainCommand
 from floatline.cli.output import TargetOrCommand
 from floatline.errors import FloatlineError
@@ -113,11 +112,11 @@ def _options(  # pyright: ignore[reportUnusedFunction]
 for _title, _functions in GROUPS.items():
     for _function in _functions:
         _kind = TargetOrCommand if _function in _TAKE_A_SCRIPT else PlainCommand
-        app.command(cls=_kind, rich_help_panel=_title)(with_an_ending(_function))
+        app.command(cls=_kind, rich_help_panel=_title)(_function)
 
 
 def main() -> None:
-    """Entry point of the `floatline` script."""
+    """Run the command line, and leave with its exit code."""
     hear_interrupts()
     try:
         code = app(prog_name="floatline", standalone_mode=False)

@@ -52,7 +52,14 @@ class TargetOrCommand(PlainCommand):
             place = args.index("--")
             ctx.meta[COMMAND] = args[place + 1 :]
             args = [*args[:place], "--", " ".join(args[place + 1 :])]
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter:
+            raise
+        except Exception as error:
+            if COMMAND not in ctx.meta or "extra argument" not in str(error):
+                raise
+            raise typer.BadParameter("A target and a command after -- are given. Give one of them.", ctx=ctx) from None
 
 
 class Engine(str, Enum):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from floatline.cli.endings import say_ended
 from floatline.cli.output import COMMAND, AsDevice
 
 
@@ -37,5 +38,6 @@ def run(
     parsed = parse_launched(context.meta[COMMAND])
     job = {"plan": resolve_plan(plan).as_given(), "device": "" if as_device is None else as_device.value}
     code = run_to_end(parsed.inside("floatline.running.main", "", json.dumps(job)), keep_stdout=False)
+    say_ended(code, "What the script saved is its own; the same command runs it again.")
     if code:
         raise typer.Exit(code)

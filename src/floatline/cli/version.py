@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as version_of
 
 import typer
 
@@ -22,6 +20,9 @@ def version(output: FormatOption = OutputFormat.text) -> None:
 
 
 def _find(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError  # with the parser of e-mails, which every command would pay for
+    from importlib.metadata import version as version_of
+
     try:
         return version_of(package)
     except PackageNotFoundError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from floatline.manifests.facts import ManifestFacts
 from floatline.manifests.judge import DIGEST, LOSS, SEED
 from floatline.manifests.manifest import Manifest, read_manifest
 from floatline.manifests.rows import RankRow
-from floatline.running.command import parse_launched, run_to_end
+from floatline.running.command import ENDED_BY, parse_launched, pass_on_ending, run_to_end
 from floatline.running.ranks import find_ranks
 
 _MAIN = "floatline.manifests.script_main"
@@ -61,7 +60,7 @@ def measure_script(
         )
     found = {rank: read_manifest(one["manifest"]) for rank, one in sorted(seen.items()) if one["manifest"]}
     if not found:
-        _pass_on(code)
+        pass_on_ending(code)
     if not found or len(found) < len(seen):
         raise ManifestError(_explain(seen, code, steps, launched=bool(command.launcher)))
     num = max(one.num_ranks for one in found.values())
@@ -105,7 +104,7 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
     """Why there is no manifest, and what to do."""
     without = {rank: one for rank, one in seen.items() if not one["manifest"]}  # who ended first comes first
     if not without:
-        again = "The same command begins again." if code in _ENDED else "Run it without floatline first."
+        again = "The same command begins again." if code in ENDED_BY else "Run it without floatline first."
         return f"{_say_end('The script', code)} before floatline could sum it up. {again}"
     rank, one = max(without.items(), key=lambda item: bool(item[1]["exit_code"]))  # what failed tells why
     ended = _say_end(f"Rank {rank}" if launched else "The script", one["exit_code"])
@@ -128,20 +127,11 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
         check = "Its own words are above." if one["exit_code"] else "Check that it trains."
         others = f"Rank {', '.join(silent)} left no word: killed, or ended by os._exit. " * bool(silent)
         return f"{ended} before an optimizer of torch made a step. {others}{check}"
-    what = "The same command begins again." if one["exit_code"] in _ENDED else "Lower --steps."
+    what = "The same command begins again." if one["exit_code"] in ENDED_BY else "Lower --steps."
     return f"{ended} after {num} applied step{'s' * (num > 1)}, before step {steps} could be measured. {what}"
 
 
-_ENDED = {128 + number: number.name for number in (signal.SIGINT, signal.SIGTERM)}  # by whoever started it
-
-
-def _pass_on(code: int) -> None:
-    """What Ctrl-C or SIGTERM ended was ended here as well: who hears that says how to go on."""
-    if code in _ENDED and callable(signal.getsignal(code - 128)):
-        signal.raise_signal(code - 128)
-
-
 def _say_end(who: str, code: int) -> str:
-    if code in _ENDED:
-        return f"{who} was ended by {_ENDED[code]}"
+    if code in ENDED_BY:
+        return f"{who} was ended by {ENDED_BY[code]}"
     return f"{who} ended with exit code {code}" if code else f"{who} came to its end"

@@ -160,7 +160,10 @@ def document_of_rescue(rescue: Rescue, detail: Detail = FULL) -> Document:
         chapters=tuple(
             replace(chapter, parts=tuple(filter(_is_measured, chapter.parts))) for chapter in document.chapters
         ),
-        after=tuple(replace(part, heading=_PLANS) if part.heading == "The plan" else part for part in document.after),
+        after=tuple(
+            replace(part, heading=_PLANS) if part.heading in ("The plan", "The plans") else part
+            for part in document.after
+        ),
     )
 
 

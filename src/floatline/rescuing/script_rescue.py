@@ -173,7 +173,12 @@ class _ScriptRescuer:
             self._say("running the script as it is, under observation")
             words = [word.replace(_SEED, str(given.seed)) for word in given.words]
             made = diagnose_script(
-                words, keep_stdout=True, as_device=given.device or None, tries_fixes=True, on_progress=self._say
+                words,
+                keep_stdout=True,
+                as_device=given.device or None,
+                tries_fixes=True,
+                is_last=False,
+                on_progress=self._say,
             )
             if made.primary is None and made.no_verdict:
                 raise RescueError(f"Nothing can be said about the script: {made.no_verdict}.")

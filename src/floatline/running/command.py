@@ -242,6 +242,16 @@ def _passing_on(process: subprocess.Popen[bytes]) -> Generator[None]:
             signal.signal(number, action)
 
 
+ENDED_BY = {128 + number: number.name for number in (signal.SIGINT, signal.SIGTERM)}
+"""Exit codes of what was ended by whoever started it."""
+
+
+def pass_on_ending(code: int) -> None:
+    """What Ctrl-C or SIGTERM ended was ended here as well: who hears that says how to go on."""
+    if code in ENDED_BY and callable(signal.getsignal(code - 128)):
+        signal.raise_signal(code - 128)
+
+
 def run_quietly(words: Sequence[str], *, env: Mapping[str, str] | None = None) -> str:
     """Run a process and whatever it starts, without its output; gives why it came to no end, '' where it did."""
     quiet: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}

@@ -96,6 +96,9 @@ def test_ctrl_c_ends_the_run_and_not_the_answer(script, runs_of, monkeypatch):
     runs = runs_of(script())
     assert runs.nudged(0.0) == "it was stopped by Ctrl-C"
     assert runs.changed({}).unsound == "it was stopped by Ctrl-C"
+    runs._is_last = False
+    with pytest.raises(KeyboardInterrupt):
+        runs.with_changes({"train.py": ""}).nudged(0.0)
 
 
 @slow

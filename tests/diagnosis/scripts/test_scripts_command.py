@@ -13,9 +13,11 @@ import pytest
 from tests.slow import slow
 
 from floatline.diagnosis.scripts.main import _say_unexplained
+from floatline.diagnosis.scripts.script import diagnose_script
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
 from floatline.errors import TargetError
 from floatline.running.command import parse_command
+from floatline.running.quiet_runs import QuietRuns
 
 SCRIPTS = Path(__file__).parents[1] / "loops"
 START = [sys.executable, "-c", "from floatline.cli.main import main; main()", "diagnose"]
@@ -134,7 +136,8 @@ for step in itertools.count():
 def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
     (tmp_path / "endless.py").write_text(ENDLESS, encoding="utf-8")
     command = [*START, "--", "endless.py"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=tmp_path, **pipes, text=True, start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "under way\n"
     if number == signal.SIGINT:
@@ -142,13 +145,25 @@ def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
     else:
         process.send_signal(number)
     try:
-        rest = process.communicate(timeout=600)[0]
+        rest, complained = process.communicate(timeout=600)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # a script without end must not outlive its test
     assert process.returncode == 2
+    assert complained.splitlines()[-1].endswith(". Nothing is kept: the same command begins again.")
     assert rest.startswith(f"no verdict  the script was ended by {number.name} after ")
     assert "steps recorded (step 0, 2, 9" in rest
+
+
+@pytest.mark.parametrize("is_last", [True, False])
+def test_ctrl_c_before_anything_was_seen_ends_the_diagnosis_and_a_crash_does_not(tmp_path, monkeypatch, is_last):
+    (tmp_path / "train.py").write_text("import torch\n", encoding="utf-8")
+    words = [sys.executable, str(tmp_path / "train.py")]
+    monkeypatch.setattr(QuietRuns, "run_aloud", lambda *_, **__: 130)
+    with pytest.raises(KeyboardInterrupt):
+        diagnose_script(words, is_last=is_last)
+    monkeypatch.setattr(QuietRuns, "run_aloud", lambda *_, **__: 139)
+    assert diagnose_script(words, is_last=is_last).no_verdict.startswith("the script was ended by SIGSEGV")
 
 
 def test_the_command_does_not_load_torch_itself():

@@ -36,9 +36,9 @@ def test_the_zones_of_a_strip_meet_and_fill_it():
 def test_each_limit_is_named_with_its_number():
     assert re.findall(r">([^<]+)</text>", "".join(FP16.head())) == [
         "floor",
-        "2^-24",
+        "2⁻²⁴",
         "subnormal",
-        "2^-14",
+        "2⁻¹⁴",
         "ceiling",
-        "2^16",
+        "2¹⁶",
     ]

@@ -16,7 +16,7 @@ from floatline.diagnosis.forward.result import ForwardDiagnosis, OutputRow
 from floatline.diagnosis.islands.island import Island
 from floatline.errors import TargetError
 from floatline.probe.steps.outputs import OutputMatch
-from floatline.running.command import parse_command, run_to_end
+from floatline.running.command import parse_command, pass_on_ending, run_to_end
 
 _MAIN = "floatline.diagnosis.forward.script_main"
 
@@ -56,6 +56,7 @@ def diagnose_forward_script(
         )
     seconds = time.perf_counter() - began
     if not seen:
+        pass_on_ending(code)
         ended = f"the script ended with exit code {code} before floatline could sum it up"
         return ForwardDiagnosis(text, "", (), seconds, no_verdict=ended, exit_code=code)
     return replace(read_forward(text, seen), seconds=seconds, exit_code=code)

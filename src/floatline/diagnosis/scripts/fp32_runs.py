@@ -38,6 +38,7 @@ class FP32Runs:
         rank: Of several processes, the one that is looked at.
         took: Seconds of the script as it is.
         sources: Changed texts, by path.
+        is_last: Whether nothing follows the answer: then Ctrl-C ends a run, and what was seen before is still told.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class FP32Runs:
         rank: int = 0,
         took: float | None = None,
         sources: Mapping[str, str] | None = None,
+        is_last: bool = True,
     ) -> None:
+        self._is_last = is_last
         self._rank, self._took, self._sources = rank, took, dict(sources or {})
         self._command, self._quiet, self._device = command, quiet, device
         self._steps, self._say, self._search = steps, say, [*search]
@@ -90,7 +93,7 @@ class FP32Runs:
                 return runs
         runs = FP32Runs(
             self._command, self._quiet, self._device, self._steps, self._say,
-            search=search, rank=self._rank, took=self._took, sources=sources,
+            search=search, rank=self._rank, took=self._took, sources=sources, is_last=self._is_last,
         )  # fmt: skip
         self._changed.append((dict(sources), search, runs))
         return runs
@@ -122,7 +125,9 @@ class FP32Runs:
             try:
                 with trial_environment(writes) as environment:
                     problem = self._quiet.run(MAIN, str(report), f"@{task}", env=environment)
-            except KeyboardInterrupt:  # what was seen before it is still told
+            except KeyboardInterrupt:
+                if not self._is_last:
+                    raise
                 return "it was stopped by Ctrl-C"
             report, log, reads = (path_of(path, self._rank) for path in (report, log, reads))
             seen: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}

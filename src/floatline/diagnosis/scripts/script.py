@@ -28,7 +28,7 @@ from floatline.diagnosis.scripts.fp32_runs import MAIN, STEPS, WHOLE, FP32Runs
 from floatline.diagnosis.scripts.ranks import RankReports
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis, read_report
 from floatline.errors import TargetError
-from floatline.running.command import Command, parse_launched, trial_environment
+from floatline.running.command import Command, parse_launched, pass_on_ending, trial_environment
 from floatline.running.quiet_runs import QuietRuns
 from floatline.running.ranks import path_of
 
@@ -45,6 +45,7 @@ def diagnose_script(
     as_device: Literal["cuda"] | None = None,
     tries_fixes: bool = False,
     fp32_steps: int | None = None,
+    is_last: bool = True,
     on_progress: Callable[[str], None] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command and name what its training suffers from.
@@ -63,9 +64,12 @@ def diagnose_script(
             not shown, and what it writes is kept apart.
         fp32_steps: Steps of the run in FP32; 0 makes none, and then no script in 16 bits is called healthy. None: 100,
             or all of a script of up to 250, which says at its end what came of them.
+        is_last: Whether nothing follows the answer. Then Ctrl-C ends the run that it finds, and what was seen so far is
+            told; else it ends all.
         on_progress: Told what is tried.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C, where something follows, or where nothing was seen yet.
         TargetError: The command runs no Python code.
     """
     command = parse_launched(list(words))
@@ -74,6 +78,8 @@ def diagnose_script(
         trace = str(Path(trace_path).absolute()) if trace_path else ""
         settings = (trace, device, "", str(WHOLE if fp32_steps is None else fp32_steps))
         ranks, own, code = _run_as_it_is(command, quiet, settings, keep_stdout=keep_stdout)
+        if not is_last:
+            pass_on_ending(code)
         seen = ranks.told
         found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
         found = replace(found, findings=(*ranks.find_apart(), *found.findings))
@@ -81,7 +87,9 @@ def diagnose_script(
             say(f"the script took {found.start_seconds:.0f} s before its first step, as every run that follows will")
         limit, search = _bound(fp32_steps, seen), _search_of(seen)
         took = time.perf_counter() - began
-        runs = FP32Runs(command, quiet, device, limit, say, search=search, rank=ranks.teller, took=took)
+        runs = FP32Runs(
+            command, quiet, device, limit, say, search=search, rank=ranks.teller, took=took, is_last=is_last
+        )
         if found.unexplained and not code and seen["is_narrow"] and fp32_steps != 0:
             found, seen = _record_failure(found, seen, quiet, device, say)
         was_silent = bool(seen) and seen["is_narrow"] and is_silent(found, seen)
@@ -120,6 +128,8 @@ def _run_as_it_is(
         kept = str(Path(folder) / "trace") if trace and command.launcher else trace
         code = quiet.run_aloud(_MAIN, str(report), kept, *others, keep_stdout=keep_stdout)
         ranks = RankReports.read(report)
+        if not ranks.told:
+            pass_on_ending(code)
         own = ranks.read_shown()
         if kept != trace and (written := path_of(Path(kept), ranks.teller)).exists():
             shutil.copyfile(written, trace)

@@ -17,11 +17,12 @@ class Words:
 
     Args:
         text: Plain text.
-        kind: 'flag' must be seen, 'note' may be, 'missing' says what was not measured.
+        kind: 'flag' must be seen, 'note' may be, 'missing' says what was not measured, 'hint' how the
+            page is used on a screen.
     """
 
     text: str
-    kind: Literal["plain", "flag", "note", "missing"] = "plain"
+    kind: Literal["plain", "flag", "note", "missing", "hint"] = "plain"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 TOP = 40  # where the first row begins, below the names of the limits
 _APART = 18  # percent that two words need on a phone
 _ROOM = 0.075  # beyond the limits, as a share of what is between them
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def power_of_two(exponent: float) -> str:
+    """A power of two as books print it: 2⁻²⁴."""
+    return "2" + f"{exponent:g}".translate(_RAISED)
 
 
 @dataclass(frozen=True)
@@ -41,7 +47,7 @@ class FormatScale:
                 continue  # its words would stand on those of the floor
             x = f"{self.at(exponent):.2f}%"
             body.append(f'<text class="muted" x="{x}" y="13" text-anchor="middle">{word}</text>')
-            body.append(f'<text x="{x}" y="29" text-anchor="middle">2^{exponent}</text>')
+            body.append(f'<text x="{x}" y="29" text-anchor="middle">{power_of_two(exponent)}</text>')
         return body
 
     def zones(self, y: float, height: float) -> list[str]:

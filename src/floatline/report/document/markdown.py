@@ -104,6 +104,8 @@ def _part(part: Part, level: int) -> list[str]:
 
 def _block(block: Block) -> list[str]:
     if isinstance(block, Words):
+        if block.kind == "hint":
+            return []
         text = _with_code(block.text)
         return [f"⚑ {text}" if block.kind == "flag" else f"_{text}_" if block.kind == "missing" else text, ""]
     if isinstance(block, Table):

@@ -280,7 +280,7 @@ def _curves(runs: Sequence[RunFacts], detail: Detail) -> Part:
         for run in runs
     )
     how = "The pointer or the arrow keys read the curves; drag to look closer, double-click to go back."
-    return Part("Curves", (Curves(data, f"{summary}."), *_without_curve(data), Words(how, "note")))
+    return Part("Curves", (Curves(data, f"{summary}."), *_without_curve(data), Words(how, "hint")))
 
 
 def _without_curve(data: dict[str, Any]) -> list[Words]:

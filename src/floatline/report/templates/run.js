@@ -5,7 +5,7 @@
   const showShare = value => value == null ? "—" : String(Number((100 * value).toPrecision(3))) + " %";
   const shortPower = value => {
     const exponent = Math.log2(value);
-    return Number.isInteger(exponent) ? "2^" + exponent : "";
+    return Number.isInteger(exponent) ? "2" + String(exponent).replace(/./g, sign => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]) : "";
   };
   const decades = value => decade(value) ? String(Number(value.toPrecision(3))) : "";
 

@@ -82,7 +82,7 @@ def _looks_table(comparison: Comparison, looks: Sequence[Look]) -> Table:
             show_count(look.num_seeds),
             terms.show(look.mean),
             terms.size(look.sd),
-            *(() if look.skew is None else (f"{look.skew:.1f}",)),
+            *(() if look.skew is None else (f"{round(look.skew, 1) + 0.0:.1f}",)),
             f"{look.factor:.2f}",
             show_ends(look.low, look.high, terms),
             look.verdict,

@@ -189,7 +189,8 @@ def _plans_part(validation: Validation) -> Part:
         plan_code(plan, arm) if plan else Words(f"`{arm}` has no plan: it is the script as it is.")
         for arm, plan in plans.items()
     )
-    return Part("The plan", blocks or (Words("The plan was not recorded.", "missing"),))
+    heading = "The plan" if len(blocks) < 2 else "The plans"
+    return Part(heading, blocks or (Words("The plan was not recorded.", "missing"),))
 
 
 def plan_code(plan: dict[str, Any], caption: str) -> Code:
