@@ -34,6 +34,7 @@ class ManifestFacts:
         tied: Weights that were tied and are not any more.
         step: Number of the applied step that was measured, from 1; None where none was, and what follows is empty.
         regions: Formats of the autocast regions that were entered, also of those in which nothing was multiplied.
+        refused: Devices that autocast was asked for and that torch switched it off for, as they are not there.
         work: Products and convolutions by format.
         ran: Softmax, norms, losses and attention kernels by format.
         scaled: Whether the loss was scaled.
@@ -61,6 +62,7 @@ class ManifestFacts:
     tied: tuple[TiedRow, ...] = ()
     step: int | None = None
     regions: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     work: tuple[WorkRow, ...] = ()
     ran: tuple[RanRow, ...] = ()
     scaled: bool = False

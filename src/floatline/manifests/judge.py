@@ -260,9 +260,19 @@ def _judge_sums(facts: ManifestFacts) -> Iterator[ManifestLine]:
 def _judge_autocast(facts: ManifestFacts) -> Iterator[ManifestLine]:
     flops = facts.flops()
     total = sum(flops.values())
-    if not total or not facts.regions:
+    if not total or not (facts.regions or facts.refused):
         return
     share = flops["fp32"] / total
+    if not facts.regions:
+        if share >= _FLOPS:
+            device = facts.refused[0].upper()
+            yield ManifestLine(
+                f"autocast for {device} was asked for, and torch switched it off, as there is no {device} in "
+                f"this process: {_percent(share)} of FLOPs run in FP32",
+                find_cause("autocast-region-misuse"),
+                "torch.autocast(device.type), of the device that the model is on. --as cuda shows what a GPU would do.",
+            )
+        return
     if share >= _FLOPS:
         yield ManifestLine(
             f"autocast is on but {_percent(share)} of FLOPs run in FP32 because {_explain_fp32(facts)}",

@@ -267,6 +267,7 @@ class MeasuredStep:
                 tied=self._tied,
                 step=max(self._applied.values(), default=1),
                 regions=self._find_regions(),
+                refused=self._find_refused(),
                 work=self._counted.work,
                 ran=self._counted.ran,
                 scaled=self._is_scaled(),
@@ -300,6 +301,10 @@ class MeasuredStep:
     def _find_regions(self) -> tuple[str, ...]:
         entered = [e for e in self._seen.events if isinstance(e, AutocastEvent) and e.enabled]
         return tuple(dict.fromkeys(format_name(getattr(torch, e.dtype.removeprefix("torch."))) for e in entered))
+
+    def _find_refused(self) -> tuple[str, ...]:
+        made = [e.refused for e in self._seen.events if isinstance(e, AutocastEvent) and e.refused]
+        return tuple(dict.fromkeys(made))
 
     def end(self) -> None:
         """The loop is over: what was measured of it is a manifest, where an optimizer stepped."""

@@ -126,7 +126,8 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
         )
     failed = [note for note in one["notes"] if note.startswith(NOT_MEASURED)]
     if failed:
-        return f"{ended}, and its step could not be measured: {failed[0].removeprefix(NOT_MEASURED)}. Try another with --steps."
+        why = failed[0].removeprefix(NOT_MEASURED)
+        return f"{ended}, and its step could not be measured: {why}. Try another with --steps."
     num = one["num_steps"]
     if not num:
         check = "Its own words are above." if one["exit_code"] else "Check that it trains."
