@@ -30,7 +30,7 @@ OWN = {"_add", "_begun", "_guests", "_layout", "_pieces", "_read_gradients", "_r
 
 
 # DeepSpeed's, asked of a weight with a default; that package is not among those that are installed.
-ASKED = {"_hp_mapping"}
+ASKED = {"_hp_mapping", "_z3_optimizer"}
 
 
 @functools.cache

@@ -21,7 +21,7 @@ def squeeze(_, bucket):
 
 
 def wrap(net, kind):
-    if kind in BY_LOOP:
+    if kind in (*BY_LOOP, "alone"):
         return net
     if kind in ("reduced in BF16", "reduced in FP32"):
         dtype = torch.bfloat16 if kind.endswith("BF16") else torch.float32

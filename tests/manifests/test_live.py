@@ -1,5 +1,6 @@
 """fl.manifest: what live objects hold, and what one real step shows; the step itself stays what it was."""
 
+import contextlib
 import math
 
 import pytest
@@ -239,3 +240,21 @@ def test_a_file_that_holds_something_else_is_refused_in_one_line(tmp_path, conte
 def test_a_file_that_is_missing_is_refused():
     with pytest.raises(ManifestError, match="cannot be read"):
         Manifest.load("no-such-file.json")
+
+
+@pytest.mark.parametrize(("enabled", "told"), [(True, True), (False, False)])
+def test_a_region_for_a_device_that_is_not_there_is_told(enabled, told, monkeypatch):
+    monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: True)
+    model = toys.make()
+    optimizer = toys.adamw(model)
+    words = toys.words()
+
+    def step():
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            torch.nn.functional.cross_entropy(model(words).flatten(0, 1), words.flatten()).backward()
+        optimizer.step()
+
+    with pytest.warns(UserWarning, match="Disabling autocast") if told else contextlib.nullcontext():
+        found = fl.manifest(model, optimizer, step=step)
+    line = "autocast for CUDA was asked for, and torch switched it off, as there is no CUDA in this process: 100 % of"
+    assert toys.text(found).startswith(line) is told

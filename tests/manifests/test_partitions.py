@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from tests.manifests import toys
+from torch import nn
 
 import floatline as fl
+from floatline.manifests.surroundings import find_exchanges
 from floatline.precision.holding import formats_of
 
 BF16 = torch.bfloat16
@@ -68,6 +70,88 @@ def step_of(model, framework):
         framework.step()
 
     return step
+
+
+class ThirdStageShaped:
+    """As ZeRO's third stage: weights are freed, a flat FP32 part is stepped, and the optimizer forgets it again."""
+
+    def __init__(self, model):
+        self.weights = list(model.parameters())
+        self.grad_position, offset = {}, 0
+        for number, weight in enumerate(self.weights):
+            half = max(1, weight.numel() // 2)
+            weight.ds_id, weight.whole = number, weight.data
+            weight.ds_tensor = weight.detach().flatten()[:half].clone()
+            self.grad_position[number] = [0, offset, half]
+            weight._z3_optimizer = self
+            offset += half
+        self.fp32_partitioned_groups_flat = [torch.cat([w.ds_tensor for w in self.weights]).float()]
+        self.optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=1e-4)
+        self.optimizer.param_groups[0]["params"] = []
+
+    def get_param_id(self, weight):
+        return weight.ds_id
+
+    def step(self):
+        flat = self.fp32_partitioned_groups_flat[0].requires_grad_()
+        flat.grad = torch.cat([w.grad.flatten()[: w.ds_tensor.numel()] for w in self.weights]).float()
+        self.optimizer.param_groups[0]["params"] = [flat]
+        self.optimizer.step()
+        self.optimizer.param_groups[0]["params"] = []
+        for weight in self.weights:
+            weight.grad, weight.data = None, torch.empty(0, dtype=BF16)
+
+
+def test_what_the_third_stage_has_freed_is_read_from_its_parts():
+    model = toys.make(dtype=BF16)
+    framework = ThirdStageShaped(model)
+    found = fl.manifest(model, framework.optimizer, step=step_of(model, framework))
+    assert found.summary.startswith("weights BF16 with a master copy in FP32, gradients BF16, states FP32")
+    held = sum(weight.ds_tensor.numel() for weight in framework.weights)
+    assert formats_of(found.holdings, "weights") == {"bf16": held}
+    assert formats_of(found.holdings, "master") == {"fp32": held}
+
+
+def test_a_copy_that_another_process_keeps_is_no_missing_copy():
+    model = toys.make(dtype=BF16)
+    framework = DeepSpeedShaped(model)
+    for weight in list(framework.weights)[-2:]:
+        weight._hp_mapping = None  # as DeepSpeed marks those of another process
+    found = fl.manifest(model, framework.optimizer)
+    assert found.lines == ()
+    for weight in list(framework.weights)[-2:]:
+        del weight._hp_mapping
+    (line,) = fl.manifest(model, framework.optimizer).lines
+    assert "without a master copy" in line.text
+
+
+class DeepSpeedEngine(nn.Module):
+    """What DeepSpeed's says of itself."""
+
+    communication_data_type = BF16
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        (DeepSpeedEngine, ("deepspeed", "bf16")),
+        (lambda net: megatron(net, wide=False), ("megatron", "bf16")),
+        (lambda net: megatron(net, wide=True), ("megatron", "fp32")),
+    ],
+    ids=["deepspeed", "megatron", "megatron-fp32"],
+)
+def test_what_a_framework_reduces_in_is_told(wrap, said):
+    (row,) = find_exchanges([wrap(toys.make(dtype=BF16))])
+    assert (row.kind, row.reduce) == said
+
+
+def megatron(net, *, wide):
+    net.ddp_config = SimpleNamespace(grad_reduce_in_fp32=wide)
+    return net
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ SAID = {
     "other weights": (1, "rank 1 and rank 0 have other weights after the same step"),
     "switch": (1, "switch matmul: high on rank 1, highest on rank 0"),
     "reduced in BF16": (1, "FSDP2 sums up gradients of 2 processes in BF16"),
+    "alone": (1, "every process makes the same step of the same loss, and exchanges nothing"),
     "hook": (1, "a communication hook of DDP sums up gradients of 2 processes in FP16"),
     "own hook": (1, "a communication hook of DDP sums up gradients of 2 processes in BF16"),
     "BF16 weights": (1, "DDP sums up gradients of 2 processes in BF16"),
@@ -50,9 +51,12 @@ def test_two_processes_are_measured_and_what_is_wrong_is_said(kind, tmp_path):
     assert lines[0].startswith(said) if said else lines == []
 
 
+OTHER = "other weights"
+
+
 @pytest.fixture
 def manifests():
-    first = replace(toys.measure(toys.make()), num_ranks=2)
+    first = replace(toys.measure(toys.make()), num_ranks=2, num_collectives=1)
     return {0: first, 1: replace(first, rank=1)}
 
 
@@ -64,7 +68,7 @@ def test_processes_that_are_alike_have_nothing_told(manifests):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"digest": "0123"}, "rank 1 and rank 0 have other weights after the same step: they train apart"),
+        ({"digest": OTHER}, "rank 1 and rank 0 have other weights after the same step: they train apart"),
         (
             {"bad_loss": 3},
             "loss: not finite at step 3 on rank 1, finite on rank 0, so that it came before the reduction",
@@ -74,12 +78,37 @@ def test_processes_that_are_alike_have_nothing_told(manifests):
     ],
 )
 def test_what_is_different_is_told_first(manifests, change, said):
+    if change.get("digest") == OTHER:
+        change = {"digest": f"{manifests[0].digest.partition('-')[0]}-0123"}
     manifests[1] = replace(manifests[1], **change)
     assert combine_ranks(manifests)[0].lines[0].text == said
 
 
+def without(found, kind, group):
+    return replace(found, holdings=tuple(row for row in found.holdings if (row.kind, row.group) != (kind, group)))
+
+
+def test_layers_that_only_one_process_has_are_not_told():
+    """As ZeRO cuts states between processes, and a pipeline the model."""
+    found = replace(toys.measure(toys.make()), num_ranks=2)
+    second = replace(without(found, "states", "head"), rank=1, digest="other-names")
+    assert combine_ranks({0: without(found, "states", "embeddings"), 1: second})[0].apart == ()
+    bare = replace(found, rank=1, holdings=tuple(row for row in found.holdings if row.kind != "states"))
+    assert {row.other for row in combine_ranks({0: found, 1: bare})[0].apart} == {"none"}  # all of a kind is missing
+
+
+@pytest.mark.parametrize(
+    ("change", "told"), [({}, True), ({"num_collectives": 1}, False), ({"loss": 0.5}, False), ({"loss": None}, False)]
+)
+def test_processes_that_make_the_same_step_and_exchange_nothing_are_told(change, told):
+    first = replace(toys.measure(toys.make()), num_ranks=2)
+    found = combine_ranks({0: replace(first, **change), 1: replace(first, rank=1)})[0]
+    assert any("each trains alone" in line.text for line in found.lines) is told
+
+
 def test_what_several_ranks_have_is_told_once(manifests):
-    others = {rank: replace(manifests[1], rank=rank, digest=f"{rank}", bad_loss=2) for rank in (1, 2, 3)}
+    names = manifests[0].digest.partition("-")[0]
+    others = {rank: replace(manifests[1], rank=rank, digest=f"{names}-{rank}", bad_loss=2) for rank in (1, 2, 3)}
     texts = [line.text for line in combine_ranks({0: manifests[0], **others})[0].lines]
     assert texts == [
         "ranks 1, 2, 3 and rank 0 have other weights after the same step: they train apart",

@@ -6,7 +6,8 @@ from tests.manifests import toys
 from torch import nn
 
 import floatline as fl
-from floatline.manifests.samples import GradientSums, StepSamples, find_stuck_states
+from floatline.manifests.decays import find_stuck_states
+from floatline.manifests.samples import GradientSums, StepSamples
 
 BF16 = torch.bfloat16
 
@@ -133,3 +134,91 @@ def test_sums_that_a_loop_keeps_itself_are_measured():
 def test_sums_in_fp32_and_single_ones_are_none():
     assert sum_up(torch.float32).sums == ()
     assert sum_up(torch.bfloat16, num=1).sums == ()
+
+
+class OwnAdam(torch.optim.Optimizer):
+    """Keeps what it keeps under names of its own, and updates it in one of several ways."""
+
+    def __init__(self, weights, way, dtype=BF16):
+        super().__init__(weights, {"lr": 1e-3})
+        self.way, self.dtype = way, dtype
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            own = self.state[weight]
+            if not own:
+                own["m"], own["v"] = (torch.zeros_like(weight, dtype=self.dtype) for _ in range(2))
+            gradient = weight.grad.to(self.dtype)
+            own["m"].lerp_(gradient, 0.1)
+            if self.way == "in place":
+                own["v"].mul_(0.999).addcmul_(gradient, gradient, value=0.001)
+            elif self.way == "out of place":
+                own["v"] = 0.999 * own["v"] + 0.001 * gradient**2
+            elif self.way == "lerp":
+                own["v"].lerp_(gradient**2, 0.001)
+            else:
+                wide = own["v"].float().mul_(0.999).addcmul_(weight.grad, weight.grad, value=0.001)
+                if self.way == "rounded at random":
+                    bits = wide.view(torch.int32)
+                    bits += torch.randint_like(bits, 0, 2**16)
+                    wide = (bits & -(2**16)).view(torch.float32)
+                own["v"].copy_(wide)
+            weight -= 1e-3 * own["m"] / (own["v"].sqrt() + 1e-8)
+
+
+@pytest.mark.parametrize("way", ["in place", "out of place", "lerp", "widened"])
+def test_a_state_of_any_name_that_cannot_decay_is_told(way):
+    model = toys.make()
+    found = toys.measure(model, OwnAdam(model.parameters(), way))
+    assert [(row.name, row.format, row.decay) for row in found.states] == [("v", "bf16", pytest.approx(0.999))]
+    assert toys.text(found).startswith("v in BF16 cannot hold its decay of 0.999: 100 % of its values stay as they are")
+
+
+@pytest.mark.parametrize(("way", "dtype"), [("in place", torch.float32), ("rounded at random", BF16)])
+def test_states_whose_mean_decays_are_not_told(way, dtype):
+    model = toys.make()
+    assert toys.measure(model, OwnAdam(model.parameters(), way, dtype)).lines == ()
+
+
+def test_a_gradient_that_is_taken_away_after_each_pass_begins_again():
+    weight = nn.Parameter(torch.zeros(2, dtype=BF16))
+    sums = GradientSums([weight])
+    for _ in range(3):
+        (weight * 3.0).sum().backward()
+        weight.grad = None
+    assert sums.end() == []
+
+
+@pytest.mark.parametrize(("dtype", "told"), [(BF16, True), (torch.float32, False)])
+def test_a_sum_that_is_made_out_of_place_is_told(dtype, told):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        own = [torch.zeros_like(weight, dtype=dtype) for weight in model.parameters()]
+        for _ in range(6):
+            loss = model(torch.randn(16, 32)).square().mean()
+            for number, gradient in enumerate(torch.autograd.grad(loss, list(model.parameters()))):
+                own[number] = own[number] + gradient.to(dtype)
+        for weight, gradient in zip(model.parameters(), own, strict=True):
+            weight.grad = gradient.float()
+        optimizer.step()
+
+    found = fl.manifest(model, optimizer, step=step)
+    assert ("gradients of 6 backward passes are added up in BF16" in toys.text(found)) is told
+
+
+def test_what_is_computed_of_one_gradient_is_no_sum_of_several():
+    model = nn.Linear(32, 8).to(BF16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        model(torch.randn(16, 32, dtype=BF16)).float().square().mean().backward()
+        for weight in model.parameters():
+            noisy = weight.grad + 0.01 * weight.grad.detach()
+            weight.grad = noisy + 0.01 * torch.randn_like(noisy)
+        optimizer.step()
+
+    assert fl.manifest(model, optimizer, step=step).sums == ()

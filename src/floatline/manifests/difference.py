@@ -50,6 +50,16 @@ def compare_held(a: ManifestFacts, b: ManifestFacts) -> list[ManifestDifference]
     return [row for row in texts if row.a != row.b]
 
 
+def compare_ranks(a: ManifestFacts, b: ManifestFacts) -> list[ManifestDifference]:
+    """The same for two processes of a run: what only one of them has a part of is left out.
+
+    ZeRO, Megatron and pipelines give whole layers to one process or another. A kind that one of them has none of, or
+    in another format, is told.
+    """
+    kinds = {kind for kind in KINDS if set(formats_of(a.holdings, kind)) == set(formats_of(b.holdings, kind))}
+    return [row for row in compare_held(a, b) if not ("none" in (row.a, row.b) and row.what.split(" of ")[0] in kinds)]
+
+
 def _say(share: float | None) -> str:
     return "not measured" if share is None else f"{100 * share:.3g} %"
 

@@ -34,6 +34,7 @@ class ManifestFacts:
         tied: Weights that were tied and are not any more.
         step: Number of the applied step that was measured, from 1; None where none was, and what follows is empty.
         regions: Formats of the autocast regions that were entered, also of those in which nothing was multiplied.
+        refused: Devices that autocast was asked for and that torch switched it off for, as they are not there.
         work: Products and convolutions by format.
         ran: Softmax, norms, losses and attention kernels by format.
         scaled: Whether the loss was scaled.
@@ -45,8 +46,11 @@ class ManifestFacts:
         rank: Number of this process.
         num_ranks: How many processes train together.
         seed: The seed that torch began with in this process; None where no step was measured.
-        digest: Of samples of the weights that every process holds whole, after the step.
+        digest: Of samples of the weights that every process holds whole, after the step, behind one of their names.
         bad_loss: The first step whose loss was not finite in this process, from 0; None where all were.
+        loss: The loss of the last backward pass; None where none was seen, or it is not finite.
+        num_collectives: How often this process exchanged numbers with others in the step.
+        alone: Whether other processes made the same step of the same loss, and exchanged nothing.
         apart: What other processes do not have as this one does.
     """
 
@@ -58,6 +62,7 @@ class ManifestFacts:
     tied: tuple[TiedRow, ...] = ()
     step: int | None = None
     regions: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
     work: tuple[WorkRow, ...] = ()
     ran: tuple[RanRow, ...] = ()
     scaled: bool = False
@@ -71,6 +76,9 @@ class ManifestFacts:
     seed: int | None = None
     digest: str = ""
     bad_loss: int | None = None
+    loss: float | None = None
+    num_collectives: int = 0
+    alone: bool = False
     apart: tuple[RankRow, ...] = ()
 
     def flops(self, phase: Phase | None = None) -> Counter[str]:

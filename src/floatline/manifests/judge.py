@@ -9,7 +9,7 @@ from typing import Any
 
 from floatline.causes import Cause, find_cause
 from floatline.manifests.facts import ManifestFacts
-from floatline.manifests.rows import UpdateRow
+from floatline.manifests.rows import SumRow, UpdateRow
 from floatline.precision.holding import (
     NARROW_FORMATS,
     describe_holdings,
@@ -22,6 +22,7 @@ from floatline.precision.holding import (
 # still, of an accumulated gradient, of FLOPs in FP32 under autocast, of FP16's range.
 _UPDATES, _UPDATES_OF_FP32, _DECAYS, _STUCK, _SUMS, _FLOPS, _RANGE = 0.01, 0.1, 0.5, 0.5, 1e-3, 0.5, 0.25
 DIGEST, SEED, LOSS = "weights after the step", "seed", "loss"
+NOT_MEASURED = "not measured: "  # a note on what failed begins so
 _MOST_SEEDS = 4
 _DIAGNOSE = "Find the cause: floatline diagnose -- python train.py."
 # Who sums up gradients, and how it does so in FP32.
@@ -29,6 +30,8 @@ _REDUCERS = {
     "fsdp2": ("FSDP2", "MixedPrecisionPolicy(reduce_dtype=torch.float32)"),
     "ddp": ("DDP", "FP32 weights under torch.autocast have FP32 gradients, or a hook that widens them"),
     "ddp-hook": ("a communication hook of DDP", "no hook that compresses"),
+    "deepspeed": ("DeepSpeed", '"communication_data_type": "fp32" in its configuration'),
+    "megatron": ("Megatron", "grad_reduce_in_fp32=True in its DistributedDataParallelConfig"),
     "loop": ("the loop", "torch.distributed.all_reduce of gradient.float()"),
 }
 
@@ -62,6 +65,7 @@ class ManifestLine:
 def judge(facts: ManifestFacts) -> Iterator[ManifestLine]:
     """What is wrong with what a run computes in, the worst first."""
     yield from _judge_ranks(facts)
+    yield from _judge_alone(facts)
     yield from _judge_finiteness(facts)
     yield from _judge_updates(facts)
     yield from _judge_decay(facts)
@@ -101,6 +105,17 @@ def _judge_ranks(facts: ManifestFacts) -> Iterator[ManifestLine]:
             yield ManifestLine(f"{text}, so that it came before the reduction", None, fix)
         else:
             yield ManifestLine(text, cause, "Make it the same on every rank.")
+
+
+def _judge_alone(facts: ManifestFacts) -> Iterator[ManifestLine]:
+    if facts.alone:
+        yield ManifestLine(
+            "every process makes the same step of the same loss, and exchanges nothing: each trains alone, on the same "
+            "batches",
+            find_cause("distributed-desync"),
+            "Wrap the model (DistributedDataParallel, or accelerator.prepare), and cut the data between processes. On "
+            "a CPU accelerate does so with ACCELERATE_USE_CPU=true, or Accelerator(cpu=True).",
+        )
 
 
 def _judge_finiteness(facts: ManifestFacts) -> Iterator[ManifestLine]:
@@ -228,7 +243,11 @@ def _judge_states(facts: ManifestFacts) -> Iterator[ManifestLine]:
 
 
 def _judge_sums(facts: ManifestFacts) -> Iterator[ManifestLine]:
-    for row in facts.sums:
+    # Where a framework adds up beside autograd the worse of the two is told.
+    worst: dict[str, SumRow] = {}
+    for row in sorted(facts.sums, key=lambda row: row.share):
+        worst[row.format] = row
+    for row in worst.values():
         if row.share >= _SUMS:
             yield ManifestLine(
                 f"gradients of {row.num_passes} backward passes are added up in {row.format.upper()}: "
@@ -241,9 +260,19 @@ def _judge_sums(facts: ManifestFacts) -> Iterator[ManifestLine]:
 def _judge_autocast(facts: ManifestFacts) -> Iterator[ManifestLine]:
     flops = facts.flops()
     total = sum(flops.values())
-    if not total or not facts.regions:
+    if not total or not (facts.regions or facts.refused):
         return
     share = flops["fp32"] / total
+    if not facts.regions:
+        if share >= _FLOPS:
+            device = facts.refused[0].upper()
+            yield ManifestLine(
+                f"autocast for {device} was asked for, and torch switched it off, as there is no {device} in "
+                f"this process: {_percent(share)} of FLOPs run in FP32",
+                find_cause("autocast-region-misuse"),
+                "torch.autocast(device.type), of the device that the model is on. --as cuda shows what a GPU would do.",
+            )
+        return
     if share >= _FLOPS:
         yield ManifestLine(
             f"autocast is on but {_percent(share)} of FLOPs run in FP32 because {_explain_fp32(facts)}",

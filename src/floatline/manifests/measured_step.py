@@ -12,15 +12,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from floatline.manifests.decays import SeenDecays, find_stuck_states
+from floatline.manifests.judge import NOT_MEASURED
 from floatline.manifests.manifest import Manifest
-from floatline.manifests.rank_signs import digest_named, find_bad_loss
 from floatline.manifests.rows import StateRow, SumRow, TiedRow, UpdateRow
-from floatline.manifests.samples import GradientSums, StepSamples, find_stuck_states
-from floatline.manifests.surroundings import find_devices, find_exchanges, find_tied, read_switches
+from floatline.manifests.samples import GradientSums, StepSamples
+from floatline.manifests.surroundings import (
+    digest_named,
+    find_bad_loss,
+    find_devices,
+    find_exchanges,
+    find_last_loss,
+    find_tied,
+    read_switches,
+)
 from floatline.manifests.work import WorkWatch
 from floatline.precision.declared_masters import read_masters
 from floatline.precision.holding import Holding
-from floatline.precision.live_holdings import NamedWeight, find_holdings, format_name, name_weights
+from floatline.precision.live_holdings import NamedWeight, find_holdings, format_name, list_stepped, name_weights
 from floatline.probe.scripts.weight_copies import all_weights
 from floatline.probe.watch.events import AutocastEvent, BackwardEvent, ForwardEvent, ScalerStepEvent, StepEvent
 from floatline.probe.watch.health import LateHealth, ScaledLoss
@@ -70,8 +79,10 @@ class MeasuredStep:
         self._work: WorkWatch | None = None
         self._sums: GradientSums | None = None
         self._samples: StepSamples | None = None
+        self._decays = SeenDecays()
         self._gradients: list[Holding] = []
         self._masters: dict[int, list[Tensor]] = {}
+        self._held: dict[int, list[Tensor]] = {}
         self._found_sums: list[SumRow] = []
         self._updates: list[UpdateRow] = []
         self._states: list[StateRow] = []
@@ -206,7 +217,8 @@ class MeasuredStep:
             self._forget()  # a warm-up begins at 0: nothing is to move
             return
         self._scaled = self._scaled or any(factor != 1.0 for factor in event.factors)
-        weights, held = self._weights(), [p for group in optimizer.param_groups for p in group["params"]]
+        weights, held = self._weights(), list_stepped(optimizer)
+        self._held[id(optimizer)] = held
         strangers, own = [p for p in held if id(p) not in weights], [w.tensor for w in weights.values()]
         self._masters |= match_masters(strangers, own) | read_masters(own, strangers)
         owners = dict(weights)
@@ -219,13 +231,16 @@ class MeasuredStep:
                 self._tied = find_tied(weight for weight in weights.values() if weight.tensor.grad is not None)
             self._gradients += [row for row in find_holdings(self.models) if row.kind in ("gradients", "accumulation")]
         self._samples = StepSamples(optimizer, owners)
+        if not type(optimizer).__module__.startswith(("torch.optim", "floatline.optim")):
+            self._around.enter_context(self._decays)  # those of others are known by what they do
 
     def _compare(self, optimizer: Optimizer) -> None:
+        self._around.close()
         samples, self._samples = self._samples, None
         if samples is None:
             return
         self._updates += samples.compare()
-        self._states += find_stuck_states(optimizer)
+        self._states += find_stuck_states(optimizer, self._decays)
         self._stepped[id(optimizer)] = optimizer
 
     def _finish(self) -> None:
@@ -238,7 +253,7 @@ class MeasuredStep:
         optimizers = list(self._stepped.values())
         with Aside():
             averages = self._counted.averages
-            held = find_holdings(self.models, optimizers, masters=self._masters, averages=averages)
+            held = find_holdings(self.models, optimizers, masters=self._masters, averages=averages, stepped=self._held)
             gradients = tuple(dict.fromkeys(self._gradients))
             holdings = (*(row for row in held if row.kind not in ("gradients", "accumulation")), *gradients)
             rank, num_ranks = read_rank()
@@ -252,6 +267,7 @@ class MeasuredStep:
                 tied=self._tied,
                 step=max(self._applied.values(), default=1),
                 regions=self._find_regions(),
+                refused=self._find_refused(),
                 work=self._counted.work,
                 ran=self._counted.ran,
                 scaled=self._is_scaled(),
@@ -265,6 +281,8 @@ class MeasuredStep:
                 seed=torch.initial_seed(),
                 digest=digest_named(self._weights().values()),
                 bad_loss=find_bad_loss(self._seen),
+                loss=find_last_loss(self._seen),
+                num_collectives=self._counted.reductions.num_collectives,
             )
 
     def _is_scaled(self) -> bool:
@@ -284,6 +302,10 @@ class MeasuredStep:
         entered = [e for e in self._seen.events if isinstance(e, AutocastEvent) and e.enabled]
         return tuple(dict.fromkeys(format_name(getattr(torch, e.dtype.removeprefix("torch."))) for e in entered))
 
+    def _find_refused(self) -> tuple[str, ...]:
+        made = [e.refused for e in self._seen.events if isinstance(e, AutocastEvent) and e.refused]
+        return tuple(dict.fromkeys(made))
+
     def end(self) -> None:
         """The loop is over: what was measured of it is a manifest, where an optimizer stepped."""
         if self.manifest is None and self._stepped:
@@ -295,7 +317,7 @@ class MeasuredStep:
         try:
             work()
         except Exception as error:
-            self._notes.append(f"not measured: {type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            self._notes.append(f"{NOT_MEASURED}{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             with contextlib.suppress(Exception):
                 self._leave()
 

@@ -24,6 +24,9 @@ class Reductions:
     Two kinds of sums are those of gradients for certain, and only these are counted: what is summed up in a process
     group of DDP while it goes backward, by DDP or by any hook of its; and what lies in the memory of a weight's
     gradient, where a loop sums up by itself.
+
+    Attributes:
+        num_collectives: How often anything was exchanged.
     """
 
     def __init__(self) -> None:
@@ -31,6 +34,7 @@ class Reductions:
         self._weights: list[Tensor] = []
         self._places: set[int] | None = None
         self._num: Counter[tuple[Reducer, str]] = Counter()
+        self.num_collectives = 0
 
     def know(self, models: Iterable[nn.Module]) -> None:
         """Take the groups and weights of models in."""
@@ -47,6 +51,7 @@ class Reductions:
             name: Such as 'allreduce_'.
             args: Its arguments.
         """
+        self.num_collectives += 1
         if name not in _SUMS:
             return
         boxed = next((arg for arg in args if isinstance(arg, torch.ScriptObject)), None)

@@ -164,14 +164,15 @@ class ExchangeRow:
     """What processes exchange gradients and weights in.
 
     Args:
-        kind: Who says so, or does it: FSDP2's policy, DDP, a communication hook of it, or the loop itself.
+        kind: Who says so, or does it: FSDP2's policy, DDP, a communication hook of it, what DeepSpeed or Megatron are
+            set to, or the loop itself.
         module: The module that it is set for; '' is the root. For a hook, its name.
         param: Format of gathered weights; '' where it is not said.
         reduce: Format that gradients are summed up in.
         output: Format of the module's output.
     """
 
-    kind: Literal["fsdp2", "ddp", "ddp-hook", "loop"]
+    kind: Literal["fsdp2", "ddp", "ddp-hook", "deepspeed", "megatron", "loop"]
     module: str
     param: str = ""
     reduce: str = ""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from floatline.manifests.rows import StateRow, SumRow, UpdateRow
+from floatline.manifests.rows import SumRow, UpdateRow
 from floatline.optim.mesh import local_grad
 from floatline.precision.dtypes import NARROW
 from floatline.precision.live_holdings import EXTRAS, NamedWeight, format_name
@@ -19,13 +19,6 @@ from floatline.probe.scripts.weight_digest import is_measured, sample
 from floatline.probe.watch.patches import Aside
 
 # Shares are those of samples of up to 2**16 elements: off by less than 0.8 % of one, 4 standard deviations.
-# States that are multiplied by a setting in every step: the key of their group, and the place in it.
-_DECAYS: dict[str, tuple[str, int | None]] = {
-    "exp_avg": ("betas", 0),
-    "exp_avg_sq": ("betas", 1),
-    "square_avg": ("alpha", None),
-    "momentum_buffer": ("momentum", None),
-}
 _DECOUPLED = ("AdamW", "Lion", "Muon")
 
 
@@ -133,49 +126,12 @@ class StepSamples:
             yield UpdateRow(group, name, *sums, rate=rate, decay=decay, example=worst.weight.name)
 
 
-def find_stuck_states(optimizer: Optimizer) -> list[StateRow]:
-    """States that decay, and how many of their values the decay leaves as they are.
-
-    Numerics:
-        A value v stays where v times the decay, in the state's own format, rounds to v. A decay that takes more than a
-        spacing at 1 off moves every normal number: such states are not counted, and none in FP32 is. Nor are those of
-        floatline's optimizers, which are rounded at random, so that their mean decays.
-    """
-    if type(optimizer).__module__.startswith("floatline.optim"):
-        return []
-    found: dict[tuple[str, str, float], list[Tensor]] = {}
-    with Aside():
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                for name, state, decay in _find_decays(optimizer, parameter, group):
-                    values = sample(state)
-                    held = values != 0
-                    stuck = held & (values * decay == values)
-                    key = name, format_name(state.dtype), decay
-                    found.setdefault(key, []).append(torch.stack([held.sum(), stuck.sum()]).cpu())
-    rows: list[StateRow] = []
-    for key, counts in found.items():
-        total = torch.stack(counts).sum(0)
-        rows.append(StateRow(*key, int(total[0]), int(total[1])))
-    return rows
-
-
-def _find_decays(optimizer: Optimizer, parameter: Tensor, group: dict[str, Any]) -> Iterator[tuple[str, Tensor, float]]:
-    state: dict[str, Any] = optimizer.state.get(parameter, {})
-    for name, (setting, place) in _DECAYS.items():
-        value, given = state.get(name), group.get(setting)
-        if not isinstance(value, Tensor) or not is_measured(value) or given is None:
-            continue
-        decay = float(given if place is None else given[place])
-        if 0 < decay < 1 and 1 - decay < torch.finfo(value.dtype).eps:
-            yield name, value, decay
-
-
 class GradientSums:
     """Gradients of 16-bit weights as they arrive, added up in FP32 beside what autograd adds up.
 
     Numerics:
         Lost is the sum of |FP32 sum - what the weight's gradient holds|, over a sample, against the sum of |FP32 sum|.
+        A gradient that was taken away, as ZeRO's second stage does, begins again.
 
     Args:
         weights: The weights; those in FP32 are left alone.
@@ -197,8 +153,11 @@ class GradientSums:
         def add(gradient: Tensor) -> None:
             with Aside():
                 values = sample(gradient).float()
+                if weight.grad is None:
+                    self._passes.pop(key, None)
+                    self._held.pop(key, None)
                 self._passes[key] = self._passes.get(key, 0) + 1
-                self._sums[key] = values.clone() if key not in self._sums else self._sums[key].add_(values)
+                self._sums[key] = values.clone() if self._passes[key] == 1 else self._sums[key].add_(values)
 
         return add
 
@@ -235,19 +194,24 @@ class _OwnSum:
         total: The FP32 sum, of a sample.
         held: What the tensor held after the last addition.
         num: How many were added.
+        begun: Whether it began as a copy of the first of them.
+        last: Number of the backward pass that the last of them came after, where it is made out of place.
     """
 
     target: Tensor
     total: Tensor
     held: Tensor
     num: int = 0
+    begun: bool = False
+    last: int = 0
 
 
 class OwnSums:
     """Gradients that a loop adds up by itself in 16 bits, in place and outside of autograd, with FP32 sums beside.
 
     Looked at are additions after a backward pass to tensors that have the shape of a weight, are none, and have no
-    gradient of their own.
+    gradient of their own. Sums that are made out of place count only where each follows a backward pass of its own:
+    what is computed of one gradient is no sum of several.
 
     Numerics:
         As in `GradientSums`; a tensor that was changed in between begins again.
@@ -280,6 +244,28 @@ class OwnSums:
                 one.held, one.num = sample(target).clone(), one.num + 1
         return out
 
+    def added(self, out: Any, args: tuple[Any, ...], kwargs: dict[str, Any], last: int) -> None:
+        """An addition out of place was made.
+
+        Args:
+            out: What came out.
+            args: What was added.
+            kwargs: And by how much.
+            last: Number of the last backward pass.
+        """
+        if len(args) < 2 or not self._is_sum(*args[:2]) or out.dtype not in NARROW:
+            return
+        with Aside():
+            one, other = args[:2] if id(args[1]) not in self._sums else (args[1], args[0])
+            old = self._sums.get(id(one))
+            if old is None or old.target is not one:
+                old = _OwnSum(one, sample(one).float(), sample(one))
+            else:
+                self._sums.pop(id(one))
+            total = old.total + float(kwargs.get("alpha", 1)) * sample(other).float()
+            num = old.num + (old.last != last)
+            self._sums[id(out)] = _OwnSum(out, total, sample(out).clone(), num, old.begun, last)
+
     def _is_sum(self, target: Any, other: Any) -> bool:
         return (
             isinstance(target, Tensor)
@@ -295,7 +281,8 @@ class OwnSums:
     def _begin(self, target: Tensor) -> _OwnSum:
         values, old = sample(target), self._sums.get(id(target))
         if old is None or old.target is not target or not torch.equal(old.held, values):
-            old = self._sums[id(target)] = _OwnSum(target, values.float().clone(), values)
+            begun = bool(values.any())
+            old = self._sums[id(target)] = _OwnSum(target, values.float().clone(), values, begun=begun)
         return old
 
     def end(self) -> list[SumRow]:
@@ -308,6 +295,6 @@ class OwnSums:
                     continue
                 name = format_name(one.target.dtype)
                 num, total, away = found.get(name, (0, 0.0, 0.0))
-                found[name] = max(num, one.num), total + size, away + lost
+                found[name] = max(num, one.num + one.begun), total + size, away + lost
         self._sums = {}
         return [SumRow(name, *numbers) for name, numbers in found.items()]

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from floatline.errors import ManifestError, TargetError
-from floatline.manifests.difference import compare_held
+from floatline.manifests.difference import compare_ranks
 from floatline.manifests.facts import ManifestFacts
-from floatline.manifests.judge import DIGEST, LOSS, SEED
+from floatline.manifests.judge import DIGEST, LOSS, NOT_MEASURED, SEED
 from floatline.manifests.manifest import Manifest, read_manifest
 from floatline.manifests.rows import RankRow
 from floatline.running.command import ENDED_BY, parse_launched, pass_on_ending, run_to_end
@@ -75,17 +75,20 @@ def combine_ranks(found: Mapping[int, Manifest]) -> tuple[Manifest, ...]:
     """The manifests by rank; the first has what the others do not have as it does."""
     first, *others = (found[rank] for rank in sorted(found))
     rows = tuple(row for other in others for row in _tell_apart(first, other))
-    return replace(first, apart=rows), *others
+    own = {(one.loss, one.digest, one.num_collectives) for one in found.values()}
+    alone = len(found) > 1 and own == {(first.loss, first.digest, 0)} and first.loss is not None
+    return replace(first, apart=rows, alone=alone), *others
 
 
 def _tell_apart(first: ManifestFacts, other: ManifestFacts) -> Iterator[RankRow]:
-    for row in compare_held(first, other):
+    for row in compare_ranks(first, other):
         yield RankRow(other.rank, row.what, row.a, row.b)
     if first.num_ranks != other.num_ranks:
         yield RankRow(other.rank, "processes", str(first.num_ranks), str(other.num_ranks))
     if first.seed != other.seed:
         yield RankRow(other.rank, SEED, str(first.seed), str(other.seed))
-    if first.digest != other.digest:
+    names, values = zip(*(one.digest.split("-") for one in (first, other)), strict=True)
+    if names[0] == names[1] and values[0] != values[1]:
         yield RankRow(other.rank, DIGEST, first.digest, other.digest)
     if first.bad_loss != other.bad_loss:
         yield RankRow(other.rank, LOSS, _say_bad_loss(first.bad_loss), _say_bad_loss(other.bad_loss))
@@ -120,8 +123,10 @@ def _explain(seen: dict[int, dict[str, Any]], code: int, steps: int, *, launched
             f"No step was applied: {skipped}the loss is not finite, {whose} from step {bad[first]} on{others}. Run "
             "floatline diagnose."
         )
-    if one["notes"]:
-        return f"{ended}, and its step could not be measured: {one['notes'][0]}. Try another with --steps."
+    failed = [note for note in one["notes"] if note.startswith(NOT_MEASURED)]
+    if failed:
+        why = failed[0].removeprefix(NOT_MEASURED)
+        return f"{ended}, and its step could not be measured: {why}. Try another with --steps."
     num = one["num_steps"]
     if not num:
         check = "Its own words are above." if one["exit_code"] else "Check that it trains."

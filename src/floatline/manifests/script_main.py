@@ -11,7 +11,7 @@ from typing import Any
 
 from floatline.manifests.manifest import Manifest
 from floatline.manifests.measured_step import MeasuredStep
-from floatline.manifests.rank_signs import find_bad_loss
+from floatline.manifests.surroundings import find_bad_loss
 from floatline.precision.user_frames import find_script_line
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.scripts.run import run_prepared

@@ -1,7 +1,9 @@
-"""What a run is surrounded by: switches of torch, what processes exchange gradients in, devices, and tied weights."""
+"""What a run is surrounded by: switches, devices, other processes and what tells them apart, and tied weights."""
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 from typing import Any, TypeVar, cast
@@ -13,6 +15,9 @@ from floatline.manifests.reductions import Reductions
 from floatline.manifests.rows import ExchangeRow, Switches, TiedRow
 from floatline.optim.mesh import local_part
 from floatline.precision.live_holdings import NamedWeight, format_name
+from floatline.probe.scripts.weight_digest import digest_weights
+from floatline.probe.watch.events import BackwardEvent
+from floatline.probe.watch.loop import Watch
 
 _T = TypeVar("_T")
 # Numbers of two weights that are compared.
@@ -64,6 +69,13 @@ def _find_exchanges(model: nn.Module, by_ddp: str) -> Iterator[ExchangeRow]:
             # Gradients are reduced in the format that weights are gathered in, where nothing else is said.
             formats[1] = formats[1] or formats[0] or _format_of_weights(module)
             rows.setdefault((formats[0], formats[1], formats[2]), ExchangeRow("fsdp2", name, *formats))
+        if type(module).__name__ == "DeepSpeedEngine" and hasattr(module, "communication_data_type"):
+            reduce = _name(module.communication_data_type)
+            rows.setdefault(("deepspeed", reduce, ""), ExchangeRow("deepspeed", name, reduce=reduce))
+        config: Any = getattr(module, "ddp_config", None)
+        if hasattr(config, "grad_reduce_in_fp32"):
+            reduce = "fp32" if config.grad_reduce_in_fp32 else _format_of_weights(module)
+            rows.setdefault(("megatron", reduce, ""), ExchangeRow("megatron", name, reduce=reduce))
         if hasattr(module, "_get_ddp_logging_data"):
             hook = str(module._get_ddp_logging_data().get("comm_hook", ""))
             reduce = by_ddp or next((short for short in ("bf16", "fp16") if short in hook.lower()), "")
@@ -108,3 +120,26 @@ def _are_same(one: Tensor, other: Tensor) -> bool:
     if first.device != second.device or not first.numel() or bool((first == first[0]).all()):
         return False
     return torch.equal(first, second.to(first.dtype))
+
+
+def digest_named(weights: Iterable[NamedWeight]) -> str:
+    """A digest of the weights of modules, behind one of their names: stages of a pipeline have other weights."""
+    own = sorted(weights, key=lambda weight: weight.name)
+    names = hashlib.sha256("\n".join(weight.name for weight in own).encode()).hexdigest()[:8]
+    return f"{names}-{digest_weights((weight.name, weight.tensor) for weight in own)}"
+
+
+def find_bad_loss(seen: Watch) -> int | None:
+    """The first step whose loss was not finite in this process; reads what is still on a device."""
+    return next((event.step for event in _passes(seen) if not math.isfinite(event.loss)), None)
+
+
+def find_last_loss(seen: Watch) -> float | None:
+    """The loss of the last backward pass; None where there is none, or it is not finite."""
+    last = next((event.loss for event in reversed(_passes(seen))), math.nan)
+    return last if math.isfinite(last) else None
+
+
+def _passes(seen: Watch) -> list[BackwardEvent]:
+    seen.settle()
+    return [event for event in seen.events if isinstance(event, BackwardEvent)]

@@ -37,6 +37,8 @@ _KINDS: dict[str, _Kind] = {
 }
 # Sums of activations, whose results are the largest numbers of many models.
 _ADDS = ("add", "add_")
+# Collectives, as they are called and as DTensor calls them.
+_EXCHANGES = ("c10d", "_c10d_functional")
 # What changes its first argument by a part of itself.
 _INTO = ("add_", "sub_", "mul_", "lerp_", "addcmul_", "index_add_", "scatter_add_")
 
@@ -89,12 +91,14 @@ class WorkWatch(TorchDispatchMode):
         self.averages: set[int] = set()
         self._narrow_buffers: set[int] = set()
         self._went_back = False  # since the last product of a forward pass
+        self._num_backward = 0
 
     def name_modules(self, models: Sequence[nn.Module]) -> None:
         """Know modules by their names from here on."""
         self.reductions.know(models)
         self.own_sums.know(models)
-        buffers = (buffer for model in models for buffer in model.buffers())
+        # By their names: Megatron has a list for `buffers`.
+        buffers = (buffer for model in models for _, buffer in model.named_buffers())
         self._narrow_buffers = {id(buffer) for buffer in buffers if buffer.dtype in NARROW}
         for model in map(unwrap, models):
             prefix = f"{type(model).__name__}." if len(models) > 1 else ""
@@ -128,13 +132,16 @@ class WorkWatch(TorchDispatchMode):
         """Run one operation, and note it; torch calls this."""
         del types
         kwargs = kwargs or {}
-        if func.namespace == "c10d":
+        if func.namespace in _EXCHANGES:
             self.reductions.see(func.overloadpacket.__name__, args)
         packet = func.overloadpacket
         if packet.__name__ in _INTO and args and id(args[0]) in self._narrow_buffers:
             self.averages.add(id(args[0]))
-        adds = packet.__name__ in OwnSums.NAMES and self._went_back and not self._stack
+        aside = self._went_back and not self._stack
+        adds = aside and packet.__name__ in OwnSums.NAMES
         out = self.own_sums.adding(func, args, kwargs) if adds else func(*args, **kwargs)
+        if aside and packet.__name__ == "add":
+            self.own_sums.added(out, args, kwargs, self._num_backward)
         count = self._counters.get(packet)
         phase: Phase = "forward" if torch._C._current_graph_task_id() == -1 else "backward"
         if self._loss is not None and phase == "backward":
@@ -150,6 +157,7 @@ class WorkWatch(TorchDispatchMode):
         first = next((arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()), None)
         if first is None:
             return
+        self._num_backward += phase == "backward" and not self._went_back
         self._went_back = phase == "backward"
         key = phase, self._region(first.device.type, phase), format_name(first.dtype), self._where(phase)
         self._flops[key] += count(*args, **kwargs, out_val=out)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from floatline.optim.mesh import local_part
 from floatline.plans import Plan
-from floatline.precision.declared_masters import read_fragment, read_masters
+from floatline.precision.declared_masters import is_kept_elsewhere, local_size, read_fragment, read_masters
 from floatline.precision.holding import HeldKind, Holding, LayerGroup, describe_holdings
 from floatline.precision.wrappers import unwrap
 
@@ -83,6 +83,7 @@ def find_holdings(
     *,
     masters: Mapping[int, list[Tensor]] | None = None,
     averages: Collection[int] = (),
+    stepped: Mapping[int, list[Tensor]] | None = None,
 ) -> tuple[Holding, ...]:
     """What models and optimizers hold now; parts of sharded tensors are looked at in place.
 
@@ -91,6 +92,7 @@ def find_holdings(
         optimizers: Their optimizers.
         masters: The weights that a tensor of an optimizer is the master copy of, by its id, where they are known.
         averages: Ids of buffers that were seen to be added to, where a step was.
+        stepped: What an optimizer stepped, by its id, where a step was: ZeRO's third stage takes it away again.
     """
     models, optimizers = list(models), list(optimizers)
     weights, rows = name_weights(models), _Rows()
@@ -100,10 +102,14 @@ def find_holdings(
             rows.add("gradients", weight, "", weight.tensor.grad)
         if isinstance(buffer := getattr(weight.tensor, "main_grad", None), Tensor):  # Megatron
             rows.add("accumulation", weight, "", buffer)
-    held = [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
-    masters = {**(masters or {}), **read_masters([weight.tensor for weight in weights.values()], held)}
+    held = {id(optimizer): (stepped or {}).get(id(optimizer)) or list_stepped(optimizer) for optimizer in optimizers}
+    flat = [parameter for own in held.values() for parameter in own]
+    masters = {**(masters or {}), **read_masters([weight.tensor for weight in weights.values()], flat)}
+    for weight in weights.values():
+        if flat and is_kept_elsewhere(weight.tensor):
+            rows.add("master", weight, "", flat[0], num=0)
     for optimizer in optimizers:
-        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        for parameter in held[id(optimizer)]:
             owners = _find_owners(parameter, weights, masters)
             states = list(find_states(optimizer, parameter))
             for owner in owners:
@@ -121,6 +127,11 @@ def find_holdings(
                 role = "averages" if id(buffer) in averages else _find_role(name)
                 rows.add("buffers", NamedWeight(name, group, buffer), role, buffer)
     return rows.made
+
+
+def list_stepped(optimizer: Optimizer) -> list[Tensor]:
+    """What an optimizer steps."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _find_role(buffer: str) -> str:
@@ -156,7 +167,7 @@ def _find_owners(
 def _count(weight: Tensor) -> int:
     """Elements that this process has of a weight in a flat tensor."""
     fragment = read_fragment(weight)
-    return local_part(weight).numel() if fragment is None else fragment.numel()
+    return local_size(weight) if fragment is None else fragment.numel()
 
 
 def find_states(optimizer: Optimizer, parameter: Tensor) -> Iterator[tuple[str, Tensor, HeldKind]]:
@@ -199,7 +210,7 @@ class _Rows:
         held = self._found.get(key)
         count, size = (0, 0) if held is None else (held.num_tensors, held.num_elements)
         example = weight.name if held is None else held.example
-        size += local_part(tensor).numel() if num is None else num
+        size += local_size(tensor) if num is None else num
         self._found[key] = Holding(*key, count + 1, size, example)
 
     @property

@@ -43,5 +43,10 @@ def digest_weights(weights: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def is_part(tensor: Tensor) -> bool:
-    """Whether a process holds a part of a tensor, or of many in a row, as FSDP's first version does."""
-    return local_part(tensor) is not tensor or type(tensor).__name__ == "FlatParameter"
+    """Whether a process holds a part of a tensor, or of many in a row, as FSDP's first version does.
+
+    Megatron's and DeepSpeed's parts are plain tensors, which are marked: those of tensor parallelism, and experts.
+    """
+    if local_part(tensor) is not tensor or type(tensor).__name__ == "FlatParameter":
+        return True
+    return bool(getattr(tensor, "tensor_model_parallel", False)) or getattr(tensor, "allreduce", True) is False

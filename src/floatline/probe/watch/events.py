@@ -299,15 +299,17 @@ class SchedulerEvent(OptimizerEvent):
 
 @dataclass(slots=True, eq=False)
 class AutocastEvent(LoopEvent):
-    """The outermost autocast region is entered.
+    """The outermost autocast region is entered, or one is made that torch switches off.
 
     Args:
         enabled: Whether it is on.
         dtype: Such as 'torch.float16'.
+        refused: The device that it was asked for and that this process does not have; '' for a region that is entered.
     """
 
     enabled: bool
     dtype: str
+    refused: str = ""
 
 
 @dataclass(slots=True, eq=False)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,17 @@ def patch_autocast(seen: Watch, patches: Patches) -> None:
 
         return watched
 
+    def watch_asking(is_missing: _Call) -> _Call:
+        # A region that is on asks this; a frame around its __init__ would move torch's warning off the user's line.
+        def watched() -> bool:
+            missing, region = is_missing(), sys._getframe(1).f_locals.get("self")
+            if missing and seen.detailed and isinstance(region, torch.amp.autocast_mode.autocast):
+                seen.note(AutocastEvent(enabled=False, dtype=str(region.fast_dtype), refused="cuda"))
+            return missing
+
+        return watched
+
+    patches.wrap(torch.cuda.amp.common, "amp_definitely_not_available", watch_asking)
     patches.wrap(torch.amp.autocast_mode.autocast, "__enter__", watch_entry)
     patches.wrap(torch.amp.autocast_mode.autocast, "__exit__", watch_exit)
 
