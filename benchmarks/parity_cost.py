@@ -25,9 +25,9 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from guard import GPT, SIZES, Block  # noqa: E402
+from guard import GPT, SIZES, Block
 
-import floatline as fl  # noqa: E402
+import floatline as fl
 
 
 class WrittenOut(Block):

@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,9 @@ BACKENDS = (
 def elementwise(numbers: Numbers) -> None:
     """Functions of one tensor; those that the device does not have in 16 bits are left out."""
     for shape, function in itertools.product(SHAPES, FUNCTIONS):
-        try:
+        with suppress(RuntimeError):
             result = function(numbers.leaf(*shape))
             result.backward(numbers(*result.shape))
-        except RuntimeError:
-            continue
 
 
 def large_products(numbers: Numbers) -> None:
@@ -68,11 +66,9 @@ def fused_attention(numbers: Numbers) -> None:
         causal: tuple[dict[str, Any], ...] = ({"is_causal": True},) if queries == keys else ()
         for options in ({}, *causal, {"attn_mask": numbers(queries, keys)}, {"scale": 0.9}):
             q, k, v = numbers.leaf(2, 4, queries, width), *(numbers.leaf(2, 4, keys, width) for _ in "kv")
-            try:
+            with suppress(RuntimeError):  # a backend that does not take these
                 result = F.scaled_dot_product_attention(q, k, v, **options)
-            except RuntimeError:
-                continue  # a backend that does not take these
-            result.backward(numbers(*result.shape))
+                result.backward(numbers(*result.shape))
 
 
 @contextmanager
@@ -124,7 +120,9 @@ def measure(device: str, kinds: list[str], seeds: int, table: dict[str, Any]) ->
                 failures[f"{kind}, {name}: {error}"[:200]] = 1
             for op, ratio in judge.nearest.items():
                 nearest[op] = max((ratio, f"{kind}, {name}"), nearest.get(op, (0.0, "")))
-            beyond += [{"op": op, "numbers": f"{kind}, {name}, seed {seed}", **one.as_json()} for op, one in judge.wrong]
+            beyond += [
+                {"op": op, "numbers": f"{kind}, {name}, seed {seed}", **one.as_json()} for op, one in judge.wrong
+            ]
             failures |= judge.failures
         rows = {op: {"ratio": round(ratio, 4), "numbers": where} for op, (ratio, where) in sorted(nearest.items())}
         seconds = round(time.perf_counter() - began, 1)

@@ -1,9 +1,9 @@
 """Items that are never trained keep their size in BF16, and stay on top of the lists.
 
-Symptom:   in bf16-true the training loss falls as in FP32; the hit rate over the whole catalogue stays far below FP32's.
+Symptom:   in bf16-true the training loss falls as in FP32; the hit rate over the whole catalogue stays far below that.
 Truth:     AdamW's factor is 1 - 1.8e-3 * 1.0. BF16's spacing is 2**-7..2**-8 of a weight: the product rounds back to
-           it. FP32 shrinks the embeddings of items that no user chose to 0.4 of their size; in BF16 they keep their first size,
-           and rank above the right ones.
+           it. FP32 shrinks the embeddings of items that no user chose to 0.4 of their size; in BF16 they keep their
+           first size, and rank above the right ones.
 Right fix: FP32 weights (autocast BF16), or stochastic rounding / Kahan summation.
 Wrong fix: a larger decay (from 2**-8 on it takes a whole spacing), more steps.
 Source:    own; Nerogar/OneTrainer#996.

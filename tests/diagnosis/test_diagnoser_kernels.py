@@ -1,4 +1,4 @@
-"""A kernel that is wrong in 16 bits is what the library's diagnoser names of a failed step, and not what comes of it."""
+"""A kernel that is wrong in 16 bits is what the library's diagnoser names of a failed step, not what comes of it."""
 
 import pytest
 import torch

@@ -16,7 +16,8 @@ NOT_IN_SOURCE = {
     "040": "updates are small beside the weights", "042": "updates are small beside the weights",
     "052": "keys are near-duplicates", "096": "a kernel is wrong",
     "072": "rows of the data are broken", "074": "labels are shuffled", "075": "the learning rate is too large",
-    "077": "a batch has no labels", "079": "a document is empty",
+    "077": "a batch has no labels", "079": "a document is empty", "097": "a mask multiplies, and the data is NaN",
+    "098": "the decay is small beside the weights",
 }  # fmt: skip
 
 

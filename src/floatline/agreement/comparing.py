@@ -109,6 +109,7 @@ def compare_sides(
         entry=entry,
         notes=tuple(notes),
         seconds=time.perf_counter() - start,
+        asks_of_b=b.opaque and b.plain is a.plain,
     )
 
 

@@ -65,7 +65,12 @@ class Reading:
         return "farther" if self._farther_side() else "agree"
 
     def _farther_side(self) -> Literal["A", "B", ""]:
-        """The side that is farther in roundings of its formats, and in numbers, too."""
+        """The side that is farther in roundings of its formats, and in numbers, too.
+
+        None where no digit of either is right, as of the gradient of a bias before a norm: what is exact is 0 there.
+        """
+        if min(self.a, self.b) >= 1.0:
+            return ""
         if self.b > max(self.a, self.floor) and self.excess_b > max(_EXPLAINED, FARTHER * self.excess_a):
             return "B"
         far = self.a > max(self.b, self.floor) and self.excess_a > max(_EXPLAINED, FARTHER * self.excess_b)

@@ -57,6 +57,8 @@ class Parity:
         entry: Where they part; None where they agree.
         notes: What a reader must know.
         seconds: How long it took.
+        asks_of_b: Whether B alone is judged, as compiled code is beside eager: that A is the farther one is said, and
+            is no fault.
     """
 
     a: str
@@ -66,22 +68,28 @@ class Parity:
     entry: EntryPlace | None = None
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    asks_of_b: bool = False
 
     @property
     def worst(self) -> Reading:
         """The reading that decides: of the outputs and gradients, or of the part where it enters, if that is worse."""
         entered = () if self.entry is None else (self.entry.reading,)
-        return max((*self.readings, *entered), key=lambda reading: reading.weight)
+        return max((*self.readings, *entered), key=lambda reading: (not self._is_nearer(reading), reading.weight))
 
     @property
     def verdict(self) -> Verdict:
         """'agree', 'farther', 'other-function' or 'wrong'."""
-        return self.worst.verdict
+        worst = self.worst
+        return "agree" if self._is_nearer(worst) else worst.verdict
+
+    def _is_nearer(self, reading: Reading) -> bool:
+        """Whether B is the nearer one, where it alone is judged."""
+        return self.asks_of_b and reading.verdict == "farther" and reading.side == "A"
 
     @property
     def side(self) -> str:
         """Whose fault it is: 'A', 'B', 'both', or '' where they agree."""
-        return self.worst.side
+        return "" if self.verdict == "agree" else self.worst.side
 
     @property
     def summary(self) -> str:

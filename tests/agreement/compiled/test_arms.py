@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from torch import nn
 from floatline.agreement import compare_compiled
 from floatline.agreement.compiled.backends import Compiler, find_compiler
 from floatline.agreement.compiled.reproducer import MOST_LINES
+from floatline.agreement.reading import Reading
+from floatline.agreement.result import Parity
 from floatline.errors import ParityError
 
 ROOT = Path(__file__).parents[3]
@@ -45,6 +48,29 @@ def test_a_wrong_backend_is_named_by_module_and_operation_and_shown_by_a_script(
     script = found.reproducer.read_text()
     found.reproducer.write_text(script.replace("wrong_gelu", "faithful"))
     assert run_script(found.reproducer).returncode == 0  # the script tells right from wrong
+
+
+def make_reading(name: str, *, a: float, b: float) -> Reading:
+    return Reading(name, "backward", max(a, b), a, b, 1e-7, 1e-8, a / 3e-4, b / 3e-4, max(a, b) / 3e-4)
+
+
+def test_compiled_code_that_is_nearer_than_eager_agrees():
+    nearer, farther = make_reading("weight", a=1e-3, b=2e-4), make_reading("bias", a=2e-4, b=8e-4)
+    beside = Parity("eager", "compiled", (nearer,), asks_of_b=True)
+    assert (beside.verdict, beside.side, beside.summary[:5]) == ("agree", "", "eager")
+    assert (Parity("A", "B", (nearer,)).verdict, Parity("A", "B", (nearer,)).side) == ("farther", "A")
+    # and the heavier reading that is no fault hides none that is
+    both = Parity("eager", "compiled", (nearer, farther), asks_of_b=True)
+    assert nearer.weight > farther.weight
+    assert (both.verdict, both.side, both.worst.name) == ("farther", "B", "bias")
+
+
+def test_of_numbers_that_are_rounding_alone_none_is_farther():
+    """The gradient of a bias before a norm is 0 but for rounding: in relative distances both are far off."""
+    noise = Reading("bias", "backward", 9e8, 3.3e8, 7.8e8, 3e8, None, 1.0, 2.5, 2.5)
+    assert noise.verdict == "agree"
+    assert replace(noise, a=3.3e-8, b=7.8e-8, floor=3e-8, apart=9e-8).verdict == "farther"
+    assert replace(noise, b=3.3e14, excess_b=1e6, excess_apart=1e6).verdict == "wrong"
 
 
 def test_a_backend_that_changes_nothing_agrees(tmp_path):

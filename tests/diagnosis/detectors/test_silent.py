@@ -4,14 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from tests.slow import mostly_slow, slow
 
 from floatline.diagnosis.detectors import silent
+from floatline.diagnosis.detectors.numbers import _lost_decay
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.errors import TargetError
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.runs.runs import trace_target
+from floatline.probe.trace.recorder import Recorder
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
 from floatline.workload import Target, load_target
 
@@ -274,3 +277,46 @@ def test_steps_that_a_search_for_a_scale_took_are_not_held_against_a_run():
     assert late.falls_behind
     late.given.skipped = list(range(20))
     assert not late.falls_behind
+
+
+def decayed(rate, *, dtype):
+    """A recorded step of AdamW whose factor is 1 - rate, and whose updates arrive."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 8).to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=rate / 0.1)
+    with Recorder(model) as recorder:
+        model(torch.ones(2, 8, dtype=dtype)).float().square().sum().backward()
+        optimizer.step()
+    return recorder.trace
+
+
+def test_a_decay_that_weights_cannot_hold_is_told_from_an_update():
+    trace = decayed(1e-3, dtype=torch.bfloat16)
+    stuck = silent.stuck_decays(trace)
+    assert {share for _, share in stuck} == {1.0}
+    assert {op.inputs[0].role for op, _ in stuck} == {"param:weight", "param:bias"}
+    assert silent.stuck_updates(trace) == []
+
+
+def test_a_decay_that_moves_the_weights_is_left_in_peace():
+    assert silent.stuck_decays(decayed(0.05, dtype=torch.bfloat16)) == []
+    assert silent.stuck_decays(decayed(1e-3, dtype=torch.float32)) == []
+
+
+def grown_evidence(*, own, theirs, apart=False):
+    """A run of 40 steps in BF16 whose weights have a size, beside FP32's."""
+    models = [torch.nn.Linear(8, 8, bias=True) for _ in range(2)]
+    for model, size in zip(models, (own, theirs), strict=True):
+        for weight in model.parameters():
+            torch.nn.init.constant_(weight, size)
+    runs = [RunRecord(kind="build", entry="build", precision="", file="", num_steps=40, model=m) for m in models]
+    return Evidence(Target("", None, None, Path()), 0, *runs, on_progress=print, is_apart=apart)
+
+
+def test_a_lost_decay_is_told_where_the_weights_are_larger_for_it_at_the_end():
+    trace = decayed(1.9e-3, dtype=torch.bfloat16)  # 7 % in 40 steps
+    (found,) = _lost_decay(grown_evidence(own=1.0, theirs=0.93), trace)
+    assert found.cause.id == "decay-lost-to-rounding"
+    assert "in FP32 it takes 7 % of them in 40 steps" in found.seen
+    assert _lost_decay(grown_evidence(own=1.0, theirs=1.0), trace) == []
+    assert _lost_decay(grown_evidence(own=1.0, theirs=0.93), decayed(1e-3, dtype=torch.bfloat16)) == []  # 4 %

@@ -98,17 +98,10 @@ def compare_compiled(
             emulated = _measure(a, given, emulating, backward=backward).readings
         except ParityError as error:
             notes.append(f"emulate_precision_casts: {error}")
-    entry, script = None, None
-    if measured.worst.verdict != "agree":
+    parity, entry, script = Parity("eager", "compiled", readings=measured.readings, asks_of_b=True), None, None
+    if parity.verdict != "agree":
         entry, script = find_wrong_part(a, given, measured, compiler, notes, backward=backward, folder=folder)
-    parity = Parity(
-        "eager",
-        "compiled",
-        readings=measured.readings,
-        entry=entry,
-        notes=(*measured.notes, *notes),
-        seconds=time.perf_counter() - start,
-    )
+    parity = replace(parity, entry=entry, notes=(*measured.notes, *notes), seconds=time.perf_counter() - start)
     return CompiledParity(parity, emulated, script)
 
 

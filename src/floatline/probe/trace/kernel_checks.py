@@ -267,9 +267,7 @@ def _allow(output: Tensor, result: Tensor, error: Tensor | float) -> Tensor:
     return ((facts.eps / 2) * _SLACK) * (result.abs() + error) + error + tiny
 
 
-def _measure_excess(
-    output: Tensor, result: Tensor, allowed: Tensor, *, judges_inf: Callable[[], bool]
-) -> Tensor:
+def _measure_excess(output: Tensor, result: Tensor, allowed: Tensor, *, judges_inf: Callable[[], bool]) -> Tensor:
     """By element, the error over what is allowed; inf where it is not finite and must be, 0 where it is not judged."""
     facts = torch.finfo(output.dtype)
     fits = result.abs() + allowed < facts.max * (1 - facts.eps)
@@ -280,9 +278,7 @@ def _measure_excess(
     return excess
 
 
-def _describe(
-    index: int, place: int, output: Tensor, result: Tensor, allowed: Tensor, excess: Tensor
-) -> Offence:
+def _describe(index: int, place: int, output: Tensor, result: Tensor, allowed: Tensor, excess: Tensor) -> Offence:
     """The worst element beyond its bound."""
     worst = int(excess.argmax())
     where = tuple(int(i) for i in torch.unravel_index(torch.tensor(worst), output.shape))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class ZeroProducts:
 
     def read(self) -> dict[str, list[int]]:
         """By the index of an operation: factors that meet a 0 and are not finite, and all that are not finite."""
-        found = {str(index): [int(n) for n in count.tolist()] for index, count in self._counts.items()}
+        found = {str(index): cast("list[int]", count.tolist()) for index, count in self._counts.items()}
         return {index: counts for index, counts in found.items() if counts[0]}
 
 
