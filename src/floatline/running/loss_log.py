@@ -171,7 +171,7 @@ class LossLog:
 
     @contextlib.contextmanager
     def _hearing_functional(self, call: FunctionalGradient) -> Generator[None]:
-        """What torch.func takes: of gradients with a graph of their own another loss may be made, that is then theirs."""
+        """What torch.func takes. Of gradients with a graph of their own another loss may be made: then it counts."""
         yield
         if self._is_full or call.loss is None or any(weight.grad_fn is not None for weight in call.weights.values()):
             return

@@ -45,7 +45,8 @@ class ReadValues:
 
     What torch reads for itself, such as whether gradients are finite, is none of the script's. Of several numbers, the
     mean is kept. Truth values are not, nor several integers, which are ids or samples, nor what a line reads that asks
-    for the loss scale, which is another one in FP32: what it prints is kept all the same. Nor is what compiled code reads.
+    for the loss scale, which is another one in FP32: what it prints is kept all the same. Nor is anything that compiled
+    code reads.
 
     Attributes:
         lines: The numbers by 'FILE:LINE', in their order; '#2' follows for the second place of a line that reads.

@@ -246,7 +246,7 @@ class ScriptRecording:
             self._recorder.cut()
 
     def end(self) -> Trace | None:
-        """What was recorded; None where nothing was, or where the recorder cannot be left yet: then it is for nothing."""
+        """What was recorded; None where nothing was, or where the recorder cannot be left yet, and is for nothing."""
         if self._recorder is not None and is_inside_compiled():
             self._recorder.cut()
             self._dropped = True

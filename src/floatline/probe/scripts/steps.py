@@ -19,8 +19,8 @@ from floatline.probe.scripts.retries import ATTEMPTS, Retries
 from floatline.probe.scripts.weight_copies import LateSteps, Weights, all_finite, all_weights, find_loose, find_model
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import ForwardEvent, ScalerStepEvent, StepEvent
-from floatline.probe.watch.health import Health, LateHealth, ScaledLoss, are_losses_finite, are_losses_lost
 from floatline.probe.watch.functional_steps import FunctionalWeights
+from floatline.probe.watch.health import Health, LateHealth, ScaledLoss, are_losses_finite, are_losses_lost
 from floatline.probe.watch.loop import Watch
 from floatline.probe.watch.own_updates import UPDATES, LooseWeights
 from floatline.probe.watch.patches import is_inside_compiled

@@ -139,9 +139,7 @@ def _finding_factor(func: Callable[..., Any], call: FunctionalGradient, has_aux:
     return find
 
 
-def _read(
-    args: tuple[Any, ...], argnums: int | tuple[int, ...], again: Callable[[], Any]
-) -> FunctionalGradient:
+def _read(args: tuple[Any, ...], argnums: int | tuple[int, ...], again: Callable[[], Any]) -> FunctionalGradient:
     places = (argnums,) if isinstance(argnums, int) else argnums
     asked = [args[place] for place in places if -len(args) <= place < len(args)]
     weights = _floats(asked[0] if len(asked) == 1 else asked)
@@ -167,9 +165,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 def _unwrap_all(tree: Any) -> Any:
     leaves, spec = tree_flatten(tree)
-    return tree_unflatten(
-        [_unwrap(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec
-    )
+    return tree_unflatten([_unwrap(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
 def _unwrap(tensor: Tensor) -> Tensor:

@@ -105,9 +105,8 @@ class FunctionalSteps:
 
     def _note_backward(self, call: FunctionalGradient, weights: dict[str, Tensor]) -> None:
         seen = self._seen
-        if seen.accumulates and self._makers():
+        if call.loss is None or (seen.accumulates and self._makers()):
             return  # the loop trains by backward(), and looks at these
-        assert call.loss is not None
         loss: Any = read_loss((call.loss.detach().double().mean(),), 1.0)
         seen.scaling.by_hand = call.factor
         seen.note_cheaply(BackwardEvent(loss, 1.0, create_graph=False, by_hand=call.factor))
