@@ -100,13 +100,15 @@ class FunctionalSteps:
         makers = self._makers()
         if not makers:
             return call.weights if all(weight.grad_fn is None for weight in call.weights.values()) else {}
+        if self._seen.accumulates and not call.is_kept:
+            return {}  # the loop trains by backward(), which knows nothing of these
         held = {_address(p): p for made in makers for p in made.parameters}
         return {name: held[_address(w)] for name, w in call.weights.items() if _address(w) in held}
 
     def _note_backward(self, call: FunctionalGradient, weights: dict[str, Tensor]) -> None:
         seen = self._seen
         if call.loss is None or (seen.accumulates and self._makers()):
-            return  # the loop trains by backward(), and looks at these
+            return
         loss: Any = read_loss((call.loss.detach().double().mean(),), 1.0)
         seen.scaling.by_hand = call.factor
         seen.note_cheaply(BackwardEvent(loss, 1.0, create_graph=False, by_hand=call.factor))
