@@ -93,3 +93,13 @@ def test_what_is_read_of_the_loss_scale_is_not_kept(heard):
     assert heard(lambda: int(torch.log2(torch.tensor(scaler.get_scale())))) == []
     scale = scaler.get_scale()
     assert heard(lambda: int(torch.log2(torch.tensor(scale)))) == [[16.0]]
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_what_compiled_code_reads_is_not_heard(heard, compiles):
+    # Where it runs eagerly in some steps, the same line is another place: the numbers would be of other steps.
+    def half(tensor):
+        return tensor / 2 if tensor.mean().item() > 0 else tensor
+
+    run = torch.compile(half, backend="eager") if compiles else half
+    assert heard(lambda: run(torch.ones(3))) == ([] if compiles else [[1.0]])

@@ -21,7 +21,7 @@ from floatline.guard.policy import Policy
 from floatline.guard.run import Run
 from floatline.guard.step.buffers import untouched
 from floatline.optim.mesh import num_processes
-from floatline.precision.micro_batches import Loss, LossSum, autocast_of, run_micro_batches
+from floatline.precision.micro_batches import Loss, LossSum, autocast_of
 from floatline.precision.random_state import RandomState
 from floatline.precision.wrappers import unwrap
 
@@ -33,6 +33,7 @@ MOST = 8
 OFF = 0.01
 
 Batches = tuple[Any, ...]
+_Passes = Callable[[Run, Callable[[Any], Loss], Batches], LossSum]
 _PLAIN = (Tensor, nn.Parameter)
 _training = attrgetter("training")
 
@@ -79,19 +80,6 @@ class _Graph:
     replays: int = 0
 
 
-def run_plainly(run: Run, compute_loss: Callable[[Any], Loss], batches: Batches) -> LossSum:
-    """Forward and backward of every micro-batch of a guarded run."""
-    return run_micro_batches(
-        compute_loss,
-        batches,
-        model=run.model,
-        autocast=lambda: autocast_of(run.plan, run.device),
-        scale=run.judge.scale,
-        group=run.judge.group,
-        looks=not run.attempts,
-    )
-
-
 class CapturedPasses:
     """Runs forward and backward, and from the fourth step of a shape on replays them as one CUDA graph.
 
@@ -101,10 +89,12 @@ class CapturedPasses:
 
     Args:
         run: What is guarded.
+        plainly: Forward and backward of every micro-batch, without a graph.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, plainly: _Passes) -> None:
         self._run = run
+        self._plainly = plainly
         self._stream = torch.cuda.Stream(run.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._seen: dict[Any, int] = {}
@@ -153,7 +143,7 @@ class CapturedPasses:
     def _on_stream(self, compute_loss: Callable[[Any], Loss], batches: Batches) -> LossSum:
         """As it is, on the stream of the captures: what autograd keeps of a parameter remembers its stream."""
         with self._beside():
-            return run_plainly(self._run, compute_loss, batches)
+            return self._plainly(self._run, compute_loss, batches)
 
     @contextlib.contextmanager
     def _beside(self) -> Generator[None]:
@@ -172,7 +162,7 @@ class CapturedPasses:
         drawn = numbers.clone_state()
         try:
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-                total = run_plainly(self._run, _with_tensor_weights(compute_loss), batches)
+                total = self._plainly(self._run, _with_tensor_weights(compute_loss), batches)
         except GuardError:
             numbers.graphsafe_set_state(drawn)
             raise

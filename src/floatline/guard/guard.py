@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from floatline.base.interrupts import Undisturbed
 from floatline.errors import GuardError, LedgerError
 from floatline.guard.admission import admit, check_clip, choose_clipping
-from floatline.guard.captured_passes import CapturedPasses, check_captures, run_plainly
+from floatline.guard.captured_passes import CapturedPasses, check_captures
 from floatline.guard.checkpoints import guard_state, rank_files
 from floatline.guard.diary import Diary
 from floatline.guard.failures import FailureWatch, OnFailure
@@ -43,6 +43,7 @@ from floatline.precision.micro_batches import (
     Loss,
     LossSum,
     autocast_of,
+    run_micro_batches,
     synced_at_the_end,
     take_loss,
 )
@@ -138,7 +139,7 @@ class Guard(GuardedRun):
             ring=SnapshotRing(policy=policy, process_group=process_group),
             samples=Samples(model, device) if policy.skip_outliers else None,
         )
-        self._captured = CapturedPasses(self.run) if graph else None
+        self._captured = CapturedPasses(self.run, _run_plainly) if graph else None
         self._stepper = Stepper(optimizer, clip_value=self.clip_value)
         self._buffers = Buffers(model, fused_for=fused_for)
         self._layers = Layers(
@@ -216,7 +217,7 @@ class Guard(GuardedRun):
     def _run(self, compute_loss: Callable[[Any], Loss], batches: tuple[Any, ...]) -> LossSum:
         if self._captured is not None:
             return self._captured(compute_loss, batches)
-        return run_plainly(self.run, compute_loss, batches)
+        return _run_plainly(self.run, compute_loss, batches)
 
     def _abandon(self) -> None:
         """Leave nothing of a step that was not made."""
@@ -473,6 +474,19 @@ class Guard(GuardedRun):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _run_plainly(run: Run, compute_loss: Callable[[Any], Loss], batches: tuple[Any, ...]) -> LossSum:
+    """Forward and backward of every micro-batch."""
+    return run_micro_batches(
+        compute_loss,
+        batches,
+        model=run.model,
+        autocast=lambda: autocast_of(run.plan, run.device),
+        scale=run.judge.scale,
+        group=run.judge.group,
+        looks=not run.attempts,
+    )
 
 
 def _metadata(plan: Plan, steps: int | None, manifest: str) -> dict[str, Any]:

@@ -173,6 +173,9 @@ class MeasuredStep:
     def end_backward(self) -> None:
         """Gradients of a loop without an optimizer are there."""
 
+    def see_functional_gradients(self, gradients: dict[str, Tensor]) -> None:
+        """torch.func has taken gradients."""
+
     def see_compile(self) -> None:
         """The loop is about to compile something: the step that is measured runs eagerly."""
         self._notes.append("compiled code ran eagerly in this step")

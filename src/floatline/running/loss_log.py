@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
+from floatline.probe.watch.functional_gradients import FunctionalGradient, patch_functional_gradients
 from floatline.probe.watch.gradient_scales import find_factor_by_hand
 from floatline.probe.watch.patches import Patches
 
@@ -70,6 +72,7 @@ class LossLog:
         self._passes: list[list[Tensor]] = []  # while no optimizer has stepped: each may be a step by hand
         self._weights: list[tuple[Tensor, Tensor]] = []  # of optimizers, and what some of each was when they were made
         self._kept: list[tuple[int, Tensor | None, bool]] = []
+        self._inner: list[Tensor] = []  # losses of torch.func's gradients that another loss may be made of
         self._first: int | None = None
         self._unscaled: tuple[Tensor | None, Tensor] = (None, torch.zeros((), device="cpu"))
         self._scales_by_hand: bool | None = None
@@ -83,6 +86,7 @@ class LossLog:
         """Listen to backward passes."""
         patches.wrap(torch.autograd, "backward", self._hearing)
         patches.wrap(torch.autograd, "grad", self._hearing_grad)
+        patch_functional_gradients(patches, self._hearing_functional)
         patches.wrap(Optimizer, "__init__", self._making)
 
     def _making(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -165,6 +169,22 @@ class LossLog:
 
         return grad
 
+    @contextlib.contextmanager
+    def _hearing_functional(self, call: FunctionalGradient) -> Generator[None]:
+        """What torch.func takes. Of gradients with a graph of their own another loss may be made: then it counts."""
+        yield
+        if self._is_full or call.loss is None or any(weight.grad_fn is not None for weight in call.weights.values()):
+            return
+        loss = call.loss.detach().to(torch.float32, copy=True).mean()
+        if self._scales_by_hand is None:
+            self._scales_by_hand = call.factor > 1.0 and math.frexp(call.factor)[0] == 0.5
+        loss = loss / call.factor if self._scales_by_hand else loss
+        if call.is_kept and not self._by_hand:
+            self._inner.append(loss)
+            return
+        self._parts.append(loss)
+        self._end_pass()
+
     def _end_pass(self) -> None:
         if self.start_seconds is None:
             self.start_seconds = time.perf_counter() - self._began
@@ -189,7 +209,8 @@ class LossLog:
 
     def step(self, optimizer: Optimizer, applied: bool) -> None:
         """An optimizer is about to step, or to leave a step out."""
-        parts, self._parts = [*(part for one in self._passes for part in one), *self._parts], []
+        parts = [*(part for one in self._passes for part in one), *(self._parts or self._inner)]
+        self._parts, self._inner = [], []
         self._passes = []
         self._asked.setdefault(id(optimizer), []).append(applied)
         if self._first is None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from floatline.precision.user_frames import find_caller, is_users
-from floatline.probe.watch.patches import Patches
+from floatline.probe.watch.patches import Patches, is_inside_compiled
 
 # So many numbers of a line are kept, and of so many lines.
 _MOST_VALUES, _MOST_LINES = 200, 500
@@ -45,7 +45,8 @@ class ReadValues:
 
     What torch reads for itself, such as whether gradients are finite, is none of the script's. Of several numbers, the
     mean is kept. Truth values are not, nor several integers, which are ids or samples, nor what a line reads that asks
-    for the loss scale, which is another one in FP32: what it prints is kept all the same.
+    for the loss scale, which is another one in FP32: what it prints is kept all the same. Nor is anything that compiled
+    code reads.
 
     Attributes:
         lines: The numbers by 'FILE:LINE', in their order; '#2' follows for the second place of a line that reads.
@@ -71,7 +72,8 @@ class ReadValues:
             # An optimizer reads the count of steps of each of its parameters.
             if frame.f_code in self._others or self._inside or not _is_number(tensor):
                 return original(tensor, *args, **kwargs)
-            kept = self._find_row(frame)
+            # The same place of compiled code is another one in the same code where it runs eagerly.
+            kept = None if is_inside_compiled() else self._find_row(frame)
             self._inside = True
             try:
                 value = original(tensor, *args, **kwargs)

@@ -208,3 +208,28 @@ def test_a_framework_that_runs_the_loop_is_seen_through(name, package, cause, co
     assert first["cause"] == cause, first
     assert Path(first["file"]).name == f"{name}.py"
     assert code in line_of(first)
+
+
+BEFORE_BACKWARD = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(6, 2)
+opt = torch.optim.SGD(net.parameters(), lr=1e-3)
+for step in range(24):
+    x = torch.randn(16, 6)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = net(x) * ({size} if step >= 15 else 30)
+        loss = (out * out).float().mean() * 1e-4
+    close = (out.float() - 1).abs().clamp(max=1).mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(("size", "causes"), [(9000, ["product-overflow"]), (30, [])])
+def test_a_metric_that_is_computed_before_the_backward_pass_is_not_taken_for_the_loss(tmp_path, size, causes):
+    script = tmp_path / "train.py"
+    script.write_text(BEFORE_BACKWARD.format(size=size), encoding="utf-8")
+    assert [finding["cause"] for finding in observe(str(script))["findings"]] == causes

@@ -68,6 +68,18 @@ for step in range(12):
     compute(torch.randn(16, 6)).backward()
     opt.step()
 """
+# The step begins inside of the compiled function, where no recorder may be left.
+FORWARD_FIRST = """
+@torch.compile(backend=backend)
+def compute(x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (net(x) - x[:, :2]).square().mean()
+for step in range(12):
+    loss = compute(torch.randn(16, 6))
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
 SCALED = """
 model = torch.compile(net, backend=backend)
 for step in range(12):
@@ -139,6 +151,7 @@ HEALTHY = [
     ("itself", ITSELF),
     ("fullgraph", WHOLE),
     ("function", FUNCTION),
+    ("forward_first", FORWARD_FIRST),
     ("scaled", SCALED),
     ("summed", SUMMED),
     ("graph_break", BROKEN_GRAPH),

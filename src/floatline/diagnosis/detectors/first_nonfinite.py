@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors.operations import (
@@ -126,7 +127,11 @@ def measure_step_errors(traces: Iterable[Trace]) -> tuple[dict[int, float], floa
 
 def last_of_forward(trace: Trace) -> Op | None:
     """The operation that made the loss, multiplied by its scale where it has one; None where none was recorded."""
-    # The ones that backward begins with are no part of the loss.
+    seeds = (op for op, after in pairwise(trace.ops) if base_name(op.name) == "ones_like" and after.phase == "backward")
+    # Each backward pass begins with ones like its loss. What was computed between both, such as a metric, is no loss.
+    losses = [op.inputs[0].made_by for op in seeds if op.phase == "forward" and op.inputs]
+    if losses and losses[-1] is not None:
+        return trace.ops[losses[-1]]
     made = [op for op in trace.ops if op.phase == "forward" and op.outputs and base_name(op.name) != "ones_like"]
     return made[-1] if made else None
 

@@ -47,7 +47,7 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
         ended = f"the script {_say_end(code)} before floatline could sum it up"
         return ScriptDiagnosis(text, "", (), seconds, exit_code=code, no_verdict=ended)
     if not seen["num_backward"] and not seen["findings"] and not code:
-        unseen = "no backward pass was seen: the command does not train, or takes its gradients by torch.func"
+        unseen = "no backward pass was seen: the command does not train, or in a way that was not seen"
         return ScriptDiagnosis(text, seen["precision"], (), seconds, notes=tuple(seen["notes"]), no_verdict=unseen)
     return ScriptDiagnosis(
         text,

@@ -161,6 +161,7 @@ class ScriptRecording:
         self.step = -1
         self.early = self.begins_late = False
         self._recorder: GradientRecorder | None = None
+        self._dropped = False
         self._eagerly = contextlib.ExitStack()
         self._setup: SetupRecorder | None = None
 
@@ -223,6 +224,11 @@ class ScriptRecording:
         self.step = step
         self._enter(GradientRecorder(weights))
 
+    def give_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Gradients that lie in no weight's `grad`."""
+        if self._recorder is not None:
+            self._recorder.give_gradients(gradients)
+
     def _enter(self, recorder: GradientRecorder) -> None:
         self._eagerly.enter_context(Eagerly())
         recorder.__enter__()
@@ -234,9 +240,19 @@ class ScriptRecording:
             return False
         return torch._C._len_torch_dispatch_stack() > 0 and _top() is self._recorder
 
+    def cut(self) -> None:
+        """The step is over, but the recorder cannot be left here: what comes belongs to it no more."""
+        if self._recorder is not None:
+            self._recorder.cut()
+
     def end(self) -> Trace | None:
-        """What was recorded; None where nothing was."""
+        """What was recorded; None where nothing was, or where the recorder cannot be left yet, and is for nothing."""
+        if self._recorder is not None and is_inside_compiled():
+            self._recorder.cut()
+            self._dropped = True
+            return None
         recorder, self._recorder, self.early = self._recorder, None, False
+        dropped, self._dropped = self._dropped, False
         if recorder is None:
             return None
         with self._eagerly:
@@ -244,7 +260,7 @@ class ScriptRecording:
         recorder.trace.meta["step"] = self.step
         for op in find_updates_by_hand(recorder.trace):
             op.phase = "update"
-        return recorder.trace
+        return None if dropped else recorder.trace
 
 
 def _top() -> object:

@@ -36,7 +36,9 @@ def name_precision(record: RunRecord) -> str:
     """'fp16-true' for 16-bit weights, 'fp16-mixed' for autocast or a scaler, else 'fp32'; '' without a model."""
     if record.model is None:
         return ""
-    dtypes = Counter(p.dtype for p in record.model.parameters() if p.requires_grad)
+    parameters = list(record.model.parameters())
+    # Weights that torch.func takes gradients of need not ask for any.
+    dtypes = Counter(p.dtype for p in [p for p in parameters if p.requires_grad] or parameters)
     usual = dtypes.most_common(1)[0][0] if dtypes else torch.float32
     if usual in _NAMES:
         return f"{_NAMES[usual]}-true"

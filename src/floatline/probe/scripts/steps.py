@@ -19,9 +19,11 @@ from floatline.probe.scripts.retries import ATTEMPTS, Retries
 from floatline.probe.scripts.weight_copies import LateSteps, Weights, all_finite, all_weights, find_loose, find_model
 from floatline.probe.trace.trace import Trace
 from floatline.probe.watch.events import ForwardEvent, ScalerStepEvent, StepEvent
+from floatline.probe.watch.functional_steps import FunctionalWeights
 from floatline.probe.watch.health import Health, LateHealth, ScaledLoss, are_losses_finite, are_losses_lost
 from floatline.probe.watch.loop import Watch
-from floatline.probe.watch.own_updates import LooseWeights
+from floatline.probe.watch.own_updates import UPDATES, LooseWeights
+from floatline.probe.watch.patches import is_inside_compiled
 from floatline.probe.watch.steps import share_of_dead_moments
 
 Kind = Literal["healthy", "failed", "skipped"]
@@ -242,6 +244,10 @@ class StepCapture:
         else:  # no module is called: a whole step is recorded from here on, or from the next backward pass on
             self._try(lambda: self._begin_without_module(step + late))
 
+    def see_functional_gradients(self, gradients: dict[str, Tensor]) -> None:
+        """torch.func has taken gradients."""
+        self._try(lambda: self._recording.give_gradients(gradients))
+
     def begin_backward(self) -> None:
         """A loop that calls no module goes backward: it trains, and was set up."""
         self._try(self._end_setup)
@@ -298,10 +304,29 @@ class StepCapture:
         if (self._recording.runs and not self._drops) or self.retries.pending or self.retries.num:
             return
         self._held.note_bad_inputs(event.step)
+        if self._replays_at_once(event.step):
+            return
         found = Weights.copy(all_weights(self._seen)) if healthy is None else healthy
         if self.retries.keep(found, event.step) and of_step is not None and abs(of_step - event.step) > 1:
             tried = f"its cause was looked for with the weights of step {of_step}, the nearest that were kept"
             self.errors.append(f"step {event.step} failed; {tried}")
+
+    def _replays_at_once(self, step: int) -> bool:
+        """Record a failed step of a loop that hands its weights to torch.func: with what it was given, it runs again.
+
+        Such a loop may make new weights in each step, so that none of a later one can be lent older ones.
+        """
+        forward = self._held.find(step) if self._held.calls else None
+        root = None if forward is None else forward.root
+        if forward is None or not isinstance(root, FunctionalWeights) or not root.runs_again or self._recording.runs:
+            return False
+        if not isinstance(self._stepping, StepEvent) or self._stepping.name != UPDATES:
+            return False
+        trace = replay_forward(forward, root)
+        if trace is not None:
+            self.steps.append(Captured(step, "failed", trace, 0.0))
+            self.retries.num = ATTEMPTS
+        return trace is not None
 
     def _drop_first(self) -> None:
         """The first step fails, and nobody recorded what its batch was made of: a later one tells more."""
@@ -338,6 +363,9 @@ class StepCapture:
             self._begin_early(self._seen.step)
 
     def _begin_with_forward(self) -> None:
+        if not self._recording.runs and is_inside_compiled():
+            self._wanted = True  # a later step is recorded, from its beginning outside
+            return
         forward = self._held.calls[-1]
         model = find_model(self._seen, forward.root)
         loose = find_loose(self._seen, model)
@@ -388,6 +416,11 @@ class StepCapture:
     def _finish(self) -> None:
         if self._seen.hooked:
             return  # the recorder's own hooks cannot be removed now; the next event ends it
+        if is_inside_compiled():  # nor can the recorder be left: the next event outside ends it
+            self._recording.cut()
+            self.retries.give_back()
+            self._seen.callbacks.event = self._note_event
+            return
         if self._broken or self._drops:
             trace = self._recording.end()
             if trace is not None and not self._broken and self._kind == "failed":

@@ -97,6 +97,8 @@ class Recorder(TorchDispatchMode):
         self._checks = KernelChecks() if twins else None
         self._zero_products = ZeroProducts()
         self._gradients_due = False
+        self._given: Mapping[str, Tensor] = {}
+        self._is_cut = False
         self._failures: Counter[str] = Counter()
         with Aside():
             name_start(self._storages, model, batch)
@@ -182,7 +184,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run and record one operation; torch calls this."""
         kwargs = kwargs or {}
-        if os.getpid() != self._process:
+        if self._is_cut or os.getpid() != self._process:
             return func(*args, **kwargs)  # a worker that loads data was forked meanwhile
         if any(issubclass(kind, FakeTensor) for kind in types):
             return func(*args, **kwargs)  # shapes only: nothing to record
@@ -367,14 +369,28 @@ class Recorder(TorchDispatchMode):
         shadow = self._twins.of(tensor) if self._twins else Shadow()
         return self._measures.measure(tensor, shadow.twin, exact=shadow.exact)
 
+    def cut(self) -> None:
+        """What comes until the recorder is left is not recorded."""
+        self._is_cut = True
+
+    def give_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Note gradients that no parameter holds, by its name."""
+        with Aside():
+            self._given = gradients
+            self._read_gradients()
+            self._given = {}
+
+    def _list_gradients(self) -> dict[str, Tensor]:
+        """The gradients that are there, by the names of their parameters."""
+        held = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        return {name: local_part(gradient) for name, gradient in (self._given or held).items()}
+
     def _read_gradients(self) -> None:
         """Note the gradients at the end of a backward."""
         self._gradients_due = False
-        for name, parameter in self.model.named_parameters():
-            if parameter.grad is not None:
-                gradient = local_part(parameter.grad)
-                self._storages.name(gradient, f"grad:{name}")
-                self.trace.gradients[name] = self._operand(gradient)
+        for name, gradient in self._list_gradients().items():
+            self._storages.name(gradient, f"grad:{name}")
+            self.trace.gradients[name] = self._operand(gradient)
 
     def _name_state(self, optimizer: Any) -> None:
         with Aside():
@@ -398,7 +414,7 @@ class GradientRecorder(Recorder):
         difference = norm = 0.0
         lost = nonzero = 0
         exponents: dict[int, int] = {}
-        gradients = [local_part(p.grad) for p in self.model.parameters() if p.grad is not None]
+        gradients = self._list_gradients().values()
         gradients = [gradient for gradient in gradients if gradient.layout is torch.strided and gradient.numel()]
         small = sum(gradient.numel() for gradient in gradients) <= _SMALL
         for gradient in gradients:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -84,6 +84,9 @@ class StepListener(Protocol):
 
     def end_step(self, *, late: bool = False) -> None:
         """A step is over: what comes now belongs to the next one, or, where it was found out late, has begun it."""
+
+    def see_functional_gradients(self, gradients: dict[str, Tensor]) -> None:
+        """torch.func has taken gradients of the weights that were last said to run forward, by their names."""
 
     def begin_backward(self) -> None:
         """A loop that calls no module is about to go backward."""
@@ -347,6 +350,22 @@ class Watch:
         known = {id(parameter) for parameter in made.parameters}
         made.parameters += [p for p in self.scaling.gradients.find(optimizer).parameters if id(p) not in known]
         return made
+
+    def renew_weights(self, optimizer: Optimizer, weights: list[Tensor], former: Iterable[int]) -> None:
+        """Know an optimizer's weights, and no longer those that it had before: a functional one makes new ones.
+
+        Args:
+            optimizer: The optimizer, which has one group.
+            weights: What it has now.
+            former: Ids of what it had.
+        """
+        optimizer.param_groups[0]["params"] = weights
+        made = self.optimizers.get(id(optimizer))
+        if made is not None:
+            made.parameters = list(weights)
+        gone = {*former} - {*map(id, weights)}
+        for key in gone:
+            self.weights.leaves.pop(key, None)
 
     def forget_optimizer(self, optimizer: Optimizer) -> None:
         """Know nothing of an optimizer, nor of its steps, any more."""

@@ -23,6 +23,8 @@ from floatline.probe.watch.steps import describe_step
 _MOST_COMPARED = 2**20
 # What a loss is multiplied with to keep its gradients in the range of FP16, at least; a smaller factor may be a weight.
 _LEAST_SCALE = 2.0**6
+# What the lines by which a loop changes its weights are called, where others have an optimizer.
+UPDATES = "an update by hand"
 
 
 class Updates(Optimizer):
@@ -85,7 +87,8 @@ class OwnUpdates:
         if self._by_hand is None and not seen.optimizers:
             self._by_hand = self._make_updates(loose)  # who else could update them
         elif self._by_hand is not None and gradients is not None:
-            self._by_hand.param_groups[0]["params"] = loose  # a functional optimizer makes new ones
+            former = [id(p) for p in self._by_hand.param_groups[0]["params"]]
+            seen.renew_weights(self._by_hand, loose, former)
         if seen.detailed and loose:
             self._copy = self._copy_one(min(loose, key=Tensor.numel))
         if self._by_hand is not None:
@@ -208,7 +211,7 @@ class OwnUpdates:
         gradients = self._gradients()
         values, health = judge(seen, largest_of(gradients), gradients)
         event = describe_step(seen, updates, made, held, (len(held.parameters), len(gradients)), values)
-        event.name, event.region = "an update by hand", 0
+        event.name, event.region = UPDATES, 0
         self._event = seen.note_cheaply(event, of=event.optimizer)
         if seen.listener is not None:
             seen.listener.see_gradients(updates, self._event, health)

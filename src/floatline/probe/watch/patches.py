@@ -9,6 +9,7 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Generator, Sequence
+from types import FrameType
 from typing import Any, cast
 
 import torch
@@ -104,11 +105,15 @@ _MODES = tuple(
 
 def is_tracing() -> bool:
     """Whether Dynamo, AOT autograd, torch.export, a functorch transform, FX or torch.jit is at work on this thread."""
+    return _functorch.peek_interpreter_stack() is not None or is_compiling()
+
+
+def is_compiling() -> bool:
+    """The same of all but functorch transforms: whether a program is made, and no step is run."""
     if torch._C._len_torch_dispatch_stack() and any(torch._C._get_dispatch_mode(mode) is not None for mode in _MODES):
         return True
     return (
-        _functorch.peek_interpreter_stack() is not None
-        or TracingContext.try_get() is not None
+        TracingContext.try_get() is not None
         or torch.compiler.is_compiling()
         or getattr(_symbolic_trace, "_is_fx_tracing_flag", False)
         or bool(torch._C._is_tracing())
@@ -218,12 +223,23 @@ class CompilerWatch:
 
 
 def is_inside_compiled() -> bool:
-    """Whether this code was called from inside a compiled function: what runs next may be compiled code."""
+    """Whether this code was called from inside a compiled function, also one that runs eagerly just now.
+
+    What runs next may be compiled code. And where the function returns, torch puts back which modes of dispatch were
+    on when it was called: a mode that was left meanwhile would be asked for, and is not there.
+    """
     if "torch._dynamo" not in sys.modules:
         return False
     from torch._C._dynamo import eval_frame
 
-    return eval_frame.get_eval_frame_callback() not in (None, False)
+    if eval_frame.get_eval_frame_callback() not in (None, False):
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "compile_wrapper" and frame.f_globals.get("__name__") == "torch._dynamo.eval_frame":
+            return True
+        frame = frame.f_back
+    return False
 
 
 class Eagerly:

@@ -32,6 +32,8 @@ from floatline.probe.watch.events import (
     NewOptimizerEvent,
     StepEvent,
 )
+from floatline.probe.watch.functional_gradients import patch_functional_gradients
+from floatline.probe.watch.functional_steps import FunctionalSteps
 from floatline.probe.watch.gradient_scales import (
     find_factor,
     find_leaves,
@@ -107,6 +109,8 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     patches.wrap(Optimizer, "zero_grad", lambda clear: _watch_clearing(seen, clear))
     patches.wrap(nn.Module, "zero_grad", lambda clear: _watch_clearing(seen, clear))
     patches.wrap(TorchDispatchMode, "__exit__", lambda leave: _watch_mode(seen, leave))
+    functional = FunctionalSteps(seen)
+    patch_functional_gradients(patches, functional.hear)
     patch_autocast(seen, patches)
     patch_schedulers(seen, patches)
     patch_state(seen, patches)
@@ -116,6 +120,7 @@ def patch_calls(seen: Watch) -> tuple[Patches, list[RemovableHandle]]:
     def before(optimizer: Optimizer, *_: Any) -> None:
         if seen.elsewhere:
             return
+        functional.before_step()
         with _hooked(seen):
             if not seen.light and seen.detailed:
                 pending[id(optimizer)] = _note_step(seen, optimizer)
