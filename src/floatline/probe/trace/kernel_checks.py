@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -73,7 +73,7 @@ def name_kind(device: torch.device) -> str:
         return f"cpu {'x86_64' if machine == 'amd64' else machine}"
     if device.type != "cuda":
         return device.type
-    facts: Any = torch.cuda.get_device_properties(device)
+    facts = cast("Any", torch.cuda.get_device_properties(device))
     if torch.version.hip:
         return f"hip {facts.gcnArchName.split(':')[0]}"
     return f"cuda {facts.major}.{facts.minor}"
