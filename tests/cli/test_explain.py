@@ -62,7 +62,7 @@ def test_a_pasted_message_finds_its_cause_with_or_without_quotes(arguments):
 
 def test_a_message_that_decides_nothing_says_so_and_what_to_check():
     text = flat(shown("Training loss is nan"))
-    assert "The message alone does not decide the cause; 11 causes fit it." in text
+    assert "The message alone does not decide the cause; 12 causes fit it." in text
     assert "Run the same batches and seed in FP32." in text
     assert flat(CAUSES["activation-overflow"].told_apart) in text
     assert text.index("activation-overflow") < text.index("fully-masked-softmax")
@@ -109,7 +109,7 @@ def test_json_of_a_message_that_decides_nothing_says_so():
     result = json.loads(shown("loss: nan", "--format", "json"))
     assert result["decided"] is False
     assert result["symptom"]["title"] == "The loss is NaN or inf"
-    assert len(result["causes"]) == 11
+    assert len(result["causes"]) == 12
 
 
 def test_text_of_the_user_is_not_read_as_markup():

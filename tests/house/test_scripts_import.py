@@ -41,7 +41,9 @@ def test_what_a_script_imports_is_there(script):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_script_that_imports_from_the_projects_folder_finds_it(script):
-    assert finds_the_folder(script.read_text(encoding="utf-8"))
+    source = script.read_text(encoding="utf-8")
+    is_run = "__main__" in source and "PYTHONPATH=" not in source  # else it is imported, or says what it needs
+    assert finds_the_folder(source) or not is_run
 
 
 def finds_the_folder(source: str) -> bool:

@@ -166,6 +166,14 @@ PRIVATES: tuple[Private, ...] = (
         "a diagnosis tells when torch traces a program, and leaves its tensors alone",
     ),
     Private(
+        (
+            "torch._functorch.eager_transforms",
+            "torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack",
+            "torch._functorch.pyfunctorch.temporarily_restore_interpreter_stack",
+        ),
+        "loops that take their gradients by torch.func are watched",
+    ),
+    Private(
         ("torch.fx.GraphModule()._lineno_map",),
         "the user's line that an operation of an exported program was recorded from",
         fallback="what an exported program computes has no line",
@@ -245,7 +253,10 @@ PRIVATES: tuple[Private, ...] = (
         (
             "torch.utils._pytree.tree_leaves",
             "torch.utils._pytree.tree_map",
+            "torch.utils._pytree.tree_flatten",
+            "torch.utils._pytree.tree_unflatten",
             "torch.utils._pytree.tree_flatten_with_path",
+            "torch.utils._pytree.TreeSpec",
             "torch.utils._pytree.keystr",
         ),
         "tensors in nested arguments and results",

@@ -47,7 +47,7 @@ def _find_birth(trace: Trace) -> tuple[Birth | None, bool]:
             continue  # handed on, or left over from a backward pass before
         found = _classify(op, trace)
         if found is not None:
-            return found, at_pole is None
+            return found, at_pole is None or (op.phase == "backward" and not _is_in_loss(trace))
         at_pole = at_pole or _meets_pole(op)
     return at_pole, False
 
@@ -61,8 +61,7 @@ def _find_zero_product(trace: Trace) -> Birth | None:
     if not zeroed or any(_is_outgrown(op) for op in trace.ops):
         return None
     last = last_of_forward(trace)
-    is_in_loss = last is not None and any(out.nonfinite for out in last.outputs)
-    ends = [last] if last is not None and is_in_loss else _makers_of_bad_gradients(trace)
+    ends = [last] if last is not None and _is_in_loss(trace) else _makers_of_bad_gradients(trace)
     waiting, seen, found = ends, {op.index for op in ends}, list[Op]()
     while waiting:
         op = waiting.pop()
@@ -82,6 +81,11 @@ def _find_zero_product(trace: Trace) -> Birth | None:
     what = "places that it sums over" if base_name(op.name) != "mul" else "factors"
     seen_there = f"{num:,} {what} of {base_name(op.name)} are NaN or inf and meet an exact 0, and 0 × NaN is NaN"
     return Birth(op, "nan-times-zero", seen_there)
+
+
+def _is_in_loss(trace: Trace) -> bool:
+    last = last_of_forward(trace)
+    return last is not None and any(out.nonfinite for out in last.outputs)
 
 
 def _makers_of_bad_gradients(trace: Trace) -> list[Op]:
