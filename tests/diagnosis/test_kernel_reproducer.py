@@ -7,6 +7,7 @@ import pytest
 import torch
 from tests.marks import judges_kernels
 from tests.probe.trace.test_wrong_kernels import PLANTS, in_fp64, record
+from tests.slow import slow
 
 from floatline.diagnosis.kernel_reproducer import write_kernel_reproducer
 from floatline.probe.trace.recorder import Recorder
@@ -24,6 +25,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 """
 
 
+@slow
 def test_the_script_ends_with_1_for_a_kernel_that_is_wrong(tmp_path):
     (tmp_path / "kernel.py").write_text(KERNEL)
     namespace = {}

@@ -38,6 +38,7 @@ def test_everything_that_is_kept_has_the_bits_of_fp32(kind):
         assert found["applied"]
 
 
+@slow
 @needs_fsdp2
 def test_both_ways_find_the_same_gradient():
     for rank in found_by_all():

@@ -6,6 +6,7 @@ import time
 import pytest
 from tests.report.reading import CONTRAST
 from tests.report.run.runs import EVIL, make_run
+from tests.slow import slow
 
 from floatline.report.run.folders import open_runs
 from floatline.report.run.page import write_run_page
@@ -52,6 +53,7 @@ def test_a_broken_page_would_be_noticed(browser, tmp_path, pages):
     assert len(said) == 2  # the policy stops both, and says so
 
 
+@slow
 def test_the_pointer_reads_all_curves_at_one_step(visit, pages):
     page = visit(pages["one"])
     before = page.locator(".readout").all_inner_texts()
@@ -68,6 +70,7 @@ def test_the_pointer_reads_all_curves_at_one_step(visit, pages):
     assert after[0] != before[0]
 
 
+@slow
 def test_arrow_keys_read_the_curves(visit, pages):
     page = visit(pages["one"])
     page.locator(".chart").first.focus()
@@ -83,6 +86,7 @@ def x_ranges(page) -> list[tuple[float, float]]:
     )
 
 
+@slow
 def test_a_drag_looks_closer_and_a_double_click_goes_back(visit, pages):
     page = visit(pages["one"])
     chart = page.locator(".chart").first
@@ -99,6 +103,7 @@ def test_a_drag_looks_closer_and_a_double_click_goes_back(visit, pages):
     assert x_ranges(page) == whole
 
 
+@slow
 def test_a_click_hides_a_run(visit, pages):
     page = visit(pages["two"])
     shown = "document.querySelector('figure.curves').plots.map(plot => plot.series.slice(1).map(s => s.show))"
@@ -124,6 +129,7 @@ def test_a_phone_has_nothing_to_scroll_sideways(visit, pages):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390, kind
 
 
+@slow
 def test_names_and_words_do_not_meet_on_a_phone(visit, tmp_path):
     make_run(tmp_path / "run", layers=tuple(f"a.rather.long.name.of.a.module.{i}.weight" for i in range(9)))
     path = tmp_path / "page.html"
@@ -140,6 +146,7 @@ def test_names_and_words_do_not_meet_on_a_phone(visit, tmp_path):
     assert all(first[1] + 4 < second[0] for first, second in pairs)
 
 
+@slow
 def test_light_and_dark_can_be_read_and_the_charts_follow(visit, pages):
     texts = "p, h1, h2, h3, td, th, caption, dt, dd, summary, li, .badge, .chip, .readout, footer, svg text"
     page = visit(pages["two"])

@@ -6,6 +6,7 @@ import re
 import pytest
 from tests.report.reading import CONTRAST, TEXTS
 from tests.report.validation.validations import EVIL, make_validation
+from tests.slow import slow
 
 from floatline.report.validation.report import write_report
 
@@ -43,6 +44,7 @@ def test_trouble_would_be_seen(browser, tmp_path, pages):
     assert failed == []
 
 
+@slow
 def test_the_pointer_reads_the_curves(visit, pages):
     page = visit(pages["one"])
     chart, readouts = page.locator(".chart").first, page.locator(".readout")
@@ -57,6 +59,7 @@ def test_the_pointer_reads_the_curves(visit, pages):
     assert "%" in after[1]
 
 
+@slow
 def test_arrow_keys_read_the_curves(visit, pages):
     page = visit(pages["one"])
     page.locator(".chart").first.focus()
@@ -72,6 +75,7 @@ def shown_series(page) -> list[list[bool]]:
     )
 
 
+@slow
 def test_a_click_hides_a_curve_and_shows_a_seed(visit, pages):
     page = visit(pages["one"])
     seeds = page.get_by_role("button", name=re.compile(r"^seed \d")).count()
@@ -86,6 +90,7 @@ def test_a_click_hides_a_curve_and_shows_a_seed(visit, pages):
     assert page.locator(".chart canvas").first.screenshot() != picture
 
 
+@slow
 def test_a_folded_candidate_draws_its_curves_when_it_is_opened(visit, pages):
     page = visit(pages["three"])
     assert page.locator("figure.curves").count() == 3
@@ -125,6 +130,7 @@ def test_a_text_that_does_not_would_be_found(visit, pages):
     assert min(page.evaluate(CONTRAST, "h1")) < 4.5
 
 
+@slow
 def test_dark_is_dark_and_the_charts_follow(visit, pages):
     page = visit(pages["one"])
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -136,6 +142,7 @@ def test_dark_is_dark_and_the_charts_follow(visit, pages):
     assert page.locator(".chart canvas").first.screenshot() != picture
 
 
+@slow
 def test_paper_is_light_and_has_no_buttons(visit, pages):
     page = visit(pages["one"], scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
