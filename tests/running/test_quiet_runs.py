@@ -128,12 +128,9 @@ def test_what_cannot_be_loaded_is_told_by_the_report_of_the_run(run, monkeypatch
     assert json.loads((tmp_path / "report.json").read_text()) == {"missing": "nowhere"}
 
 
-@pytest.mark.parametrize(("has_torch", "has_gpu", "late"), [(1, 0, ["torch._dynamo"]), (1, 1, []), (0, 0, [])])
-def test_what_torch_loads_late_is_loaded_once_for_all_runs_unless_they_may_use_a_gpu(
-    has_torch, has_gpu, late, monkeypatch
-):
+@pytest.mark.parametrize(("has_torch", "late"), [(1, ["torch._dynamo"]), (0, [])])
+def test_what_torch_loads_late_is_loaded_once_for_all_runs(has_torch, late, monkeypatch):
     loaded = []
-    monkeypatch.setattr(quiet_runs, "_has_gpu", lambda: bool(has_gpu))
     monkeypatch.setattr(quiet_runs.importlib, "import_module", loaded.append)
     monkeypatch.setattr(quiet_runs.sys, "modules", {"torch": None} if has_torch else {})
     quiet_runs._load(["one"])

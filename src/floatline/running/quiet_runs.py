@@ -220,7 +220,7 @@ def _load(modules: Sequence[str]) -> None:
     """Load what every run needs, once for all of them."""
     for module in modules:
         importlib.import_module(module)
-    if "torch" in sys.modules and not _has_gpu():
+    if "torch" in sys.modules:
         importlib.import_module(_LATE)
 
 
@@ -248,11 +248,6 @@ def _be_quiet() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.dup2(null, 2)
-
-
-def _has_gpu() -> bool:
-    """Whether runs may use an NVIDIA GPU: it was not tried there whether forks can after `_LATE` is loaded."""
-    return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") not in ("", "-1")
 
 
 def _has_untried_gpu() -> bool:
