@@ -68,7 +68,7 @@ def compare_decoders():
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, every=100, rare=2))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, every=100))
 def test_the_page_has_no_fault(visit, pages, kind, width, scheme):
     page = visit(pages[kind], width=width, scheme=scheme)
     page.evaluate(UNFOLD)
@@ -77,7 +77,7 @@ def test_the_page_has_no_fault(visit, pages, kind, width, scheme):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, every=100, rare=2))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, every=100))
 def test_on_paper_it_is_whole_and_dark_on_white(visit, pages, kind, scheme):
     page = visit(pages[kind], width=PAPER, scheme=scheme)
     page.emulate_media(media="print", color_scheme=scheme)
@@ -115,7 +115,7 @@ def test_what_a_printer_would_tear_apart_would_be_found(visit, pages):
     assert find_breaks(page) == ["curves is too long"]
 
 
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, every=100, rare=2))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, every=100))
 def test_the_tab_key_reaches_everything_in_order_and_in_sight(visit, pages, kind):
     assert find_focus_faults(visit(pages[kind], width=1280)) == []
 
