@@ -175,7 +175,7 @@ def test_a_folder_or_another_file_is_no_target(tmp_path: Path):
         ("def build():\n    return '\0'\n", "is not Python: SyntaxError"),
         ("import sys\nsys.exit(3)\ndef build(): ...\n", "importing it failed: SystemExit: 3 at target.py:2"),
         ("def build():\n    raise ValueError('two\\nlines')\n", "build() failed: ValueError: two at target.py:2"),
-        ("def build(path, other):\n    pass\n", "build needs path, other. It may take a seed"),
+        ("def build(path, other):\n    pass\n", "has a build() that needs path, other, so it was not run"),
         ("def build():\n    return 1, 2\n", "returned a tuple of 2. It must return a Workload or the tuple (model,"),
         ("def build():\n    return None\n", "returned a NoneType"),
         ("build = 3\n", "neither build() nor train(), so it was not run."),

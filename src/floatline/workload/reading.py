@@ -18,12 +18,18 @@ _DATA = (
 )
 
 
-def may_define(source: bytes, names: Iterable[str]) -> bool:
+def may_define(source: bytes, names: Iterable[str], *, given: Iterable[str] | None = None) -> bool:
     """Whether a module may have a function of one of these names, once it is imported.
 
     Definitions, imports and assignments count where they stand at module level, also in `if`, `try`, `with` and loops;
     not under `if __name__ == "__main__"`. So does what cannot be read: `from x import *`, `__getattr__`, writes into
     `globals()`, and names that a function makes global.
+
+    Args:
+        source: Of the module.
+        names: Of functions.
+        given: What the function will be called with: one that needs anything else does not count, unless a decorator
+            may give it. None: whatever it needs.
 
     Raises:
         SyntaxError: The source is not Python.
@@ -37,10 +43,11 @@ def may_define(source: bytes, names: Iterable[str]) -> bool:
         except ValueError as error:  # null bytes, in older Pythons
             raise SyntaxError(str(error)) from None
     wanted = {*names, "*", "__getattr__"}
+    known = None if given is None else frozenset(given)
     made_global = (node for node in ast.walk(tree) if isinstance(node, ast.Global))
     if any(isinstance(node, ast.Assign) and any(map(_writes_global, node.targets)) for node in ast.walk(tree)):
         return True
-    return any(name in wanted for name in _defined(tree)) or any(wanted & {*node.names} for node in made_global)
+    return any(name in wanted for name in _defined(tree, known)) or any(wanted & {*node.names} for node in made_global)
 
 
 def _writes_global(target: ast.expr) -> bool:
@@ -48,10 +55,28 @@ def _writes_global(target: ast.expr) -> bool:
     return isinstance(target, ast.Subscript) and ast.unparse(target.value) == "globals()"
 
 
-def _defined(node: ast.AST) -> Iterator[str]:
+def needs(source: bytes, name: str) -> list[str]:
+    """What functions of this name at the source's module level need to be called with."""
+    functions = [node for node in ast.parse(source).body if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return [argument for function in functions if function.name == name for argument in _required(function)]
+
+
+def _required(function: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    arguments = function.args
+    placed = [*arguments.posonlyargs, *arguments.args]
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    without = [*placed[: len(placed) - len(arguments.defaults)], *(one for one, default in named if default is None)]
+    return [one.arg for one in without]
+
+
+def _defined(node: ast.AST, known: frozenset[str] | None) -> Iterator[str]:
     """Names that are defined in a node and the blocks in it."""
     for child in _children(node):
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            anyhow = child.decorator_list or child.name == "__getattr__"
+            if known is None or anyhow or known.issuperset(_required(child)):
+                yield child.name
+        elif isinstance(child, ast.ClassDef):
             yield child.name
         elif isinstance(child, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name for alias in child.names)
@@ -60,7 +85,7 @@ def _defined(node: ast.AST) -> Iterator[str]:
             for target in targets:
                 yield from _bound(target, child.value)
         if not isinstance(child, _SCOPES):
-            yield from _defined(child)
+            yield from _defined(child, known)
 
 
 def _children(node: ast.AST) -> Iterable[ast.AST]:

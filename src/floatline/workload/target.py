@@ -21,7 +21,7 @@ from typing import Any, cast
 
 from floatline.errors import TargetError, suggest
 from floatline.workload.config import WorkloadConfig, merge, parse_pairs, read_config
-from floatline.workload.reading import find_source, may_define
+from floatline.workload.reading import find_source, may_define, needs
 from floatline.workload.workload import FIELDS, Workload, describe, is_row
 
 # A name, not an import: the workloads stand on top of the house, and nothing below may need them.
@@ -121,6 +121,7 @@ def _of(name: str, settings: dict[str, Any], path: str | Path) -> dict[str, Any]
     return settings
 
 
+_FUNCTIONS, _GIVEN = ("build", "train"), ("seed", "steps")
 _KINDS = "Use FILE.py, package.module or package.module:name, or a reference workload by name."
 
 
@@ -261,8 +262,12 @@ def _load_module(place: str, wanted: str, text: str) -> ModuleType:
 def _check_source(path: Path, wanted: str, text: str) -> None:
     """Refuse what is no target before it is imported: importing a script runs it."""
     try:
-        if not may_define(path.read_bytes(), [wanted] if wanted else ["build", "train"]):
-            raise TargetError(_say_missing(wanted, text, ", so it was not run"))
+        source = path.read_bytes()
+        # What needs its model handed over is a function of a script, which importing would run.
+        found = may_define(source, [wanted]) if wanted else may_define(source, _FUNCTIONS, given=_GIVEN)
+        if not found:
+            known = "" if wanted else next((name for name in _FUNCTIONS if needs(source, name)), "")
+            raise TargetError(_say_missing(wanted, text, ", so it was not run", known, needs(source, known)))
     except SyntaxError as error:
         raise TargetError(
             f"Target '{text}' is not Python: {type(error).__name__}: {error.msg} at {path.name}:{error.lineno or 1}. "
@@ -272,16 +277,17 @@ def _check_source(path: Path, wanted: str, text: str) -> None:
         raise TargetError(f"Target '{text}' cannot be read: {error.strerror}. {_KINDS}") from None
 
 
-def _say_missing(wanted: str, text: str, done: str = "") -> str:
+def _say_missing(wanted: str, text: str, done: str = "", known: str = "", required: Sequence[str] = ()) -> str:
     if wanted == "forward":
         return (
             f"Target '{text}': there is no function 'forward'{done}. Add forward(seed), which returns (model, inputs)."
         )
     if wanted:
         return f"Target '{text}': there is no function '{wanted}'. Name one that builds a workload."
+    lacks = f"has a {known}() that needs {', '.join(required)}" if known else "has neither build() nor train()"
     script = shlex.quote(text) if text.endswith(".py") else f"-m {text}"
     return (
-        f"Target '{text}' has neither build() nor train(){done}. Add build(), which returns ({', '.join(FIELDS)}). "
+        f"Target '{text}' {lacks}{done}. Add build(), which returns ({', '.join(FIELDS)}). "
         f"A script needs no change: floatline diagnose -- python {script}"
     )
 
