@@ -13,7 +13,7 @@ import textwrap
 import time
 
 import pytest
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 import floatline as fl
 from floatline.cli.main import main
@@ -213,7 +213,8 @@ def test_resuming_with_another_seed_or_plan_is_refused(target, command):
 @slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT to a process")
 @pytest.mark.parametrize(
-    ("number", "how"), [(signal.SIGINT, "Interrupted"), pytest.param(signal.SIGTERM, "Ended by SIGTERM", marks=slow)]
+    ("number", "how"),
+    [(signal.SIGINT, "Interrupted"), pytest.param(signal.SIGTERM, "Ended by SIGTERM", marks=exhaustive)],
 )
 def test_a_signal_saves_says_how_to_go_on_and_is_the_exit_code(target, command, tmp_path, number, how):
     # Started in the background, a process inherits a Ctrl-C that is ignored, and keeps to it.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.preloaded import COMMAND, run_preloaded
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 TARGET = str(Path(__file__).parents[1] / "validation" / "tiny_lm.py")
 START = [sys.executable, "-c", COMMAND, "validate"]
@@ -90,7 +90,11 @@ def test_a_killed_validation_resumes_repeats_nothing_and_two_at_once_are_refused
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "how"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "ended by SIGTERM")]
+    ("number", "code", "how"),
+    [
+        (signal.SIGINT, 130, "interrupted"),
+        pytest.param(signal.SIGTERM, 143, "ended by SIGTERM", marks=exhaustive),
+    ],
 )
 @pytest.mark.slow
 def test_ctrl_c_and_sigterm_keep_what_is_finished_and_leave_no_process(tmp_path, number, code, how):
@@ -118,7 +122,7 @@ def _is_child_in(process, folder):
         return False
 
 
-@slow
+@exhaustive
 def test_a_crash_of_one_run_is_a_refusal_with_exit_code_1(tmp_path):
     done = floatline(f"{TARGET}:crash", "--steps", "4", "--max-seeds", "3", "--no-measure", cwd=tmp_path)
     assert done.returncode == 1

@@ -69,7 +69,7 @@ def test_a_script_is_told_what_a_target_is(case, lists):
 
 
 @pytest.mark.parametrize("lists", LISTS)
-@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=100, ids=CASES, rare=16))
+@pytest.mark.parametrize("case", mostly_slow(CASES.values(), every=100, ids=CASES, rare=32))
 def test_a_fixed_script_is_left_in_peace(case, lists, tmp_path):
     if case.name == "085_rank_skips_bad_batch":
         pytest.skip("trains in processes of its own, which are not watched")

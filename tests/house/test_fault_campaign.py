@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 from tests.marks import needs_fsdp2
 from tests.preloaded import run_preloaded
-from tests.slow import exhaustive, slow
+from tests.slow import exhaustive
 
 import floatline as fl
 
@@ -140,7 +140,7 @@ def change_loss(line):
     return json.dumps({**fields, "loss": fields["loss"] + 0.01}, separators=(",", ":"))
 
 
-@slow
+@exhaustive
 def test_a_hang_is_reported_and_the_campaign_goes_on(tmp_path):
     run = run_preloaded(["-c", HANG, str(tmp_path)], cwd=ROOT)
     assert run.returncode == 0, run.stderr

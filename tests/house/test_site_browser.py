@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.conftest import browser  # noqa: F401
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 SITE = Path(__file__).parents[2] / "site"
 PAGES = ("index", "first_proof", "messages", "peers", "diagnose", "api", "compatibility", "workloads/mmgcn")
@@ -34,8 +34,13 @@ def visit(browser):  # noqa: F811
     assert trouble == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [
+        (1280, "light"),
+        *(pytest.param(*one, marks=exhaustive) for one in ((1280, "dark"), (390, "light"), (390, "dark"))),
+    ],
+)
 def test_pages_are_as_wide_as_the_window_and_long_lines_of_code_scroll(visit, width, scheme):
     for name in PAGES:
         page = visit(name, width=width, scheme=scheme)

@@ -45,7 +45,7 @@ def test_a_rescue_at_another_line_would_be_found():
 
 
 @pytest.mark.parametrize(
-    "command", mostly_slow([one for one in COMMANDS if not any(word in one for word in LONG)], every=100, rare=3)
+    "command", mostly_slow([one for one in COMMANDS if not any(word in one for word in LONG)], every=100, rare=6)
 )
 def test_the_page_shows_what_diagnose_says_today(command):
     printed = workload_pages.run_command(command)

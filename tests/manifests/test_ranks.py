@@ -34,7 +34,7 @@ SAID = {
 
 @needs_gloo
 @needs_fsdp2
-@pytest.mark.parametrize("kind", mostly_slow(SAID, every=100, rare=3))
+@pytest.mark.parametrize("kind", mostly_slow(SAID, every=100, rare=5))
 def test_two_processes_are_measured_and_what_is_wrong_is_said(kind, tmp_path):
     code, said = SAID[kind]
     words = ["--format", "json", "--", TORCHRUN, "--standalone", "--nproc-per-node", "2", SCRIPT, kind]

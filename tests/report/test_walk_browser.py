@@ -77,7 +77,7 @@ def test_the_page_has_no_fault(visit, pages, kind, width, scheme):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", mostly_slow(KINDS, every=100))
+@pytest.mark.parametrize("kind", mostly_slow(KINDS, every=100, rare=2))
 def test_on_paper_it_is_whole_and_dark_on_white(visit, pages, kind, scheme):
     page = visit(pages[kind], width=PAPER, scheme=scheme)
     page.emulate_media(media="print", color_scheme=scheme)

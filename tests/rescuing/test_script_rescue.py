@@ -55,7 +55,7 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-@slow
+@exhaustive
 def test_a_broken_script_is_rescued_without_an_edit(script, tmp_path):
     words = script(BROKEN)
     text = (tmp_path / "train.py").read_text()
@@ -108,7 +108,7 @@ def test_a_script_is_validated_by_what_it_prints(script):
     }
 
 
-@slow
+@exhaustive
 def test_a_metric_that_is_never_printed_is_told_with_what_to_do(script, monkeypatch):
     def diagnose(words, **_):
         line = next(n for n, text in enumerate(Path("train.py").read_text().splitlines(), 1) if "half()" in text)

@@ -138,8 +138,7 @@ def test_a_loop_that_compiles_nothing_has_its_model_compiled():
     assert compare_graphs(seen.graphs, backend="aot_eager").verdict == "agree"
 
 
-@slow
-@pytest.mark.parametrize("way", ["module", "function", "in place"])
+@pytest.mark.parametrize("way", mostly_slow(["module", "function", "in place"], every=100, rare=3))
 def test_a_script_is_compared_with_the_backend_that_it_compiles_with(way, importable, tmp_path):
     words = [sys.executable, SCRIPT, "axis", "sums_another_axis", way]
     found = compare_compiled_script(words, folder=tmp_path)

@@ -36,7 +36,7 @@ FOUND = {
 
 @needs_gloo
 @needs_fsdp2
-@pytest.mark.parametrize("kind", mostly_slow(FOUND, every=100, rare=3))
+@pytest.mark.parametrize("kind", mostly_slow(FOUND, every=100, rare=7))
 def test_two_processes_are_diagnosed(kind, tmp_path):
     code, cause, said = FOUND[kind]
     words = ["--format", "json", "--no-try", "--", TORCHRUN, "--standalone", "--nproc-per-node", "2", str(SCRIPT), kind]

@@ -4,7 +4,7 @@ import importlib.util
 import os
 
 import pytest
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 
 from floatline.errors import ComparisonError
 
@@ -87,7 +87,7 @@ def metrics(validation):
     return {(run.arm, run.seed): run.metric for run in validation.runs}
 
 
-@slow
+@exhaustive
 def test_a_cluster_gives_what_this_machine_gives_and_a_lost_worker_changes_nothing(cluster, target, tmp_path):
     here = study(target, tmp_path / "here", on_ray=False)
     there = study(f"{target}:build_where_a_worker_is_lost", tmp_path / "there")
