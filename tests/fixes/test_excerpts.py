@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from floatline.fixes import rewriting
-from floatline.fixes.excerpts import Stretch, cut_out, take_whole
+from floatline.fixes.excerpts import SourceSpan, cut_out, take_whole
 from floatline.lint.fixing import fix_text
 from floatline.lint.rule import read_examples
 from floatline.lint.rules import RULES
@@ -120,26 +120,26 @@ def test_what_is_cut_out_comes_back_and_little_is_left():
         [*lines, "class A:\n    x = 1\n    y = [1,\n         2]\n\n    def g(self):\n        z = 0\n        return z\n"]
     )
     at = text.split("\n").index("        return z") + 1
-    excerpt = cut_out(text, ast.parse(text), alone=[Stretch(at, at)], within=[])
+    excerpt = cut_out(text, ast.parse(text), alone=[SourceSpan(at, at)], within=[])
     assert excerpt.text.count("\n") == 9
     assert excerpt.text.split("\n")[excerpt.line(at) - 1] == "        return z"
     assert excerpt.restore(excerpt.text) == text
     assert excerpt.restore(excerpt.text.replace("return z", "return\n")) == text.replace("return z", "return\n")
-    around = cut_out(text, ast.parse(text), alone=[], within=[Stretch(at, at)])
+    around = cut_out(text, ast.parse(text), alone=[], within=[SourceSpan(at, at)])
     assert "z = 0" in around.text
     assert "z = 0" not in excerpt.text
 
 
 def test_a_rewrite_that_looks_at_the_file_gets_the_file():
     text = "import torch\n\n\ndef f(x):\n    return x\n\n\ny = torch.log(torch.softmax(x, dim=-1))\n"
-    assert cut_out(text, ast.parse(text), alone=[], within=[Stretch(8, 8)]).text == text
-    assert cut_out(text, ast.parse(text), alone=[Stretch(8, 8)], within=[]).text != text
+    assert cut_out(text, ast.parse(text), alone=[], within=[SourceSpan(8, 8)]).text == text
+    assert cut_out(text, ast.parse(text), alone=[SourceSpan(8, 8)], within=[]).text != text
 
 
 @pytest.mark.parametrize("odd", ["\r", "# floatline: lines 0\n"])
 def test_a_file_with_lines_that_only_python_sees_or_with_the_mark_is_taken_whole(odd):
     text = f"import torch\n{odd}def f(x):\n    return x\n\n\ny = 1\n"
-    assert cut_out(text, ast.parse(text), alone=[Stretch(1, 1)], within=[]).text == text
+    assert cut_out(text, ast.parse(text), alone=[SourceSpan(1, 1)], within=[]).text == text
 
 
 def test_an_excerpt_that_is_no_python_is_not_used(monkeypatch):

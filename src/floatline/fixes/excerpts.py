@@ -13,7 +13,7 @@ _STANDS_FOR = re.compile(rf"^[ \t]*pass  {_MARK}(\d+)\r?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SourceSpan:
     """Lines of a file, counted from 1.
 
     Args:
@@ -24,7 +24,7 @@ class Stretch:
     first: int
     last: int
 
-    def holds(self, other: Stretch) -> bool:
+    def holds(self, other: SourceSpan) -> bool:
         """Whether all of the other lines are among these."""
         return self.first <= other.first and other.last <= self.last
 
@@ -57,7 +57,7 @@ def take_whole(text: str) -> Excerpt:
     return Excerpt(text, (), tuple(range(1, text.count("\n") + 2)))
 
 
-def cut_out(text: str, tree: ast.Module, *, alone: Iterable[Stretch], within: Iterable[Stretch]) -> Excerpt:
+def cut_out(text: str, tree: ast.Module, *, alone: Iterable[SourceSpan], within: Iterable[SourceSpan]) -> Excerpt:
     """The part of a file that rewrites of some of its places look at.
 
     Args:
@@ -87,9 +87,9 @@ def cut_out(text: str, tree: ast.Module, *, alone: Iterable[Stretch], within: It
     return Excerpt("\n".join([*new, *lines[at:]]), tuple(cut), (*numbers, *range(at + 1, len(lines) + 1)))
 
 
-def _find_function(tree: ast.Module, place: Stretch) -> Stretch | None:
+def _find_function(tree: ast.Module, place: SourceSpan) -> SourceSpan | None:
     """The lines of the innermost function around a place."""
-    found: Stretch | None = None
+    found: SourceSpan | None = None
     waiting: list[ast.AST] = [tree]
     while waiting:
         inside = [one for node in waiting for block in _blocks(node) for one in block if _span(one).holds(place)]
@@ -98,15 +98,15 @@ def _find_function(tree: ast.Module, place: Stretch) -> Stretch | None:
     return found
 
 
-def _find_runs(block: Sequence[ast.stmt], lines: Sequence[str], kept: Sequence[Stretch]) -> Iterator[Stretch]:
+def _find_runs(block: Sequence[ast.stmt], lines: Sequence[str], kept: Sequence[SourceSpan]) -> Iterator[SourceSpan]:
     """Runs of statements of a block, and of the blocks in it, that hold nothing of what is kept."""
-    run: Stretch | None = None
+    run: SourceSpan | None = None
     for span, nodes in _by_lines(block):
         start = lines[span.first - 1]
         # `if x: y`, and `elif`: what stands before it must stay.
         is_apart = nodes[0].col_offset == len(_indent(start)) and not start.lstrip().startswith("elif")
         if is_apart and not any(one.first <= span.last and span.first <= one.last for one in kept):
-            run = span if run is None else Stretch(run.first, span.last)
+            run = span if run is None else SourceSpan(run.first, span.last)
             continue
         if run is not None:
             yield run
@@ -126,13 +126,13 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
             yield one.body
 
 
-def _by_lines(block: Sequence[ast.stmt]) -> Iterator[tuple[Stretch, list[ast.stmt]]]:
+def _by_lines(block: Sequence[ast.stmt]) -> Iterator[tuple[SourceSpan, list[ast.stmt]]]:
     """The statements of a block, those that share a line together."""
-    span, nodes = Stretch(0, 0), list[ast.stmt]()
+    span, nodes = SourceSpan(0, 0), list[ast.stmt]()
     for node in block:
         own = _span(node)
         if nodes and own.first <= span.last:
-            span, nodes = Stretch(span.first, max(span.last, own.last)), [*nodes, node]
+            span, nodes = SourceSpan(span.first, max(span.last, own.last)), [*nodes, node]
             continue
         if nodes:
             yield span, nodes
@@ -141,9 +141,9 @@ def _by_lines(block: Sequence[ast.stmt]) -> Iterator[tuple[Stretch, list[ast.stm
         yield span, nodes
 
 
-def _span(node: ast.stmt) -> Stretch:
+def _span(node: ast.stmt) -> SourceSpan:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return Stretch(min([node.lineno, *(one.lineno for one in decorators)]), node.end_lineno or node.lineno)
+    return SourceSpan(min([node.lineno, *(one.lineno for one in decorators)]), node.end_lineno or node.lineno)
 
 
 def _indent(line: str) -> str:

@@ -10,7 +10,7 @@ import libcst as cst
 from libcst.metadata import CodeRange, MetadataWrapper
 
 from floatline.fixes import expressions
-from floatline.fixes.excerpts import Excerpt, Stretch, cut_out, take_whole
+from floatline.fixes.excerpts import Excerpt, SourceSpan, cut_out, take_whole
 from floatline.fixes.kinds import ALONE, EXPRESSIONS, STATEMENTS, FixKind
 from floatline.fixes.names import Names, names_in_tree
 from floatline.fixes.scope import find_made, find_positions, find_statement
@@ -52,8 +52,8 @@ def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = Fal
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return text, []
-    alone = [Stretch(place.line, place.end_line) for place in places if place.kind in ALONE]
-    within = [Stretch(place.line, place.end_line) for place in places if place.kind not in ALONE]
+    alone = [SourceSpan(place.line, place.end_line) for place in places if place.kind in ALONE]
+    within = [SourceSpan(place.line, place.end_line) for place in places if place.kind not in ALONE]
     for excerpt in (cut_out(text, tree, alone=alone, within=within), take_whole(text)):
         try:
             wrapper = MetadataWrapper(cst.parse_module(excerpt.text), unsafe_skip_copy=True)
