@@ -198,3 +198,5 @@ def test_what_a_function_computes_with_is_what_it_is_known_by():
     assert hash(known) == hash(captured_passes._identity(make_loss(one)))
     assert known != captured_passes._identity(make_loss(other))
     assert captured_passes._identity(one) != captured_passes._identity(other)
+    assert captured_passes._identity(one.forward) == captured_passes._identity(one.forward)  # a method, made twice
+    assert captured_passes._identity(one.forward) != captured_passes._identity(other.forward)

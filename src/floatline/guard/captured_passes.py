@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import torch
@@ -101,6 +101,7 @@ class CapturedPasses:
         self._graphs: dict[Any, _Graph] = {}
         self._refused: set[Any] = set()
         self._modules = list(run.model.modules())
+        self._is_told = False
 
     def __call__(self, compute_loss: Callable[[Any], Loss], batches: Batches) -> LossSum:
         """Losses of all micro-batches; gradients are where backward leaves them."""
@@ -135,7 +136,17 @@ class CapturedPasses:
 
     def _is_due(self, key: Any) -> bool:
         """Whether this shape has been run often enough to be captured."""
-        if key in self._refused or (key not in self._seen and len(self._seen) >= MOST):
+        if key in self._refused:
+            return False
+        if key not in self._seen and len(self._seen) >= MOST:
+            if not self._is_told:
+                self._is_told = True
+                message = (
+                    f"graph=True captures {MOST} kinds of steps; steps of others are run without a graph. A step is of "
+                    "another kind by the shapes of its batches, by numbers in them, and by what compute_loss holds"
+                )
+                self._run.diary.note("note", message)
+                say(message)
             return False
         self._seen[key] = self._seen.get(key, 0) + 1
         return self._seen[key] > WARM
@@ -209,6 +220,8 @@ class CapturedPasses:
 
 def _identity(compute_loss: Callable[[Any], Loss]) -> tuple[Any, ...]:
     """What a function computes with: a lambda that is written anew in each step is the same one with the same cells."""
+    if isinstance(compute_loss, MethodType):  # made again whenever it is asked for
+        return _Same(compute_loss.__self__), *_identity(compute_loss.__func__)
     if not isinstance(compute_loss, FunctionType):
         return (_Same(compute_loss),)
     cells = [cell.cell_contents for cell in compute_loss.__closure__ or ()]
