@@ -83,7 +83,7 @@ class _Graph:
 class CapturedPasses:
     """Runs forward and backward, and from the fourth step of a shape on replays them as one CUDA graph.
 
-    A graph does on the device what was captured, and nothing of Python: what `compute_loss` reads anew in each step
+    A graph does on the device what was captured, and nothing of Python: what `compute_loss` reads from Python in each step
     must be in its batches. In the 1st, 2nd, 4th, 8th, ... replay the loss is computed once more without the graph;
     where it is another one the graph is given up, and said to have been wrong.
 
@@ -219,7 +219,7 @@ class CapturedPasses:
 
 
 def _identity(compute_loss: Callable[[Any], Loss]) -> tuple[Any, ...]:
-    """What a function computes with: a lambda that is written anew in each step is the same one with the same cells."""
+    """What a function computes with: a lambda that is written in each step is the same one with the same cells."""
     if isinstance(compute_loss, MethodType):  # made again whenever it is asked for
         return _Same(compute_loss.__self__), *_identity(compute_loss.__func__)
     if not isinstance(compute_loss, FunctionType):

@@ -82,7 +82,7 @@ class Guard(GuardedRun):
             such as a `Diagnoser`; what it returns goes to the ledger. The last few batches are kept for it.
         process_group: Processes that train together; None is the default group.
         graph: Replay forward and backward of `step` as CUDA graphs, one for each shape of batches. What `compute_loss`
-            reads anew in each step must then be in its batches.
+            reads from Python in each step must then be in its batches.
 
     Attributes:
         manifest: What weights, states and buffers are held in at the start, as one line; it is in the ledger's header.
