@@ -83,8 +83,8 @@ class _Graph:
 class CapturedPasses:
     """Runs forward and backward, and from the fourth step of a shape on replays them as one CUDA graph.
 
-    A graph does on the device what was captured, and nothing of Python: what `compute_loss` reads from Python in each step
-    must be in its batches. In the 1st, 2nd, 4th, 8th, ... replay the loss is computed once more without the graph;
+    A graph does on the device what was captured, and nothing of Python: what `compute_loss` reads from Python in each
+    step must be in its batches. In the 1st, 2nd, 4th, 8th, ... replay the loss is computed once more without the graph;
     where it is another one the graph is given up, and said to have been wrong.
 
     Args:
