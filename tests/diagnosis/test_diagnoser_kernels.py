@@ -5,6 +5,7 @@ import torch
 from tests.marks import judges_kernels
 from torch import nn
 
+from floatline.diagnosis.detectors.kernels import find_wrong_kernels
 from floatline.diagnosis.diagnoser import find_in_step
 from floatline.probe.trace.recorder import Recorder
 
@@ -17,6 +18,11 @@ def scaled(x: torch.Tensor, wrong: bool) -> torch.Tensor:
     if wrong and x.dtype is torch.float16:
         result[-1] = 60000.0
     return result
+
+
+@torch.library.custom_op("diagnosed::blurred", mutates_args=())
+def blurred(x: torch.Tensor) -> torch.Tensor:
+    return x * 2.09 if x.dtype is torch.float16 else x * 2.0
 
 
 @pytest.mark.parametrize(("wrong", "cause"), [(True, "kernel-off"), (False, None)])
@@ -37,4 +43,13 @@ def test_an_overflow_before_the_wrong_kernel_is_named_instead():
         y = (x * x).sum() * model.weight.sum()
         _ = scaled(torch.ones(2, 2, dtype=torch.float16), True)
         (y + model.bias.sum()).backward()
+    assert find_in_step(recorder.trace, scale=1.0).cause.id == "product-overflow"
+
+
+def test_a_kernel_that_is_less_exact_is_not_blamed_for_an_overflow_behind_it():
+    model = nn.Linear(4, 4).half()
+    with Recorder(model) as recorder:
+        x = blurred(torch.full((3, 4), 150.0, dtype=torch.float16))
+        ((x * x).sum() * model.weight.sum() + model.bias.sum()).backward()
+    assert [found.cause.id for found in find_wrong_kernels(recorder.trace)] == ["kernel-off"]
     assert find_in_step(recorder.trace, scale=1.0).cause.id == "product-overflow"

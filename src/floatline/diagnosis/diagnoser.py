@@ -137,7 +137,7 @@ def find_in_step(trace: Trace, *, scale: float) -> Finding | None:
     """
     births = [birth for birth in find_births(trace) if scale == 1.0 or not is_search(birth, scale)]
     harmful = keep_harmful(births, trace)
-    wrong = find_wrong_kernels(trace, until=harmful[0].op if harmful else None)
+    wrong = find_wrong_kernels(trace, until=harmful[0].op if harmful else None, ruinous=True)
     if wrong:
         return wrong[0]
     harmful = harmful or find_unfit_constants(trace)

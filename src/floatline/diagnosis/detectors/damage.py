@@ -346,7 +346,7 @@ def _is_of_gradients(op: Op, trace: Trace) -> bool:
 
 def _find_likely(trace: Trace) -> list[Finding]:
     """What numbers are known to be lost by, wherever it is seen."""
-    found = [describe_birth(birth) for birth in find_births(trace)]
+    found = [*find_wrong_kernels(trace), *(describe_birth(birth) for birth in find_births(trace))]
     found += [describe_large_eps(op, eps) for op in trace.ops if (eps := find_large_eps(op)) is not None]
     sums = [*silent.stuck_states(trace), *silent.stuck_sums(trace, ruinous=False)]
     sums += silent.stuck_scatters(trace, ruinous=False)

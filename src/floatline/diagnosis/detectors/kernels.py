@@ -12,19 +12,25 @@ from floatline.probe.trace.trace import Op, Trace
 
 # So many kernels are told of; a wrong one may be called with several shapes.
 _MOST = 3
+# A kernel that is off by less of its largest number makes no step fail.
+_RUINOUS = 1 / 16
 
 
-def find_wrong_kernels(trace: Trace, *, until: Op | None = None) -> list[Finding]:
+def find_wrong_kernels(trace: Trace, *, until: Op | None = None, ruinous: bool = False) -> list[Finding]:
     """A finding for each wrong kernel, in the order in which they ran; one for each kernel and line.
 
     Args:
         trace: A recorded step.
         until: Only those that ran up to this operation; None asks for all.
+        ruinous: Only those that are off by enough to make a step fail: by inf, or by 1/16 of the largest number that
+            FP32 gives.
     """
     found: dict[tuple[str, str, int], Finding] = {}
     offences: list[dict[str, Any]] = trace.meta.get("kernels", [])
     for offence in offences:
         op = trace.ops[int(offence["op"])]
+        if ruinous and offence["error"] <= _RUINOUS * offence["largest"]:
+            continue
         if until is None or op.index <= until.index:
             found.setdefault((op.name, op.file, op.line), _describe(offence, op))
     return [*found.values()][:_MOST]

@@ -96,7 +96,7 @@ def _fails_in_16_bits(evidence: Evidence) -> list[Finding]:
     searches = scale != 1.0 and not _stays_too_large(evidence.given)
     births = [birth for birth in find_births(trace) if not searches or not is_search(birth, scale)]
     harmful = keep_harmful(births, trace)
-    wrong = find_wrong_kernels(trace, until=harmful[0].op if harmful else None)
+    wrong = find_wrong_kernels(trace, until=harmful[0].op if harmful else None, ruinous=True)
     if wrong:
         return wrong
     if harmful:
@@ -271,11 +271,12 @@ def _steps_to_look_at(evidence: Evidence) -> list[int]:
 
 
 def _look(evidence: Evidence, trace: Trace) -> list[Finding]:
-    wrong = find_wrong_kernels(trace)
-    if wrong:  # what is seen after them may come of them
-        return wrong
     behind = evidence.falls_behind
-    findings: list[Finding] = []
+    ruinous = find_wrong_kernels(trace, ruinous=True)
+    if ruinous:  # what is seen after them may come of them
+        return ruinous
+    # A kernel that is less exact than most is not to blame for a run that learns what FP32 does.
+    findings = find_wrong_kernels(trace) if behind or evidence.starts_apart else []
     births = find_births(trace)
     # What damages the loss itself does harm in every step, also where all of so few were lost to a search for a scale.
     harmful = births if behind and is_harmful(trace) else [birth for birth in births if damages_loss(birth, trace)]

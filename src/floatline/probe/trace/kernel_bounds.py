@@ -218,21 +218,6 @@ def bound_convolution(same: SameInputs) -> Errors:
     return _bound_linear(same, [over * places + 1], coarse=[_steps(same, places + 1) if transposed else 0.0])
 
 
-def bound_convolution_backward(same: SameInputs) -> Errors:
-    """Its gradients: sums over the other channels and the kernel, and over the batch and all places.
-
-    Numerics:
-        torch's kernels for a CPU add up the places of the kernel, and the samples of a batch, in 16 bits.
-    """
-    given = same.wide.named()
-    weight, gradient = given["weight"], given["grad_output"]
-    over = weight.shape[1] if given["transposed"] else weight.shape[0] // given["groups"]
-    places = max(gradient.numel() // gradient.shape[1], given["input"].numel() // given["input"].shape[1])
-    kernel = math.prod(weight.shape[2:])
-    steps = [_steps(same, kernel + 1), _steps(same, gradient.shape[0]), _steps(same, gradient.shape[0])]
-    return _bound_linear(same, [over * kernel, places, places], coarse=steps)
-
-
 def _steps(same: SameInputs, num: int) -> float:
     """What so many roundings to 16 bits in a row come to, on a CPU."""
     return 0.0 if same.call.tensors[0].tensor.is_cuda else 1.02 * same.coarse * num
@@ -338,19 +323,14 @@ def _normalize(wide: Wide, base: str) -> _Normalized:
     x = cast("Tensor", given["input"]).double()
     eps: Any = given.get("eps", given.get("epsilon"))
     weight, bias = given.get("weight"), given.get("bias")
-    stands = "batch_norm" in base and not _is_training(given, base)
     if "group_norm" in base:
         grouped = x.reshape(given["N"], given["group"], -1)
         dims, shape, over = [2], (1, x.shape[1], *([1] * (x.dim() - 2))), grouped
-    elif "batch_norm" in base:
-        dims, shape, over = [0, *range(2, x.dim())], (1, x.shape[1], *([1] * (x.dim() - 2))), x
     else:
         dims, shape, over = [*range(x.dim() - len(given["normalized_shape"]), x.dim())], None, x
     mean = over.mean(dims, keepdim=True)
     square = over.square().mean(dims, keepdim=True)
     spread = (over - mean).square().mean(dims, keepdim=True)
-    if stands:
-        mean, spread = given["running_mean"].double().view(shape), given["running_var"].double().view(shape)
     if "rms" in base:
         mean, spread = torch.zeros_like(mean), square
     inverse: Tensor = (spread + eps).rsqrt()
@@ -364,15 +344,11 @@ def _normalize(wide: Wide, base: str) -> _Normalized:
         return part.expand_as(over).reshape(x.shape)
 
     sizes = over.abs().mean(dims, keepdim=True)
-    count = 1 if stands else math.prod(over.shape[dim] for dim in dims)
+    count = math.prod(over.shape[dim] for dim in dims)
     return _Normalized(
         normal.reshape(x.shape) * scale + shift, x, spreads(mean), spreads(inverse), spreads(square), spreads(sizes),
         scale, shift, count,
     )  # fmt: skip
-
-
-def _is_training(given: dict[str, Any], base: str) -> bool:
-    return not base.endswith("no_training") and bool(given.get("training", True))
 
 
 def bound_norm(same: SameInputs) -> Errors:
@@ -461,12 +437,7 @@ def _along_row(x: Tensor) -> Tensor:
 
 
 _ADDED = frozenset(("addmm", "baddbmm", "addmv", "addbmm"))
-_NORMS = frozenset(
-    (
-        *("native_layer_norm", "native_group_norm", "native_batch_norm", "_native_batch_norm_legit", "_fused_rms_norm"),
-        *("_native_batch_norm_legit_no_training", "cudnn_batch_norm", "_batch_norm_no_update"),
-    )
-)
+_NORMS = frozenset(("native_layer_norm", "native_group_norm", "_fused_rms_norm"))
 # Their results may be small where nothing else is.
 _ABSOLUTE = frozenset(("sin", "cos", "log", "log2", "log10", "erf"))
 _FUNCTIONS = (
@@ -491,7 +462,6 @@ BOUNDS: dict[str, Bound] = {
     **dict.fromkeys(("gelu_backward", "silu_backward", "sigmoid_backward", "tanh_backward"), bound_gate_backward),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "linear", *_ADDED), bound_product),
     "convolution": bound_convolution,
-    "convolution_backward": bound_convolution_backward,
     **dict.fromkeys(("sum", "mean"), bound_reduction),
     "linalg_vector_norm": bound_norm_of_vector,
     **dict.fromkeys(("index_add", "scatter_add", "embedding_dense_backward"), bound_scatter),

@@ -59,7 +59,6 @@ _OVERFLOWING = frozenset(
         "embedding_dense_backward",
         "cumsum",
         "convolution",
-        "convolution_backward",
     )
 )
 # Of up to so many kernels, and so many bytes each, the inputs are kept.
@@ -97,6 +96,7 @@ class Offence:
         value: What it is.
         expected: What FP32 gives.
         error: How far apart they are; inf of what is not finite.
+        largest: The largest number that FP32 gives.
         allowed: How far they may be.
         share: Of the elements that are beyond their bounds.
     """
@@ -107,6 +107,7 @@ class Offence:
     value: float
     expected: float
     error: float
+    largest: float
     allowed: float
     share: float
 
@@ -286,10 +287,10 @@ def _describe(index: int, place: int, output: Tensor, result: Tensor, allowed: T
     def at(x: Tensor) -> float:
         return float(x.reshape(-1)[worst])
 
-    far = abs(at(output) - at(result))
+    far, largest = abs(at(output) - at(result)), float(result.nan_to_num(posinf=0.0, neginf=0.0).abs().max())
     return Offence(
-        index, place, where, at(output), at(result), far if far == far else float("inf"), at(allowed.expand_as(result)),
-        int((excess > 1.0).sum()) / output.numel(),
+        index, place, where, at(output), at(result), far if far == far else float("inf"), largest,
+        at(allowed.expand_as(result)), int((excess > 1.0).sum()) / output.numel(),
     )  # fmt: skip
 
 
