@@ -11,7 +11,7 @@ from torch.nn import functional
 import floatline as fl
 from floatline.causes import CAUSES
 from floatline.manifests.manifest import Manifest
-from floatline.manifests.rows import ExchangeRow, PeakRow, UpdateRow, WorkRow
+from floatline.manifests.rows import ExchangeRow, PeakRow, Switches, UpdateRow, WorkRow
 from floatline.precision.holding import Holding
 
 WEIGHTS = Holding("weights", "body", "", "fp32", 1, 100, "weight")
@@ -20,6 +20,13 @@ FINE = Manifest((WEIGHTS,), step=1, work=(WorkRow("backward", "off", "bf16", 100
 
 def test_what_is_fine_has_no_line():
     assert FINE.lines == ()
+
+
+@pytest.mark.parametrize(("matmul", "is_fp32"), [(None, True), ("highest", True), ("high", False), ("medium", False)])
+def test_fp32_products_that_may_be_less_on_a_gpu_are_not_fp32_as_believed(matmul, is_fp32):
+    found = replace(FINE, work=(WorkRow("backward", "off", "fp32", 100),), switches=Switches(matmul=matmul))
+    assert found.summary.startswith("FP32 as believed: ") is is_fp32
+    assert found.summary.endswith(f"TF32 or less (matmul '{matmul}')") is not is_fp32
 
 
 @pytest.mark.parametrize(

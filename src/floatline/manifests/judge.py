@@ -148,7 +148,9 @@ def summarize(facts: ManifestFacts) -> str:
     if loss:
         parts.append(f"loss {say_formats(loss)}")
     is_fp32 = all(row.format == "fp32" for row in facts.holdings) and set(flops) <= {"fp32"}
-    if is_fp32 and next(judge(facts), None) is None:
+    if is_fp32 and facts.switches.matmul not in (None, "highest"):
+        parts.append(f"on a GPU, FP32 products are TF32 or less (matmul '{facts.switches.matmul}')")
+    elif is_fp32 and next(judge(facts), None) is None:
         return f"FP32 as believed: {'; '.join(parts)}"
     return "; ".join(parts)
 
