@@ -90,6 +90,13 @@ def test_a_skip_is_told_whatever_the_optimizer_and_the_schedule_stands_still(mak
     assert loop.accelerator.scaler.get_scale() == 65536.0  # a loss that is not finite says nothing about the scale
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_what_it_computes_in_is_told_when_it_begins(guarded, capsys):
+    Loop(guarded=guarded).run(make_rows(1))
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("floatline: weights")]
+    assert said == ["floatline: weights FP32; AdamW; computes in FP16 under autocast"] * guarded
+
+
 def test_accelerate_by_itself_tells_of_no_skip_with_torchs_scaler_and_a_fused_optimizer():
     loop = Loop(guarded=False)
     loop.accelerator.native_amp = True  # as on a GPU

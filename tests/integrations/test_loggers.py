@@ -190,7 +190,8 @@ def test_events_and_the_plan_are_where_the_tools_show_them(logged, monkeypatch):
     board.Reload()
     (event,) = board.Tensors("floatline/events/text_summary")
     assert (event.step, event.tensor_proto.string_val[0]) == (57, b"note: half way <b>")
-    assert b'"compute": "fp16"' in board.Tensors("floatline/plan/text_summary")[0].tensor_proto.string_val[0]
+    (plan,) = board.Tensors("floatline/plan/text_summary")[0].tensor_proto.string_val
+    assert b'"compute": "fp16"' in plan and b'"manifest": "weights FP32; ' in plan
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     (run,) = MlflowClient((folder / "mlruns").as_uri()).search_runs(["0"])
     assert run.data.tags["floatline.plans"] == "fp16-mixed"
@@ -201,6 +202,7 @@ def test_events_and_the_plan_are_where_the_tools_show_them(logged, monkeypatch):
     assert b"note: half way <b>" in path.read_bytes()
     (recorded,) = read_metrics(path)
     assert recorded.settings["floatline"]["plan"]["name"] == "fp16-mixed"
+    assert recorded.settings["floatline"]["manifest"].startswith("weights FP32; ")
     lines = [json.loads(line) for line in (folder / "files" / "run.jsonl").read_text().splitlines()]
     assert {"step": 57, "event": "note: half way <b>"} in lines
 

@@ -41,10 +41,12 @@ def test_the_trainer_by_itself_computes_in_fp32_there(tmp_path):
     assert set(trainer.model.dtypes) == {torch.float32}
 
 
-def test_a_bad_batch_is_skipped_logged_as_nan_once_and_the_schedule_waits(tmp_path):
+def test_a_bad_batch_is_skipped_logged_as_nan_once_and_the_schedule_waits(tmp_path, capsys):
     trainer = make_trainer(tmp_path, rows=make_rows(bad=[2, 3]), lr_scheduler_type="linear")
     callback = prepare_trainer(trainer)
     trainer.train()
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("floatline: ")]
+    assert said[0].startswith("floatline: weights FP32; AdamW; computes in FP16")
     seen = losses(trainer)
     assert [math.isnan(loss) for loss in seen] == [False, False, True, True, False, False, False, False]
     assert weights(trainer.model).isfinite().all()
