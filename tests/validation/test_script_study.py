@@ -12,6 +12,7 @@ from floatline.errors import ComparisonError, TargetError
 from floatline.plans.presets import resolve_plan
 from floatline.validation.script_study import validate_script
 from floatline.validation.study.script_arms import ScriptArm, count_late, is_expression, run_job, run_script
+from floatline.validation.study.study import Silence
 
 
 def command(path, *words):
@@ -106,18 +107,31 @@ def test_a_search_for_a_scale_at_the_start_is_no_skipped_update(skipped, num, la
     assert count_late(skipped, num) == late
 
 
+class Heard(Silence):
+    """What a study says before its first run is done."""
+
+    def __init__(self):
+        self.said = []
+
+    def plan(self, text):
+        self.said.append(text)
+
+
 @slow
-def test_a_script_that_seeds_itself_is_told_where_and_what_to_do(folder):
+def test_a_script_that_seeds_itself_is_told_where_and_what_to_do_after_a_line_on_what_is_looked_at(folder):
     path = write_script(folder)
     path.write_text(path.read_text().replace("if args.seed is not None:", "if True:").replace("(args.seed)", "(1337)"))
+    heard = Heard()
     with pytest.raises(ComparisonError, match=r"seeds itself: train\.py:\d+: 1337\. Put \{seed\} where"):
-        validate_script(command(path), ["fp16-mixed"], folder="study")
+        validate_script(command(path), ["fp16-mixed"], folder="study", watcher=heard)
+    assert heard.said == ["looking at the script's first steps in FP32, with seeds 0 and 1"]
 
 
 def test_a_command_that_is_no_script_is_refused_before_anything_runs(folder):
+    heard = Heard()
     with pytest.raises(TargetError, match="There is no script 'nowhere.py'"):
-        validate_script([sys.executable, "nowhere.py"], ["fp16-mixed"], folder="study")
-    assert not (folder / "study").exists()
+        validate_script([sys.executable, "nowhere.py"], ["fp16-mixed"], folder="study", watcher=heard)
+    assert not (folder / "study").exists() and heard.said == []
 
 
 @slow

@@ -128,6 +128,7 @@ def validate_script(
     with Store(place, asked=asked, resume=resume) as store:
         found = store.found
         if not found:
+            watcher.plan(f"looking at the script's first steps in FP32, with seeds {seed} and {seed + 1}")
             check_seeds(reference, seed)
             found = {"environment": describe_environment(device)}
             store.settle(found)
