@@ -65,7 +65,7 @@ def test_with_torchs_scaler_fp16_adapters_cannot_be_trained(tmp_path):
 
 
 @slow
-def test_trls_sft_trainer_goes_the_same_way(tmp_path):
+def test_trls_sft_trainer_goes_the_same_way(tmp_path, capsys):
     trl = pytest.importorskip("trl", reason="trl is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     from tokenizers import Tokenizer
@@ -100,4 +100,6 @@ def test_trls_sft_trainer_goes_the_same_way(tmp_path):
     log = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["floatline/skipped"] for entry in log] == [0.0] * 4
     assert "mean_token_accuracy" in log[0]  # TRL's own metrics are there, too
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("floatline: ")]
+    assert said[0].startswith("floatline: weights ")
     assert as_logged(fl.Ledger.read(tmp_path).loss, trainer) == pytest.approx(losses(trainer), rel=1e-6)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.marks import needs_fsdp2, needs_gloo
 from tests.slow import slow
 
 
@@ -22,3 +23,17 @@ def test_the_policy_of_fsdp2_and_the_hook_of_ddp_are_read():
     assert sharded.endswith(" 72")  # every weight and bias had an update
     assert "kind='ddp-hook', module='fp16_compress_hook', param='', reduce='fp16'" in hooked
     assert plain == "()"
+
+
+@needs_gloo
+@needs_fsdp2
+@slow
+def test_parts_of_sharded_tensors_are_measured_where_they_are():
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = Path(__file__).with_name("on_shards.py")
+    run = subprocess.run([sys.executable, *words, str(script)], capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0, run.stderr[-3000:]
+    bare, measured, whole, num_updates = (int(number) for number in run.stdout.split())
+    assert measured == bare
+    assert whole >= 1  # a weight that is gathered would be counted
+    assert num_updates == 36  # this process' half of 72
