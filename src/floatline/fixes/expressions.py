@@ -277,6 +277,8 @@ def mask_constant(node: cst.BaseExpression, scene: FixContext) -> NewExpression 
         x, index = found.operand, len(node.args) - 1
     elif found.name == "where" and not found.is_method and len(node.args) == 3:
         x, index = node.args[1].value, 2
+        if read_number(x) is not None:  # where(mask, -1e9, x)
+            x, index = node.args[2].value, 1
     else:
         return None
     constant = read_number(node.args[index].value)
