@@ -185,10 +185,12 @@ class SmallEps(Rule):
                 seen = f"{what}: the guard is not there"
                 self.report(node, seen=seen, of=value, by=eps, holds=holds, is_seldom=seldom)
                 return
-            is_quotient = isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Name, ast.Attribute))
+            above = node.left if isinstance(node, ast.BinOp) else None
+            is_quotient = isinstance(above, (ast.Name, ast.Attribute))
             told = "at 0 this divides by 0" if is_quotient else "the guard is not there"
             place = node if is_quotient else guard
-            fix = None if is_quotient and not _is_floating(self.source, node.left, value) else "small-eps"
+            whole = isinstance(above, (ast.Name, ast.Attribute)) and not _is_floating(self.source, above, value)
+            fix = None if whole else "small-eps"
             self.report(place, seen=f"{what}: {told}", fix=fix, of=value, by=eps, is_seldom=seldom)
             return
 
