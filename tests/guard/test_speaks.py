@@ -107,6 +107,22 @@ def test_a_diagnosis_that_is_made_again_is_one_line_and_the_last_one_is_the_stop
     assert guard.run.diagnoses == ["diagnosis of step 6: second", "diagnosis of step 8: first"]
 
 
+def test_what_names_no_cause_takes_the_place_of_no_advice_and_of_no_cause(capsys):
+    unsure = ("no cause found: it passes", "not diagnosed: the budget is used up")
+    for found, said in (
+        ("bad-input-data: the batch holds NaN", "The diagnosis of step 5: bad-input"),
+        ("", "raise most_bad"),
+    ):
+        words = iter([found, *unsure] if found else unsure)
+        policy = fl.Policy(most_bad=4, warn_after=3)
+        model, guard = make(on_failure=lambda failed, words=words: next(words, None), policy=policy)
+        with pytest.raises(fl.GuardStop, match=said) as stop:
+            train(model, guard, 9, bad=lambda i: i >= 4)
+        assert "budget" not in str(stop.value)
+        (row,) = [line for line in lines(capsys) if "in a row failed" in line]
+        assert ("bad-input-data" if found else "To find the cause") in row
+
+
 def test_without_a_diagnosis_the_stop_gives_the_usual_advice():
     model, guard = make(policy=fl.Policy(most_bad=3))
     with pytest.raises(fl.GuardStop, match="raise most_bad"):

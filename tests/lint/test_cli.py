@@ -210,3 +210,13 @@ def test_hidden_and_built_folders_are_not_looked_at(project):
         (project / name / "bad.py").write_text(BAD)
     assert "1 finding in" in lint(".").stdout
     assert Path("src/bad.py").is_file()
+
+
+def test_what_was_not_fixed_is_not_said_to_be_fixable(project):
+    (project / "src" / "bad.py").write_text(
+        "from torch import Tensor, log\n\n\ndef f(x: Tensor):\n    x = x.half()\n    return log(x + 1e-8)\n"
+    )
+    assert "more can be fixed with --unsafe-fixes" in lint("src").stdout
+    after = lint("src", "--fix", "--unsafe-fixes")
+    assert "FL104" in after.stdout
+    assert "can be fixed" not in after.stdout

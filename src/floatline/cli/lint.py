@@ -110,7 +110,7 @@ def lint(
         findings = drop_known(findings, read_baseline(known), root=settings.root)
     if fix and not diff:
         _write(result)
-    _print(result, findings, output=output, seconds=seconds, diff=diff, fix=fix)
+    _print(result, findings, output=output, seconds=seconds, diff=diff, fix=fix, unsafe=unsafe_fixes)
     for file, why in result.unread:
         typer.echo(f"floatline: {file} was not read: {why}", err=True)
     if findings or (diff and result.changes):
@@ -145,7 +145,14 @@ def _write(result: LintResult) -> None:
 
 
 def _print(
-    result: LintResult, findings: list[LintFinding], *, output: LintFormat, seconds: float, diff: bool, fix: bool
+    result: LintResult,
+    findings: list[LintFinding],
+    *,
+    output: LintFormat,
+    seconds: float,
+    diff: bool,
+    fix: bool,
+    unsafe: bool,
 ) -> None:
     from floatline.report import lint as report
 
@@ -158,4 +165,4 @@ def _print(
     elif diff:
         typer.echo(report.as_diff(result), nl=False)
     else:
-        report.print_findings(text_console(), result, findings, fixed=fix)
+        report.print_findings(text_console(), result, findings, fixed=fix, unsafe=unsafe)

@@ -216,4 +216,4 @@ def _say_nothing_found(failed: FailedStep) -> str:
             "no cause found: the weights have moved on since the step failed "
             f"({failed.updates_since:,} updates), and it may pass with them"
         )
-    return "no cause found: no operation of the step makes inf or NaN of finite numbers"
+    return "no cause found: replayed, no operation makes inf or NaN of finite numbers in a way that is known"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import libcst as cst
+import libcst.matchers as m
 
 from floatline.fixes.names import Names
 from floatline.fixes.operations import (
@@ -277,6 +278,8 @@ def mask_constant(node: cst.BaseExpression, scene: FixContext) -> NewExpression 
         x, index = found.operand, len(node.args) - 1
     elif found.name == "where" and not found.is_method and len(node.args) == 3:
         x, index = node.args[1].value, 2
+        if read_number(x) is not None:  # where(mask, -1e9, x)
+            x, index = node.args[2].value, 1
     else:
         return None
     constant = read_number(node.args[index].value)
@@ -305,7 +308,7 @@ def small_eps(node: cst.BaseExpression, scene: FixContext) -> NewExpression | No
             return None
         under = _larger_eps(inner.node, scene) if scene.is_sure and scene.is_measured else inner.node
         whole = node.with_changes(right=enclosed(bare(under)), lpar=(), rpar=())
-        back = method(whole, "to", cst.Arg(cst.Attribute(found.operand, cst.Name("dtype"))))
+        back = method(whole, "to", cst.Arg(_dtype_of_quotient(found.operand, under, scene)))
         return NewExpression(back, inner.says, safe=under is inner.node)
     says = "the eps is added in FP32, where it is not 0"
     if found.name == "add" and isinstance(node, cst.BinaryOperation):
@@ -319,6 +322,17 @@ def small_eps(node: cst.BaseExpression, scene: FixContext) -> NewExpression | No
         return None
     is_small = any(_is_eps(bound, scene) for bound in bounds) or (found.name == "normalize" and scene.is_sure)
     return _on_float(found, scene, says) if is_small else None
+
+
+def _dtype_of_quotient(above: cst.BaseExpression, below: cst.BaseExpression, scene: FixContext) -> cst.BaseExpression:
+    """x.dtype; where what it is divided by may be FP64, or x a number, torch.result_type(x, y)."""
+    plain, of_both = cst.Attribute(above, cst.Name("dtype")), scene.names.spell("torch.result_type")
+    widened = m.findall(below, m.Call(m.Attribute(attr=m.Name("to")), args=[m.Arg(m.Call())]))
+    owners = [cst.ensure_type(cst.ensure_type(one, cst.Call).func, cst.Attribute).value for one in widened]
+    other = next((one for one in owners if is_simple(one) and not same(one, above)), None)
+    if scene.is_measured or other is None or of_both is None:
+        return plain
+    return call(of_both, above, other)
 
 
 def float_operands(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:

@@ -16,7 +16,7 @@ from floatline.fixes.expressions import FixContext
 from floatline.fixes.kinds import EXPRESSIONS, ONLY_FOR_FINDINGS, SPANS, STATEMENTS, FixKind
 from floatline.fixes.names import read_names
 from floatline.fixes.origins import find_numbers, find_origins
-from floatline.fixes.rewriting import Exchange, Replace
+from floatline.fixes.rewriting import Exchange, Put, Replace
 from floatline.fixes.scope import LinePlace, find_made, find_positions, find_sources, find_statement, find_steps
 from floatline.fixes.spanning.edits import FileScene
 
@@ -196,9 +196,11 @@ def _rewrite(
 ) -> _Rewritten | None:
     """The file with one statement changed by one kind."""
     if kind in EXPRESSIONS:
-        change = Replace(line, EXPRESSIONS[kind], scene)
-        after = module.visit(change).code
-        return _Rewritten(after, change.says[0], change.safe) if change.says else None
+        change = Replace(EXPRESSIONS[kind], scene, around)
+        line.visit(change)
+        if not change.says:
+            return None
+        return _Rewritten(module.visit(Put(change.nodes, change.lines)).code, change.says[0], change.safe)
     if kind in SPANS:
         edit = SPANS[kind](FileScene(module, line, around, scene))
         return None if edit is None else _Rewritten(edit.apply(module), edit.says, edit.safe)

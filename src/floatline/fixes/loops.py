@@ -10,7 +10,7 @@ import libcst.matchers as m
 
 from floatline.fixes.expressions import FixContext, NewExpression
 from floatline.fixes.scope import find_path
-from floatline.fixes.statements import STEP, NewStatements, find_scaler, source_of
+from floatline.fixes.statements import STEP, NewStatements, calls_something, find_scaler, source_of
 
 _DEVICES = {"torch.cuda.amp.": "cuda", "torch.cpu.amp.": "cpu"}
 # Positional arguments of torch.cuda.amp.autocast: torch.amp.autocast has them in another order.
@@ -25,6 +25,8 @@ def update_after_step(line: cst.SimpleStatementLine, around: cst.CSTNode, scene:
     if len(line.body) != 1 or not found:
         return None
     owner = cst.ensure_type(cst.ensure_type(found[0], cst.Call).func, cst.Attribute).value
+    if calls_something(owner):
+        return None
     text = source_of(owner)
     calls = [source_of(cst.ensure_type(call, cst.Call).func) for call in m.findall(around, m.Call(m.Attribute()))]
     if f"{text}.scale" not in calls or f"{text}.update" in calls:
@@ -103,11 +105,12 @@ def trainable_in_fp32(line: cst.SimpleStatementLine, around: cst.CSTNode, scene:
     call = _made(line)
     if call is None or not scene.names.resolve(call.func).startswith("torch.optim.") or not _has_half(around):
         return None
-    models = [
-        source_of(cst.ensure_type(cst.ensure_type(one, cst.Call).func, cst.Attribute).value)
+    owners = [
+        cst.ensure_type(cst.ensure_type(one, cst.Call).func, cst.Attribute).value
         for one in m.findall(call, m.Call(m.Attribute(attr=m.Name("parameters")), args=[]))
     ]
-    if len(set(models)) != 1:
+    models = [source_of(one) for one in owners]
+    if len(set(models)) != 1 or any(calls_something(one) for one in owners):
         return None
     cast = (
         f"for parameter in {models[0]}.parameters():\n"

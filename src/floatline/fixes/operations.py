@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import libcst as cst
+import libcst.matchers as m
 
 from floatline.fixes.names import Names
 
@@ -32,6 +34,19 @@ WIDENED = frozenset(
 NO_HALF = frozenset(
     "slogdet logdet det inverse inv pinv cholesky eigh eigvalsh svd svdvals qr matrix_exp cdist erfinv lgamma".split()  # noqa: SIM905
 )
+# Methods of tensors that may run once more, or once less: they draw no random number and write to nothing.
+_FREE = (
+    WIDENED
+    | NO_HALF
+    | frozenset(
+        """float double half bfloat16 to type type_as long int bool item size dim numel view view_as reshape flatten t
+    transpose permute squeeze unsqueeze expand expand_as repeat contiguous detach clone square amax amin max min relu
+    any all eq ne lt gt le ge gather index_select masked_fill where mT unbind chunk split scale parameters get_scale
+    """.split()  # noqa: SIM905
+    )
+)
+_FREE_NAMES = frozenset(("max", "min", "abs", "float", "int", "bool", "len", "sum", "pow", "round", "isinstance"))
+_RANDOM = ("rand", "dropout", "bernoulli", "multinomial", "normal", "poisson", "gumbel", "rrelu", "seed", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -91,6 +106,41 @@ def is_simple(node: cst.BaseExpression) -> bool:
     if isinstance(node, cst.Attribute):
         return is_simple(node.value)
     return isinstance(node, cst.Name)
+
+
+def count_calls(node: cst.CSTNode, names: Names) -> Counter[str]:
+    """How often each thing stands in an expression that may do something beside its result, or gives another each time.
+
+    Layers and other calls of what is not torch's, random numbers, writes in place, `next(batches)`, `await`, `:=`.
+    """
+    found = Counter[str]()
+    for one in m.findall(node, m.Call()):
+        called = cst.ensure_type(one, cst.Call)
+        if not _is_free(called, names):
+            found[_last_names(called.func)] += 1
+    found.update(type(one).__name__ for one in m.findall(node, m.Await() | m.Yield() | m.NamedExpr()))
+    return found
+
+
+def _is_free(node: cst.Call, names: Names) -> bool:
+    path = names.resolve(node.func)
+    last = path.rpartition(".")[2]
+    if path.startswith(("torch.amp.", "torch.cuda.amp.", "torch.cpu.amp.")):
+        return True
+    if path.startswith("torch."):
+        is_plain = last[:1].islower() and not last.endswith("_") and not any(word in last for word in _RANDOM)
+        return is_plain and not any(m.matches(arg, m.Arg(keyword=m.Name("out"))) for arg in node.args)
+    if isinstance(node.func, cst.Name):
+        is_fresh = m.matches(node, m.Call(args=[m.Arg(m.Call(m.Attribute(attr=m.Name("parameters"))))]))
+        return node.func.value in _FREE_NAMES or (node.func.value == "next" and is_fresh)
+    if not isinstance(node.func, cst.Attribute) or path:
+        return False
+    return node.func.attr.value in _FREE and not m.matches(node.func.value, m.Name("self"))  # self.norm is a layer
+
+
+def _last_names(node: cst.BaseExpression) -> str:
+    """`self.layer` of `self.layer(x)`, and `.pick` of `f(x).pick(y)`: what is called may itself be widened."""
+    return cst.Module([]).code_for_node(node) if is_simple(node) else f".{getattr(node, 'attr', cst.Name('_')).value}"
 
 
 def bare(node: cst.BaseExpression) -> cst.BaseExpression:

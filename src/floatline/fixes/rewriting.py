@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import libcst as cst
+import libcst.matchers as m
 from libcst.metadata import CodeRange, MetadataWrapper
 
 from floatline.fixes import expressions
 from floatline.fixes.excerpts import Excerpt, SourceSpan, cut_out, take_whole
 from floatline.fixes.kinds import ALONE, EXPRESSIONS, STATEMENTS, FixKind
 from floatline.fixes.names import Names, names_in_tree
-from floatline.fixes.scope import find_made, find_positions, find_statement
+from floatline.fixes.operations import count_calls, same
+from floatline.fixes.scope import find_made, find_path, find_positions, find_statement
 from floatline.fixes.statements import NewStatements
 
 _Statement = cst.SimpleStatementLine | cst.BaseCompoundStatement
@@ -89,11 +91,92 @@ def _rewrite(
             continue
         for node in nodes.get(_key(place), ()):
             change = EXPRESSIONS[place.kind](node, scene)
-            if change is not None and (change.safe or unsafe):
-                new_nodes[node] = _in_same_parentheses(node, change.node)
-                done.append(place)
-                break
-    return (wrapper.module.visit(_Put(new_nodes, new_lines)).code if done else ""), done
+            if change is None or not (change.safe or unsafe):
+                continue
+            kept = keep_calls(node, change.node, scene, wrapper.module if around is None else around.around)
+            if kept is None or not _fits(kept, new_nodes, new_lines):
+                continue
+            new_lines.update({} if kept.line is None or kept.bound is None else {kept.line: kept.bound})
+            new_nodes[node] = _in_same_parentheses(node, kept.node)
+            done.append(place)
+            break
+    return (wrapper.module.visit(Put(new_nodes, new_lines)).code if done else ""), done
+
+
+@dataclass(frozen=True)
+class KeptCalls:
+    """A rewrite that runs every layer as often as before, and draws as many random numbers.
+
+    Args:
+        node: The new expression.
+        line: The statement that made a name which the rewrite looks through; None where it needs no change.
+        bound: The same with a name for what the rewrite takes out of it.
+    """
+
+    node: cst.BaseExpression
+    line: cst.SimpleStatementLine | None = None
+    bound: NewStatements | None = None
+
+
+def keep_calls(
+    old: cst.BaseExpression, new: cst.BaseExpression, scene: expressions.FixContext, around: cst.CSTNode
+) -> KeptCalls | None:
+    """A new expression that calls nothing more or less often than the old one; None where there is none.
+
+    `log(p)` of `p = sigmoid(self.head(x))` would run the head again: a name takes its result.
+
+    Args:
+        old: What stands there.
+        new: What shall stand there.
+        scene: What local names were made from.
+        around: The function around it, or the module.
+    """
+    wanted = count_calls(old, scene.names)
+    if count_calls(new, scene.names) == wanted:
+        return KeptCalls(new)
+    for name, value in scene.made.items():
+        if not count_calls(value, scene.names):
+            continue
+        fresh = cst.Name(f"{name}_input")
+        for part in m.findall(value, m.MatchIfTrue(lambda one: isinstance(one, cst.BaseExpression))):
+            if part is value or not isinstance(part, cst.BaseExpression) or not count_calls(part, scene.names):
+                continue
+            inner = new.visit(_Swap(part, fresh))
+            if not isinstance(inner, cst.BaseExpression) or count_calls(inner, scene.names) != wanted:
+                continue
+            line = next((one for one in find_path(around, value) if isinstance(one, cst.SimpleStatementLine)), None)
+            if line is None or len(line.body) != 1 or m.findall(around, m.Name(fresh.value)):
+                return None
+            code = cst.Module([]).code_for_node
+            made = line.body[0].visit(_Swap(part, fresh))
+            if not isinstance(made, cst.BaseSmallStatement):
+                return None
+            spelled = f"({code(part)})" if "\n" in code(part) else code(part)
+            statements = (f"{fresh.value} = {spelled}", code(made))
+            return KeptCalls(inner, line, NewStatements(statements, "what is computed once has a name"))
+    return None
+
+
+class _Swap(cst.CSTTransformer):
+    """Puts a name in the place of an expression, wherever it is written."""
+
+    def __init__(self, old: cst.BaseExpression, new: cst.Name) -> None:
+        super().__init__()
+        self._old, self._new = old, new
+
+    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode):  # pyright: ignore
+        """Where it is written so."""
+        is_old = isinstance(original_node, cst.BaseExpression) and same(original_node, self._old)
+        return self._new if is_old else updated_node
+
+
+def _fits(kept: KeptCalls, nodes: Mapping[cst.CSTNode, object], lines: Mapping[cst.CSTNode, NewStatements]) -> bool:
+    """Whether the statement that is changed as well has no other change; the next pass sees it."""
+    if kept.line is None:
+        return True
+    if kept.line in lines:
+        return lines[kept.line] == kept.bound
+    return not any(find_path(kept.line, node) for node in nodes)
 
 
 def _key(place: NodePlace) -> tuple[int, int, int, int]:
@@ -119,7 +202,7 @@ def _in_same_parentheses(old: cst.BaseExpression, new: cst.BaseExpression) -> cs
     return new.with_changes(lpar=old.lpar, rpar=old.rpar)
 
 
-class _Put(cst.CSTTransformer):
+class Put(cst.CSTTransformer):
     """Replaces the old nodes by the new ones, the outermost first."""
 
     def __init__(self, nodes: dict[cst.CSTNode, cst.BaseExpression], lines: dict[cst.CSTNode, NewStatements]) -> None:
@@ -156,41 +239,37 @@ def _with_comment(statement: _Statement, comment: cst.TrailingWhitespace) -> _St
     return statement.with_changes(body=statement.body.with_changes(body=[*inner[:-1], last]))
 
 
-class Replace(cst.CSTTransformer):
-    """Rewrites expressions of one statement, the outermost first."""
+class Replace(cst.CSTVisitor):
+    """Finds rewrites for the expressions of one statement, the outermost first.
 
-    def __init__(
-        self, line: cst.SimpleStatementLine, rewrite: expressions.Rewrite, scene: expressions.FixContext
-    ) -> None:
+    Attributes:
+        nodes: The old expressions and the new ones.
+        lines: Statements that change with them.
+        says: What is done, as one line each.
+        safe: Whether it is the same function in exact arithmetic.
+    """
+
+    def __init__(self, rewrite: expressions.Rewrite, scene: expressions.FixContext, around: cst.CSTNode) -> None:
         super().__init__()
-        self._line, self._rewrite, self._scene = line, rewrite, scene
-        self._inside = False
-        self._new: dict[cst.CSTNode, cst.BaseExpression] = {}
+        self._rewrite, self._scene, self._around = rewrite, scene, around
+        self.nodes: dict[cst.CSTNode, cst.BaseExpression] = {}
+        self.lines: dict[cst.CSTNode, NewStatements] = {}
         self.says: list[str] = []
         self.safe = True
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        """Look at what is in the statement; what is replaced is not looked into."""
-        if node is self._line:
-            self._inside = True
-        if not self._inside or not isinstance(node, cst.BaseExpression):
+        """What is replaced is not looked into."""
+        change = self._rewrite(node, self._scene) if isinstance(node, cst.BaseExpression) else None
+        if change is None or not isinstance(node, cst.BaseExpression):
             return True
-        change = self._rewrite(node, self._scene)
-        if change is None:
+        kept = keep_calls(node, change.node, self._scene, self._around)
+        if kept is None or not _fits(kept, self.nodes, self.lines):
             return True
-        kept = change.node
-        if getattr(node, "lpar", ()) and not getattr(kept, "lpar", ()):
-            kept = kept.with_changes(lpar=node.lpar, rpar=node.rpar) if not isinstance(kept, cst.Call) else kept
-        self._new[node] = kept
+        self.lines.update({} if kept.line is None or kept.bound is None else {kept.line: kept.bound})
+        self.nodes[node] = _in_same_parentheses(node, kept.node)
         self.says.append(change.says)
         self.safe = self.safe and change.safe
         return False
-
-    def on_leave(self, original_node: cst.CSTNode, updated_node: cst.CSTNode) -> cst.CSTNode:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Put in what was found."""
-        if original_node is self._line:
-            self._inside = False
-        return self._new.get(original_node, updated_node)
 
 
 class Exchange(cst.CSTTransformer):

@@ -11,6 +11,7 @@ import libcst.matchers as m
 from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 Positions = Mapping[cst.CSTNode, Any]
+_NO_GRADIENTS = ("no_grad", "inference_mode", "set_grad_enabled")
 
 
 def find_positions(wrapper: MetadataWrapper) -> Mapping[cst.CSTNode, CodeRange]:
@@ -132,13 +133,19 @@ class _Sources(cst.CSTVisitor):
 
 
 def find_made(around: cst.CSTNode, positions: Positions, line: int) -> dict[str, cst.BaseExpression]:
-    """What local names stand for at a line: those assigned once, from names that have not changed since."""
+    """What local names stand for at a line: those assigned once, from names that have not changed since.
+
+    Not what is given to the function as well, and not what a region without gradients around it made.
+    """
     reader = _Assignments(positions)
     around.visit(reader)
+    given = _given_to(around)
     made: dict[str, cst.BaseExpression] = {}
     for name, found in reader.found.items():
         at, value = found[0]
-        if len(found) != 1 or value is None:
+        if len(found) != 1 or value is None or name in given:
+            continue
+        if any(first <= at <= last < line for first, last in reader.without_gradients):
             continue
         used = {node.value for node in _all_names(value)}
         later = [n for other in used for n, _ in reader.found.get(other, ()) if at <= n <= line]
@@ -147,12 +154,31 @@ def find_made(around: cst.CSTNode, positions: Positions, line: int) -> dict[str,
     return made
 
 
+def _given_to(around: cst.CSTNode) -> set[str]:
+    params = m.findall(around.params, m.Param()) if isinstance(around, cst.FunctionDef) else ()
+    return {cst.ensure_type(one, cst.Param).name.value for one in params}
+
+
 class _Assignments(cst.CSTVisitor):
-    """Every assignment to a name: its line, and its value where that is one expression."""
+    """Every assignment to a name: its line, and its value where that is one expression.
+
+    Attributes:
+        found: By name.
+        without_gradients: First and last lines of `with torch.no_grad():` and the like.
+    """
 
     def __init__(self, positions: Positions) -> None:
         self._positions = positions
         self.found: dict[str, list[tuple[int, cst.BaseExpression | None]]] = {}
+        self.without_gradients: list[tuple[int, int]] = []
+
+    def visit_With(self, node: cst.With) -> None:  # noqa: N802
+        for item in node.items:
+            if item.asname is not None:
+                self._note(item.asname.name, None)
+            if any(one.value in _NO_GRADIENTS for one in _all_names(item.item)):
+                where = self._positions[node]
+                self.without_gradients.append((where.start.line, where.end.line))
 
     def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802
         for target in node.targets:
@@ -172,6 +198,9 @@ class _Assignments(cst.CSTVisitor):
         self._note(node.target, None)
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
+        for arg in node.args:
+            if arg.keyword is not None and arg.keyword.value == "out":
+                self._note(arg.value, None)
         # x.clamp_(…) writes to x.
         if isinstance(node.func, cst.Attribute) and node.func.attr.value.endswith("_"):
             self._note(node.func.value, None)

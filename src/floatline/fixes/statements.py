@@ -93,8 +93,13 @@ def _find_optimizer(around: cst.CSTNode) -> str:
     for node in m.findall(around, m.Call(m.Attribute(attr=m.Name("step")), args=[m.Arg(), m.ZeroOrMore()])):
         call = cst.ensure_type(node, cst.Call)
         if source_of(cst.ensure_type(call.func, cst.Attribute).value) == scaler:  # not scheduler.step(epoch)
-            return source_of(call.args[0].value)
+            return "" if calls_something(call.args[0].value) else source_of(call.args[0].value)
     return ""
+
+
+def calls_something(node: cst.CSTNode) -> bool:
+    """Whether it may not be written once more, since writing it once more calls it once more."""
+    return bool(m.findall(node, m.Call()))
 
 
 def source_of(node: cst.CSTNode) -> str:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -48,6 +48,15 @@ class FailedStep:
 
 OnFailure: TypeAlias = Callable[[FailedStep], "str | None"]
 """Gets a failed step; gives what the ledger should say about it, or None."""
+
+
+# How words begin that name no cause: they take the place of no advice.
+NO_CAUSE = ("no cause found", "not diagnosed", "the failed step could not be diagnosed")
+
+
+def name_cause(diagnoses: Sequence[str]) -> str:
+    """The last line of a run's diagnoses that names a cause; '' where none does."""
+    return next((line for line in reversed(diagnoses) if not line.partition(": ")[2].startswith(NO_CAUSE)), "")
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from floatline.errors import LedgerError
 from floatline.findings import Finding, GuardStop
 from floatline.guard.checkpoints import guard_state, rank_files
 from floatline.guard.diary import is_first_process, say
+from floatline.guard.failures import name_cause
 from floatline.guard.outcome import Outcome
 from floatline.guard.recovery.actions import (
     AcceptRegime,
@@ -181,7 +182,8 @@ class Responses:
         words += f", rank {', '.join(map(str, ranks))}" if ranks else ""
         place = self._find_place() if action.reason == "forward-nonfinite" else None
         words += f"; first in {place}" if place is not None else ""
-        words += f"; {run.diagnoses[-1]}" if run.diagnoses else f"{TO_FIND}{run.diary.diagnosed_by}"
+        named = name_cause(run.diagnoses)
+        words += f"; {named}" if named else f"{TO_FIND}{run.diary.diagnosed_by}"
         run.diary.note("note", words)
         if is_first_process(run.judge.group):
             say(words)
@@ -350,7 +352,8 @@ class Responses:
             tensors, state = guard_state.collect(run)
             path = rank_files.save(run, run.diary.folder / "stopped", tensors, {**state, "extra": {}})
             kept += f" State: {path}."
-        advice = f"The {run.diagnoses[-1].rstrip('.')}." if run.diagnoses else action.advice
+        named = name_cause(run.diagnoses)
+        advice = f"The {named.rstrip('.')}." if named else action.advice
         message = f"Stopped{place}: {action.message}{' ' * bool(advice)}{advice}{kept}"
         run.diary.note("stop", message)
         try:

@@ -51,6 +51,15 @@ def find_divisor(loss: Tensor) -> float:
     return 1.0 / value if node.name() == "MulBackward0" and value else 1.0
 
 
+def _without_items(loss: Tensor, weight: float | Tensor) -> Tensor:
+    """The mean of nothing is NaN: with a weight of 0 it is 0, and adds nothing."""
+    if not isinstance(weight, Tensor):
+        return loss if weight else loss.nan_to_num(0.0, 0.0, 0.0)
+    if weight.device != loss.device:
+        return loss
+    return torch.where(weight == 0, loss.nan_to_num(0.0, 0.0, 0.0), loss)
+
+
 Loss = Tensor | tuple[Tensor, float | Tensor]
 
 
@@ -92,7 +101,9 @@ class LossSum:
         if self.looks and self.num == 0:
             self.divisor = find_divisor(loss)
         relative = 1.0 if weight is None else self._as_multiple(_take_weight(weight, self.num + 1), loss.device)
-        weighted = loss if isinstance(relative, float) and relative == 1.0 else loss * relative
+        weighted = (
+            loss if isinstance(relative, float) and relative == 1.0 else _without_items(loss, relative) * relative
+        )
         part = weighted.detach().to(torch.float32)
         self.loss = part if self.loss is None else self.loss + part
         self.weight = self.weight + relative

@@ -98,7 +98,7 @@ class _NonfiniteWatch:
         # Now and not at the end: a module may write into its inputs.
         inputs = _floats(args, kwargs)
         fine = all(_is_finite(tensor) or _is_mask(tensor) or self.suspect(tensor) for tensor in inputs)
-        self.open.append((fine, max(map(_largest, inputs), default=math.nan), inputs))
+        self.open.append((fine, _largest(inputs), inputs))
 
     def end(self, name: str, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         del args, kwargs
@@ -168,5 +168,7 @@ def _is_mask(tensor: Tensor) -> bool:
     return bool((tensor <= 0).all())
 
 
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().where(tensor.isfinite(), 0).max())
+def _largest(tensors: list[Tensor]) -> float:
+    """The largest finite magnitude; NaN where no tensor holds a finite number."""
+    finite = [tensor.abs()[tensor.isfinite()] for tensor in tensors]
+    return max((float(some.max()) for some in finite if some.numel()), default=math.nan)

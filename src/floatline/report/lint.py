@@ -27,9 +27,17 @@ _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
 def print_findings(
-    console: Console, result: LintResult, findings: Sequence[LintFinding], *, fixed: bool = False
+    console: Console, result: LintResult, findings: Sequence[LintFinding], *, fixed: bool = False, unsafe: bool = False
 ) -> None:
-    """Print four lines for each finding, and a line that counts."""
+    """Print four lines for each finding, and a line that counts.
+
+    Args:
+        console: Where to.
+        result: What was found.
+        findings: What of it is told.
+        fixed: Whether safe rewrites were made: what is left has none that fits.
+        unsafe: Whether the others were made, too.
+    """
     from rich.text import Text
 
     for one in findings:
@@ -45,10 +53,10 @@ def print_findings(
     if fixed and result.fixed:
         files = len(result.changes)
         console.print(Text(f"{_count(len(result.fixed), 'place')} fixed in {_count(files, 'file')}."), soft_wrap=True)
-    console.print(Text(_summary(result, findings, fixed=fixed)), soft_wrap=True)
+    console.print(Text(_summary(result, findings, fixed=fixed, unsafe=fixed and unsafe)), soft_wrap=True)
 
 
-def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool) -> str:
+def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool, unsafe: bool) -> str:
     looked = f"{_count(result.num_files, 'file')}, {result.num_lines:,} lines"
     rest = len(result.only_in_half)
     why = "in pure half, or for some input" if result.shows_16_bits or result.num_files < PROJECT else "in 16 bits"
@@ -64,11 +72,11 @@ def _summary(result: LintResult, findings: Sequence[LintFinding], *, fixed: bool
         return f"No finding in {looked}.{more}"
     text = f"{_count(len(findings), 'finding')} in {looked}."
     safe = sum(bool(one.fix) and one.rule.fix_safety == "safe" for one in findings)
-    unsafe = sum(bool(one.fix) and one.rule.fix_safety == "unsafe" for one in findings)
+    others = sum(bool(one.fix) and one.rule.fix_safety == "unsafe" for one in findings)
     if safe and not fixed:
         text += f" {safe} can be fixed with --fix."
-    if unsafe:
-        text += f" {unsafe} more can be fixed with --unsafe-fixes; look at them with --diff."
+    if others and not unsafe:
+        text += f" {others} more can be fixed with --unsafe-fixes; look at them with --diff."
     return text + more
 
 

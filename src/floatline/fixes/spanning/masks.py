@@ -22,7 +22,7 @@ def small_mask(scene: FileScene) -> FileEdit | None:
         node = cst.ensure_type(one, cst.BinaryOperation)
         for mask, constant, side in ((node.left, node.right, "right"), (node.right, node.left, "left")):
             number, dtype = read_number(constant), _dtype_of(mask, scene)
-            if finfo is None or number is None or abs(number) <= _LARGEST or not dtype:
+            if finfo is None or number is None or abs(number) <= _LARGEST or not dtype or "(" in dtype:
                 continue
             least = f"({source_of(finfo)}({dtype}).{'min' if number < 0 else 'max'} / 2)"
             found[node] = node.with_changes(**{side: cst.parse_expression(least)})

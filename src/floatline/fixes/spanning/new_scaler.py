@@ -48,6 +48,7 @@ def add_scaler(scene: FileScene) -> FileEdit | None:
         "scaler" in names_in(scene.module) | given
         or "epoch" in given
         or unscaled is None
+        or (unscaled and "(" in loop.optimizer)
         or not isinstance(loop.backward.func, cst.Attribute)
     ):
         return None

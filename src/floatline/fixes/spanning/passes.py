@@ -78,7 +78,7 @@ def unscale_all(scene: FileScene) -> FileEdit | None:
     missing: list[str] = []
     for call in stepped:
         missing += [name for name in _optimizers(scene, call) if name not in (*known, *missing)]
-    if not known or not missing or any(" " in name for name in missing):
+    if not known or not missing or any(" " in name or "(" in name for name in missing):
         return None
     lines = [statement(f"{scaler}.unscale_({name})") for name in missing]
     return FileEdit("gradients of every optimizer are unscaled before they are clipped", {}, {scene.line: lines})

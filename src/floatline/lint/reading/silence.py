@@ -115,11 +115,27 @@ def is_cast_around(source: Source, node: ast.AST) -> bool:
     function = source.function(node)
     for one in getattr(function, "decorator_list", ()):
         text = ast.unparse(one)
-        if any(word in text for word in ("opmath", "type_promotion", "force_fp32")) or (
-            "cast_inputs" in text and "float32" in text
-        ):
+        if any(word in text for word in ("opmath", "type_promotion", "fp32", "float32", "full_precision")):
+            return True
+        if _casts_arguments(source, one.func if isinstance(one, ast.Call) else one):
             return True
     return False
+
+
+@read_once
+def _casts_arguments(source: Source, decorator: ast.expr) -> bool:
+    """Whether a decorator of the file casts to FP32 what it then gives to the function that it stands on."""
+    name = decorator.id if isinstance(decorator, ast.Name) else ""
+    made = next((one for one in source.tree.body if isinstance(one, ast.FunctionDef) and one.name == name), None)
+    if made is None:
+        return False
+    inside = [*ast.walk(made)]
+    given = {arg.arg for one in inside if isinstance(one, ast.FunctionDef) for arg in one.args.args}
+    calls = [one for one in inside if isinstance(one, ast.Call)]
+    run = [one for one in calls if isinstance(one.func, ast.Name) and one.func.id in given]
+    casts = [one for one in calls if _is_wide(source, one) and source.dtype(one) == "wide"]
+    # What is cast behind the call is its result.
+    return bool(run) and any(not any(one in run for one in made_of(source, cast.func)) for cast in casts)
 
 
 def stays_silent(source: Source, node: ast.AST, *values: ast.expr) -> bool:

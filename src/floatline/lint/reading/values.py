@@ -167,7 +167,7 @@ def _shares_loop(source: SourceTree, statement: ast.stmt, around: set[int]) -> b
 
 def _casts_by_dtype(source: SourceTree, statement: ast.stmt, above: ast.AST | None) -> bool:
     """`if x.dtype in (half, bfloat16): x = x.float()`, which casts all that is 16 bits."""
-    if not isinstance(above, ast.If) or above.orelse or not mentions_dtype(above.test):
+    if not isinstance(above, ast.If) or not chooses_by_dtype(source, above.test):
         return False
     made = statement.value if isinstance(statement, ast.Assign) else None
     return isinstance(made, ast.Call) and _told_dtype(source, made, 0) == "wide"
@@ -191,10 +191,18 @@ def _dominates(source: SourceTree, statement: ast.stmt, around: set[int]) -> boo
     return False
 
 
+_OF_DTYPES = frozenset("dtype float16 bfloat16 float32 itemsize element_size HalfTensor BFloat16Tensor".split())  # noqa: SIM905
+
+
 def mentions_dtype(test: ast.expr) -> bool:
     """Whether a test asks for a dtype."""
-    words = ("dtype", "float16", "bfloat16", "float32")
-    return any(isinstance(one, ast.Attribute) and one.attr in words for one in ast.walk(test))
+    return any(isinstance(one, ast.Attribute) and one.attr in _OF_DTYPES for one in ast.walk(test))
+
+
+def chooses_by_dtype(source: SourceTree, test: ast.expr) -> bool:
+    """Whether a test asks for a dtype, or for what a name holds that asked for one: `if is_half:`."""
+    names = [read_value(source, one) for one in ast.walk(test) if isinstance(one, ast.Name)]
+    return any(mentions_dtype(one) for one in (test, *names))
 
 
 def _parameters(function: ast.AST) -> set[str]:
@@ -271,6 +279,8 @@ def _show_dtype(source: SourceTree, node: ast.expr, depth: int) -> str:
     if isinstance(node, ast.Name):
         values = reaching_values(source, node)
         kinds = {read_dtype(source, value, depth=depth + 1) if value is not None else "" for value in values}
+        if kinds in ({""}, {"", "wide"}) and _is_cast_apart(source, node, values):
+            return "wide"
         return kinds.pop() if len(kinds) == 1 else ""
     if isinstance(node, ast.Compare):
         return "integer"
@@ -282,11 +292,104 @@ def _show_dtype(source: SourceTree, node: ast.expr, depth: int) -> str:
         return read_dtype(source, node.value, depth=depth + 1) if node.attr in ("T", "mT", "data", "real") else ""
     if isinstance(node, ast.IfExp):
         kinds = {read_dtype(source, side, depth=depth + 1) for side in (node.body, node.orelse)}
+        if "wide" in kinds and "half" not in kinds and chooses_by_dtype(source, node.test):
+            return "wide"
         return kinds.pop() if len(kinds) == 1 else ""
     if isinstance(node, ast.Call) and (told := _told_dtype(source, node, depth)) is not None:
         return told
+    if isinstance(node, ast.Call) and gives_wide(source, node, depth=depth + 1):
+        return "wide"
     found = source.operation(node)
     return "" if found is None else _result_dtype(source, found, depth)
+
+
+def _is_cast_apart(source: SourceTree, node: ast.Name, values: Sequence[ast.expr | None]) -> bool:
+    """Whether what is 16 bits was cast in the branch of an `if` that asks for it, or by a helper: `x, w = up(x, w)`."""
+    for one in values:
+        made = None if one is None else source.parents.get(one)
+        if isinstance(made, ast.stmt) and _casts_by_dtype(source, made, source.parents.get(made)):
+            return True
+    if [*values] != [None]:
+        return False
+    before = [
+        at
+        for at, _ in assignments(source, source.function(node)).get(node.id, ())
+        if (at.end_lineno or at.lineno) < node.lineno
+    ]
+    made = before[-1].value if before and isinstance(before[-1], ast.Assign) else None
+    return isinstance(made, ast.Call) and gives_wide(source, made, depth=1)
+
+
+def gives_wide(source: SourceTree, node: ast.Call, *, depth: int = 0) -> bool:
+    """Whether a function of the file is called that gives FP32, for whatever is 16 bits at least."""
+    function = _find_function(source, node.func)
+    return function is not None and depth < _DEPTH and _gives_wide(source, function)
+
+
+def _find_function(source: SourceTree, called: ast.expr) -> ast.FunctionDef | ast.Lambda | None:
+    """The one function or method of the file that has the name of what is called: `up`, `self.up`, `Model.up`."""
+    if isinstance(called, ast.Name):
+        found = _functions(source, source.tree).get(called.id, ())
+    elif isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
+        is_own = called.value.id in ("self", "cls") or called.value.id in source.classes
+        found = _functions(source, source.tree).get(f".{called.attr}", ()) if is_own else ()
+    else:
+        return None
+    return found[0] if len(found) == 1 else None
+
+
+@read_once
+def _functions(source: SourceTree, tree: ast.AST) -> dict[str, list[ast.FunctionDef | ast.Lambda]]:
+    """The functions of a file by their names, methods by `.name`; lambdas by the names of the file that hold them."""
+    del tree
+    found: dict[str, list[ast.FunctionDef | ast.Lambda]] = {}
+    owners = [("", source.tree.body), *((".", one.body) for one in source.classes.values())]
+    for dot, body in owners:
+        for one in body:
+            if isinstance(one, ast.FunctionDef):
+                found.setdefault(f"{dot}{one.name}", []).append(one)
+            elif isinstance(one, ast.Assign) and isinstance(one.value, ast.Lambda):
+                for target in one.targets:
+                    found.setdefault(f"{dot}{getattr(target, 'id', '')}", []).append(one.value)
+    return found
+
+
+def _gives_wide(source: SourceTree, function: ast.FunctionDef | ast.Lambda) -> bool:
+    known = source.answers.setdefault(_gives_wide, {})
+    if function not in known:
+        known[function] = False  # one that calls itself shows nothing by that
+        known[function] = _shows_wide_ends(source, function)
+    return known[function]
+
+
+def _shows_wide_ends(source: SourceTree, function: ast.FunctionDef | ast.Lambda) -> bool:
+    if isinstance(function, ast.Lambda):
+        return _are_wide(source, function.body)
+    returns = [one for one in ast.walk(function) if isinstance(one, ast.Return) and source.function(one) is function]
+    given = [one.value for one in returns if one.value is not None]
+    wide = [_are_wide(source, one) for one in given]
+    if not any(wide):
+        return False
+    # `if x.dtype == torch.half: return x.float()`, and then `return x`.
+    asked = [one for one, is_wide in zip(returns, wide, strict=False) if is_wide]
+    by_dtype = any(
+        isinstance(above, ast.If) and chooses_by_dtype(source, above.test)
+        for one in asked
+        for above in source.ancestors(one)
+    )
+    rest = (one for one, is_wide in zip(given, wide, strict=True) if not is_wide)
+    return all(by_dtype and isinstance(one, ast.Name) and one.id in _parameters(function) for one in rest)
+
+
+def _are_wide(source: SourceTree, node: ast.expr) -> bool:
+    """Whether an expression, or each one of several, is FP32."""
+    if isinstance(node, (ast.Tuple, ast.List)) and node.elts:
+        return all(_are_wide(source, one) for one in node.elts)
+    if isinstance(node, (ast.GeneratorExp, ast.ListComp)):
+        return _are_wide(source, node.elt)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("tuple", "list", "map"):
+        return len(node.args) == 1 and _are_wide(source, node.args[0])
+    return read_dtype(source, node) == "wide"
 
 
 def _told_dtype(source: SourceTree, node: ast.Call, depth: int) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 
 from floatline.causes.overflow import SCALAR_OUT_OF_RANGE
 from floatline.lint.reading.reaching import Reached, may_be_tensor, reached_numbers
 from floatline.lint.reading.silence import follows_dtype, stays_silent
 from floatline.lint.reading.source import Operation, Source
 from floatline.lint.reading.source_tree import last_name
+from floatline.lint.reading.tensors import is_same_name
+from floatline.lint.reading.under_autocast import shows_narrow
 from floatline.lint.rule import Bad, Holds, Rule
 
 _LARGEST = 65504.0
@@ -97,6 +100,7 @@ class ConstantOutOfRange(Rule):
             can_fix = (
                 found.name in ("masked_fill", "where")
                 and reached.number < 0
+                and _is_simple(_filled(found, given))
                 and not _may_be_mask(self.source, found, given)
             )
             # A mask may be of whole numbers, which hold it.
@@ -237,6 +241,11 @@ def _gives_dtype(source: Source, mask: ast.expr) -> ast.expr | None:
     return None
 
 
+def _is_simple(node: ast.expr | None) -> bool:
+    """Whether it may be written once more: a name, or an attribute of one."""
+    return isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and _is_simple(node.value))
+
+
 def _filled(found: Operation, given: ast.expr) -> ast.expr | None:
     """The tensor whose dtype decides; torch.full has none, and may be told the dtype of another: `dtype=x.dtype`."""
     if found.name == "where":
@@ -250,20 +259,62 @@ def _filled(found: Operation, given: ast.expr) -> ast.expr | None:
 def _may_be_mask(source: Source, found: Operation, given: ast.expr) -> bool:
     """Whether what is filled may itself be a mask, which may be boolean: no number of its dtype is the smallest.
 
-    It is called one, or it masks something else in its function.
+    It is called one, it masks something in its function, also turned round, or it is made or used as booleans are.
     """
     filled = _filled(found, given)
     if filled is None:
         return False
-    return "mask" in ast.unparse(filled).lower() or (isinstance(filled, ast.Name) and _masks(source, filled))
+    spelled = ast.unparse(filled).lower()
+    if "mask" in spelled:
+        return True
+    if shows_narrow(source, filled, surely=True):  # what a product or a layer made is no boolean
+        return False
+    if not _MASK_WORDS.isdisjoint(re.findall("[a-z]+", spelled)):
+        return True
+    made = [one for one in (filled, source.value(filled)) if _is_boolean(one)]
+    return bool(made) or (isinstance(filled, ast.Name) and _masks(source, filled))
+
+
+_MASK_WORDS = frozenset("keep kept valid invalid visible pad padding padded causal allowed blocked drop is has".split())  # noqa: SIM905
+_BOOLEAN = frozenset("bool logical_not logical_and logical_or eq ne lt gt le ge isnan isinf isfinite isin".split())  # noqa: SIM905
+
+
+def _is_boolean(node: ast.expr) -> bool:
+    """`x > 0`, `~x`, `x & y`, `x.eq(0)`, `x.bool()`."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr in _BOOLEAN
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, (ast.BitAnd, ast.BitOr, ast.BitXor))
+    return isinstance(node, ast.Compare) or (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert))
 
 
 def _masks(source: Source, name: ast.Name) -> bool:
+    """Whether a name masks, picks, or is turned round as masks are: `~m`, `1 - m`, `m == 0`, `m.eq(0)`, `x[m]`."""
     for one in ast.walk(source.function(name)):
         made = source.operation(one) if isinstance(one, ast.Call) else None
-        if made is None or made.name not in ("masked_fill", "where"):
-            continue
-        masking = made.operand if made.name == "where" and not made.is_method else made.argument(0, "mask")
-        if isinstance(masking, ast.Name) and masking.id == name.id:
+        if made is not None and made.name in ("masked_fill", "where"):
+            masking = made.operand if made.name == "where" and not made.is_method else made.argument(0, "mask")
+            if masking is not None and is_same_name(_turned_back(masking), name):
+                return True
+        if isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.Invert) and is_same_name(one.operand, name):
+            return True
+        if isinstance(one, ast.Subscript) and is_same_name(_turned_back(one.slice), name):
             return True
     return False
+
+
+def _turned_back(node: ast.expr) -> ast.expr:
+    """m of `~m`, `1 - m`, `m == 0`, `m.eq(0)`, `m.bool()` and `m[:, None]`."""
+    while True:
+        if isinstance(node, ast.UnaryOp):
+            node = node.operand
+        elif isinstance(node, ast.Compare):
+            node = node.left
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.left, ast.Constant):
+            node = node.right
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, ast.Subscript):
+            node = node.value
+        else:
+            return node

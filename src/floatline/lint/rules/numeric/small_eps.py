@@ -10,6 +10,7 @@ from floatline.lint.reading.silence import depends_on_test, made_of, stays_silen
 from floatline.lint.reading.source import Operation, Source
 from floatline.lint.reading.source_tree import parameters
 from floatline.lint.reading.tensors import SHAPES, is_same_name
+from floatline.lint.reading.under_autocast import shows_narrow
 from floatline.lint.rule import Bad, Holds, Rule
 
 _ROOTS = frozenset(("rsqrt", "sqrt", "reciprocal"))
@@ -18,6 +19,11 @@ _DEFAULTS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
 _PLACES = {"normalize": 2, "cosine_similarity": 2}
 _DEPTH = 8
 _OF_TENSORS = frozenset(("shape", "size", "dim", "device", "dtype", "numel", "view", "unsqueeze", "float", "detach"))
+_FRACTIONS = frozenset(
+    """norm vector_norm std var mean softmax log_softmax softplus sigmoid exp log sqrt rsqrt tanh sin cos normalize
+    rand randn rand_like randn_like dropout cdist cosine_similarity interpolate gelu silu erf float double
+    half""".split()  # noqa: SIM905
+)
 _DRAWS = frozenset(("normal", "normal_", "randn", "randn_like"))
 _PARAMETERS = ("torch.nn.Parameter", "torch.nn.parameter.Parameter", "torch.nn.ParameterDict", "torch.nn.ParameterList")
 _START_AT_ZERO = frozenset(("zeros", "zeros_like", "empty", "empty_like", "new_zeros", "new_empty", "Tensor"))
@@ -35,8 +41,9 @@ class SmallEps(Rule):
     of those that were judged one in four could. Under autocast, quotients are told on demand only.
 
     ## Fix safety
-    Unsafe: the sum is formed in FP32, and where its quotient goes back to 16 bits the guard becomes 1e-4, since x / eps
-    must stay below 65504.
+    Unsafe: the sum is formed in FP32, and a quotient goes back to the dtype it had without the guard, where x / 1e-8
+    may be inf. Where nothing shows that it is no quotient of two whole numbers, which has none of their dtypes, it is
+    left alone.
     """
 
     code = "FL108"
@@ -81,10 +88,11 @@ class SmallEps(Rule):
     )
     bad = (
         Bad(
-            "import torch as t\nlength = t.sum(zeros, -1, keepdim=True)\ny = zeros / (length + 1e-8)",
+            "import torch as t\nlength = t.norm(zeros, dim=-1, keepdim=True)\ny = zeros / (length + 1e-8)",
             fixed=(
-                "import torch as t\nlength = t.sum(zeros, -1, keepdim=True)\n"
-                "y = (zeros / (length.to(t.promote_types(length.dtype, t.float32)) + 1e-8)).to(zeros.dtype)"
+                "import torch as t\nlength = t.norm(zeros, dim=-1, keepdim=True)\n"
+                "y = (zeros / (length.to(t.promote_types(length.dtype, t.float32)) + 1e-8))"
+                ".to(t.result_type(zeros, length))"
             ),
         ),
         Bad(
@@ -104,6 +112,7 @@ class SmallEps(Rule):
                 ".norm(dim=-1, keepdim=True).clamp_min(1e-12)).to(zeros.dtype)"
             ),
         ),
+        "import torch\nhits, num = torch.sum(x, -1), torch.sum(z, -1)\ny = hits / (num + 1e-8)",
         "import torch.nn.functional as F\nv = F.relu(v).half()\nu = F.cosine_similarity(v, w.half())",
         (
             "import torch\nfrom torch import nn\n\n\nclass Unit(nn.Module):\n    def __init__(self, eps=1e-8):\n"
@@ -176,10 +185,13 @@ class SmallEps(Rule):
                 seen = f"{what}: the guard is not there"
                 self.report(node, seen=seen, of=value, by=eps, holds=holds, is_seldom=seldom)
                 return
-            is_quotient = isinstance(node, ast.BinOp) and isinstance(node.left, (ast.Name, ast.Attribute))
+            above = node.left if isinstance(node, ast.BinOp) else None
+            is_quotient = isinstance(above, (ast.Name, ast.Attribute))
             told = "at 0 this divides by 0" if is_quotient else "the guard is not there"
             place = node if is_quotient else guard
-            self.report(place, seen=f"{what}: {told}", fix="small-eps", of=value, by=eps, is_seldom=seldom)
+            whole = isinstance(above, (ast.Name, ast.Attribute)) and not _is_floating(self.source, above, value)
+            fix = None if whole else "small-eps"
+            self.report(place, seen=f"{what}: {told}", fix=fix, of=value, by=eps, is_seldom=seldom)
             return
 
     def _check_clamp(self, found: Operation) -> None:
@@ -195,7 +207,8 @@ class SmallEps(Rule):
             return  # what it is handed to is not shown to divide by it
         is_divided = isinstance(above, ast.BinOp) and isinstance(above.op, ast.Div) and above.right is found.node
         if is_divided and isinstance(above, ast.BinOp) and isinstance(above.left, (ast.Name, ast.Attribute)):
-            self.report(above, seen=seen, fix="small-eps", of=found.operand, by=eps, is_seldom=True)
+            fix = "small-eps" if _is_floating(self.source, above.left, found.operand) else None
+            self.report(above, seen=seen, fix=fix, of=found.operand, by=eps, is_seldom=True)
         else:
             fix = None if found.is_in_place else "small-eps"
             seldom = not _is_under_root(self.source, found.node)
@@ -233,6 +246,27 @@ class SmallEps(Rule):
     def _spell(self, node: ast.expr) -> str:
         text = self.source.code(node)
         return text if len(text) <= 40 else "this"
+
+
+def _is_floating(source: Source, *sides: ast.expr) -> bool:
+    """Whether the file shows that one side of a quotient is no whole number: of two such, torch makes FP32.
+
+    The quotient of sums of masks goes back to no dtype of theirs.
+    """
+    return any(
+        source.dtype(side) in ("half", "wide")
+        or shows_narrow(source, side)
+        or any(_makes_fractions(source, one) for one in made_of(source, side))
+        for side in sides
+    )
+
+
+def _makes_fractions(source: Source, node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, float)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Div)
+    return isinstance(node, ast.Call) and source.call_name(node).rstrip("_") in _FRACTIONS
 
 
 def _is_root(source: Source, node: ast.AST | None) -> bool:
