@@ -2,11 +2,11 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.slow import slow
+from tests.slow import exhaustive, slow
 from tests.systems import test_audio_lora_data, test_conditioned_data, test_dbnet_data, test_mmgcn_data
 
 import floatline as fl
@@ -26,7 +26,7 @@ def save_conditioned(folder: Path) -> None:
 
 
 def save_mmgcn(folder: Path) -> None:
-    planted = mmgcn.find_data(mmgcn.Config(**test_mmgcn_data.QUICK))
+    planted = mmgcn.find_data(mmgcn.Config(**test_mmgcn_data.QUICK, feature_scale=12.0))  # of no unit length
     test_mmgcn_data.save_mmrec(folder / "data" / "baby", planted)
     (folder / "overall.yaml").write_text(test_mmgcn_data.OVERALL.replace("DATA", "data"))
 
@@ -59,8 +59,14 @@ SMALL: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "distill": (save_distill, ["num_batches=6", "batch_size=4", "teacher_path=null", "student_path=null"]),
     "audio_lora": (save_audio_lora, ["batch_size=4", "rank=4", "accumulate=1", "base_path=null"]),
 }
-# Each fails in 16 bits, and not in FP32.
-FAULTS = {"conditioned": "broken", "mmgcn": "eps", "dbnet": "steep", "distill": "broken", "audio_lora": "broken"}
+# Each fails in 16 bits on such data, and not in FP32.
+FAULTS = {
+    "conditioned": ("broken", []),
+    "mmgcn": ("eps", ["normalize=false"]),
+    "dbnet": ("broken", ["image_size=512"]),  # more pixels with words than FP16 can count
+    "distill": ("broken", []),
+    "audio_lora": ("broken", []),
+}
 
 
 @pytest.fixture
@@ -69,13 +75,13 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     monkeypatch.chdir(tmp_path)
     read_text.cache_clear()  # of 'mine.txt' in another folder
 
-    def write(name: str, *, variant: str = "", data: bool = True) -> str:
+    def write(name: str, *, variant: str = "", pairs: Sequence[str] = (), data: bool = True) -> str:
         save, small = SMALL[name]
         if data:
             save(tmp_path)
         page = (ROOT / "docs" / "workloads" / f"{name}.md").read_text(encoding="utf-8")
         (code,) = BLOCK.findall(page)
-        code = code.replace("]).build", "".join(f', "{pair}"' for pair in small) + "]).build")
+        code = code.replace("]).build", "".join(f', "{pair}"' for pair in (*small, *pairs)) + "]).build")
         if variant:
             code = re.sub(rf'"{name}(:\w+)?"', f'"{name}:{variant}"', code)
         file = tmp_path / f"own_{name}{variant}.py"
@@ -108,11 +114,12 @@ def test_own_data_are_diagnosed(own, name: str) -> None:
     assert diagnose(own(name), steps=3).findings == ()
 
 
-@slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=exhaustive if name == "dbnet" else slow) for name in FAULTS])
 def test_a_fault_on_own_data_is_found_in_the_code_of_the_system_and_rescued(own, name: str) -> None:
-    rescue = find_plan(own(name, variant=FAULTS[name]), steps=6)
+    variant, pairs = FAULTS[name]
+    rescue = find_plan(own(name, variant=variant, pairs=pairs), steps=6)
     assert rescue.diagnosis.primary is not None
+    assert f"systems/{name}/" in rescue.diagnosis.primary.where or rescue.diagnosis.primary.where == "optimizer.step"
     assert rescue.plan is not None
 
 
