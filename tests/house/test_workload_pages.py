@@ -11,11 +11,6 @@ NAMES = ("audio_lora", "conditioned", "dbnet", "distill", "mmgcn")
 COMMANDS = {
     command: shown for page in PAGES for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"))
 }
-RESCUES = {
-    command: shown
-    for page in PAGES
-    for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"), "rescue")
-}
 # Minutes on two cores: the whole model, at its full size.
 LONG = ("dbnet:", "mmgcn:stagnating", "conditioned:overflow")
 
@@ -55,13 +50,6 @@ def test_a_rescue_whose_line_is_cut_would_be_found():
     page = (workload_pages.PAGES / "audio_lora.md").read_text(encoding="utf-8")
     cut = page.replace("A loss scaler meets FP16 parameters, at model.py:87", "A loss scaler meets FP16 parameters, …")
     assert workload_pages.find_strays(cut) == ["fp16-params-with-scaler: A loss scaler meets FP16 parameters, …"]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("command", [one for one in RESCUES if workload_pages.LONGEST not in one])
-def test_the_page_shows_what_a_rescue_says_today(command):
-    shown, printed = RESCUES[command], workload_pages.run_command(command)
-    assert workload_pages.comparable(shown) == workload_pages.comparable(workload_pages.cut_as(shown, printed))
 
 
 def test_a_rescue_is_shown_up_to_where_the_page_leaves_off():
