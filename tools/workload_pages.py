@@ -1,10 +1,12 @@
 """Writes down what the pages of the reference workloads say of runs and settings.
 
-Each `floatline diagnose` on a page is run, and its table of settings is made from the workload's own.
+Each `floatline diagnose` on a page is run, and its table of settings is made from the workload's own. A
+`floatline rescue` takes minutes, and is run where it is asked for.
 
-python tools/workload_pages.py              every page of docs/workloads
-python tools/workload_pages.py mmgcn        one page
-python tools/workload_pages.py --settings   the tables alone, which takes seconds
+python tools/workload_pages.py                    every page of docs/workloads
+python tools/workload_pages.py mmgcn              one page
+python tools/workload_pages.py mmgcn --rescues    with its rescues
+python tools/workload_pages.py --settings         the tables alone, which takes seconds
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,37 +29,61 @@ from floatline.workload import WorkloadConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "workloads"
-_BLOCK = re.compile(r"^```(?:text|console)\n\$ (floatline diagnose [^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(
+    r"^```(?:text|console)\n\$ (floatline (diagnose|rescue) [^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
 # What follows the findings: a chart of exponents, whose bars are for a terminal.
 _CHART = "\nThe step in "
 _PLACE = re.compile(r"^  where  (\S+):(\d+)[^\n]*\n +(\d+) \| ([^\n]*)$", re.MULTILINE)
-_FOUND = re.compile(r"^  found  [^\n]*, at (\S+\.py:\d+)$", re.MULTILINE)
+_ALSO = re.compile(r"^  \d+\. \S+  (\S+:\d+) in |^  \d+\. \S+  (\S+:\d+), ", re.MULTILINE)
+_FOUND = re.compile(r"^  found  (.*)$", re.MULTILINE)
+_LINE = re.compile(r"[\w/]+\.py:\d+")
+_MORE = "…\n"  # what is printed below it is not shown
 _TABLE = re.compile(r"(<!-- Settings: made by tools/workload_pages.py -->\n).*?(\n<!-- End of settings -->)", re.DOTALL)
 _ARGUMENT = re.compile(r"^ {8}(\w+): (.*?)(?=^ {8}\w+: |\Z)", re.MULTILINE | re.DOTALL)
 _NUMBER = re.compile(r"[-+]?\d[\d.,]*(e[-+]?\d+)?(\^[-\d]+)?")
+_AGAIN = re.compile(rf"({_LINE.pattern})|{_NUMBER.pattern}")
+# A study of 800 steps, on a GPU.
+LONGEST = "rescue dbnet:"
 
 
-def read_blocks(page: str) -> list[tuple[str, str]]:
-    """Each command on a page, and what is shown below it."""
-    return [(found[1], found[2]) for found in _BLOCK.finditer(page)]
+def read_blocks(page: str, verb: str = "diagnose") -> list[tuple[str, str]]:
+    """Each command of this kind on a page, and what is shown below it."""
+    return [(found[1], found[3]) for found in _BLOCK.finditer(page) if found[2] == verb]
 
 
 def run_command(command: str) -> str:
-    """What the command prints today, up to the chart."""
+    """What the command prints today, up to the chart; a rescue begins anew, in a folder that is left out of it."""
     words = [sys.executable, "-m", "floatline", *shlex.split(command)[1:]]
-    run = subprocess.run(
-        words, cwd=ROOT, env={**os.environ, "COLUMNS": "100"}, capture_output=True, text=True, check=False
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        if words[3] == "rescue":
+            shown = words[words.index("--folder") + 1] if "--folder" in words else f"floatline-runs/rescue/{words[4]}"
+            words += ["--folder", folder]
+        run = subprocess.run(
+            words, cwd=ROOT, env={**os.environ, "COLUMNS": "100"}, capture_output=True, text=True, check=False
+        )
     if run.returncode not in (0, 1):
         raise SystemExit(f"{command}: {run.stderr}")
-    return run.stdout.partition(_CHART)[0].rstrip() + "\n"
+    said = run.stdout.partition(_CHART)[0].rstrip() + "\n"
+    return said.replace(folder, shown.replace(":", "_")) if words[3] == "rescue" else said
 
 
-def fill(page: str) -> str:
-    """The page, with what its commands print today."""
-    for command, shown in read_blocks(page):
-        page = page.replace(f"$ {command}\n{shown}", f"$ {command}\n{run_command(command)}")
+def fill(page: str, verb: str = "diagnose") -> str:
+    """The page, with what its commands of this kind print today."""
+    for command, shown in read_blocks(page, verb):
+        if LONGEST not in command:
+            page = page.replace(f"$ {command}\n{shown}", f"$ {command}\n{cut_as(shown, run_command(command))}")
     return page
+
+
+def cut_as(shown: str, printed: str) -> str:
+    """What was printed, up to the last line of the kind that a page shows before it leaves out the rest."""
+    if not shown.endswith(_MORE):
+        return printed
+    label = shown.splitlines()[-2][:9]
+    lines = printed.splitlines()
+    last = max(number for number, line in enumerate(lines) if line.startswith(label))
+    return "\n".join(lines[: last + 1]) + "\n" + _MORE
 
 
 def fill_settings(page: str, name: str) -> str:
@@ -90,7 +117,7 @@ def show_value(value: Any) -> str:
 def comparable(text: str) -> str:
     """What is shown without what differs from machine to machine; places and their lines of code are kept whole."""
     placed = {line for found in _PLACE.finditer(text) for line in found[0].splitlines()}
-    lines = [line if line in placed else _NUMBER.sub("0", line) for line in text.splitlines()]
+    lines = [line if line in placed else _AGAIN.sub(lambda one: one[1] or "0", line) for line in text.splitlines()]
     return " ".join(" ".join(lines).split())
 
 
@@ -106,15 +133,25 @@ def find_moved(page: str) -> Iterator[str]:
 
 
 def find_strays(page: str) -> list[str]:
-    """Places that a rescue on a page found, and no diagnosis on it: one of them is older than the source."""
-    known = {f"{Path(found[1]).name}:{found[2]}" for found in _PLACE.finditer(page)}
-    return [place for place in _FOUND.findall(page) if place not in known]
+    """Lines that a rescue on a page names and no diagnosis on it: one of them is older than the source.
+
+    What a rescue found has to have its line, in full.
+    """
+    places = [found[1] + ":" + found[2] for found in _PLACE.finditer(page)]
+    places += [first or second for first, second in _ALSO.findall(page)]
+    known = {Path(place).name for place in places}
+    strays = list[str]()
+    for _, shown in read_blocks(page, "rescue"):
+        strays += [found for found in _FOUND.findall(shown) if not _LINE.search(found)]
+        strays += [line for line in _LINE.findall(shown) if Path(line).name not in known]
+    return strays
 
 
 if __name__ == "__main__":
-    names = [word for word in sys.argv[1:] if word != "--settings"]
+    names = [word for word in sys.argv[1:] if not word.startswith("--")]
     for name in names or sorted(path.stem for path in PAGES.glob("*.md")):
         path = PAGES / f"{name}.md"
         text = path.read_text(encoding="utf-8")
         text = fill_settings(text, name) if _TABLE.search(text) else text
-        path.write_text(text if "--settings" in sys.argv else fill(text), encoding="utf-8")
+        text = text if "--settings" in sys.argv else fill(text)
+        path.write_text(fill(text, "rescue") if "--rescues" in sys.argv else text, encoding="utf-8")

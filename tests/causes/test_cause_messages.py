@@ -247,6 +247,7 @@ QUOTED = {
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.89 GiB": (
         "out-of-memory"
     ),
+    "CUDA OOM": "out-of-memory",
     "RuntimeError: MPS backend out of memory (MPS allocated: 8.50 GB, other allocations: 9.21 GB)": "out-of-memory",
     "Detected mismatch between collectives on ranks. Rank 0 is running collective": "distributed-desync",
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:64748": (
@@ -313,6 +314,7 @@ def test_a_quoted_message_finds_its_cause(message):
         "",
         "Epoch 3: loss 2.31, accuracy 0.71, lr 1e-3",
         "INFO inference finished: infinite-scroll, info, banana",
+        "INFO the GPU zooms in on the room",
         "RuntimeError: value cannot be converted to type uint8_t without overflow",
         "NotImplementedError: \"histogram\" not implemented for 'Long'",
         "ModuleNotFoundError: No module named 'torch'",

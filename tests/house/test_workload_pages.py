@@ -42,6 +42,22 @@ def test_a_rescue_at_another_line_would_be_found():
     )
     assert wrong != page
     assert workload_pages.find_strays(wrong) == ["losses.py:47"]
+    tried = page.replace("tried  losses.py:48 in FP32: trains", "tried  losses.py:46 in FP32: trains")
+    assert tried != page and workload_pages.find_strays(tried) == ["losses.py:46"]
+
+
+def test_a_rescue_whose_line_is_cut_would_be_found():
+    page = (workload_pages.PAGES / "audio_lora.md").read_text(encoding="utf-8")
+    cut = page.replace("A loss scaler meets FP16 parameters, at model.py:87", "A loss scaler meets FP16 parameters, …")
+    assert workload_pages.find_strays(cut) == ["fp16-params-with-scaler: A loss scaler meets FP16 parameters, …"]
+
+
+def test_a_rescue_is_shown_up_to_where_the_page_leaves_off():
+    printed = "rescued  As FP32.\n  found  a\n  tried  b\n  tried  c\n  code   d\n  plan   e\n"
+    assert (
+        workload_pages.cut_as("rescued\n  found  a\n  tried  b\n…\n", printed) == printed.partition("  code")[0] + "…\n"
+    )
+    assert workload_pages.cut_as("rescued\n  plan   e\n", printed) == printed
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,24 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_never_ended(tmp_path, 
     assert fl.Ledger.read(tmp_path / "whole").scale == fl.Ledger.read(tmp_path / "parts").scale
 
 
+@pytest.mark.parametrize("clip", [Clip(max_norm=0.01, norm_type=math.inf), Clip(max_value=0.01)])
+def test_the_ledger_tells_of_a_clip_by_the_largest_element(tmp_path, clip):
+    plan = Plan(name="clipped", weights="fp32", compute="fp16", scaling=Scaling(init_scale=256.0), clip=clip)
+    train(tmp_path, plan=plan, steps=3)
+    train(tmp_path, resume=True, steps=5)
+    history = fl.Ledger.read(tmp_path)
+    assert Plan(**history.header.metadata["plan"]) == plan
+    assert min(history.grad_norm) > 0.01, "as it was before the clip"
+
+
+def test_the_ledger_of_another_clip_is_another(tmp_path):
+    plan = Plan(name="clipped", weights="fp32", compute="fp16", scaling=Scaling(), clip=Clip(max_norm=0.01))
+    train(tmp_path, plan=plan, steps=1)
+    kept = Plan(**fl.Ledger.read(tmp_path).header.metadata["plan"])
+    assert kept == plan
+    assert kept.clip != Clip(max_norm=0.01, norm_type=math.inf)
+
+
 def test_torchs_optimizers_are_resumed_bit_for_bit_too(tmp_path):
     for make in (
         lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),

@@ -1,6 +1,7 @@
 """Finished runs compared: found in folders, paired by seed where possible."""
 
 import json
+import math
 import shutil
 import subprocess
 from pathlib import Path
@@ -242,6 +243,37 @@ def test_the_command_says_the_thresholds_and_exits_with_the_verdict(tmp_path):
     assert command(str(a), str(c), "--metric", "val/loss", "--margin", "0.05", "0.1").returncode == 0
     wrong = command(str(a), str(tmp_path / "none"), "--metric", "val/loss")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+
+def h_means(root: Path, *values: float, paired: bool = True) -> Path:
+    for seed, value in enumerate(values):
+        folder = root / (f"seed_{seed}" if paired else f"run{seed}")
+        write(folder / "metrics.json", json.dumps({"val/hmean": value}))
+    return root
+
+
+def test_both_values_are_told_beside_the_difference(tmp_path):
+    a, b = h_means(tmp_path / "fp32", 0.89, 0.9, 0.91), h_means(tmp_path / "fp16", 0.60, 0.61, 0.62)
+    told = command(str(a), str(b), "--metric", "val/hmean", "--higher-is-better").stdout
+    assert f"  values     0.9 in {a}, 0.61 in {b}: mean val/hmean\n" in told
+    result = compare(a, b, metric="val/hmean", higher_is_better=True)
+    assert result.means == pytest.approx((0.9, 0.61))
+    assert result.means == pytest.approx(result.as_json()["means"])
+
+
+def test_values_are_of_the_seeds_that_are_compared(tmp_path):
+    a, b = h_means(tmp_path / "a", 0.89, 0.9, 0.91, 0.1), h_means(tmp_path / "b", 0.60, 0.61, 0.62)
+    assert compare(a, b, metric="val/hmean", higher_is_better=True).means == pytest.approx((0.9, 0.61))
+    c = h_means(tmp_path / "c", 0.89, 0.9, 0.91, 0.1, paired=False)
+    assert compare(c, b, metric="val/hmean", higher_is_better=True).means == pytest.approx((0.7, 0.61))
+
+
+def test_one_run_against_one_is_refused_with_both_values(tmp_path):
+    a, b = h_means(tmp_path / "a", 0.8863, paired=False), h_means(tmp_path / "b", 0.7816, paired=False)
+    told = command(str(a), str(b), "--metric", "val/hmean", "--higher-is-better").stdout
+    assert "REFUSED" in told and f"0.8863 in {a}, 0.7816 in {b}" in told
+    broken = h_means(tmp_path / "c", math.nan, 0.7, paired=False)
+    assert f"NaN in {broken}" in str(compare(a, broken, metric="val/hmean", higher_is_better=True))
 
 
 def test_the_direction_decides_what_is_worse(tmp_path):

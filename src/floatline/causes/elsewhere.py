@@ -323,7 +323,7 @@ OUT_OF_MEMORY = Cause(
         "fit, and are NaN after a step or two."
     ),
     messages=(
-        r"(?:CUDA|HIP|XPU) out of memory",
+        r"\b(?:CUDA|HIP|XPU|GPU) (?:out of memory|OOM\b)",
         r"MPS backend out of memory",
         r"CUDA error: out of memory",
         r"OutOfMemoryError",

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from floatline.base.interrupts import Undisturbed
+from floatline.base.json_values import plain_json
 from floatline.errors import GuardError, LedgerError
 from floatline.guard.admission import admit, check_clip, choose_clipping
 from floatline.guard.captured_passes import CapturedPasses, check_captures
@@ -490,5 +491,6 @@ def _run_plainly(run: Run, compute_loss: Callable[[Any], Loss], batches: tuple[A
 
 
 def _metadata(plan: Plan, steps: int | None, manifest: str) -> dict[str, Any]:
-    """For the ledger's header."""
-    return {"plan": plan.model_dump(mode="json"), "manifest": manifest} | ({} if steps is None else {"steps": steps})
+    """For the ledger's header; a clip by the largest element has the norm type inf, which JSON holds as text."""
+    plain = plain_json(plan.model_dump(mode="json"))
+    return {"plan": plain, "manifest": manifest} | ({} if steps is None else {"steps": steps})

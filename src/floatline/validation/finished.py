@@ -79,15 +79,23 @@ def compare(
     terms = _terms(ours, theirs, metric, higher_is_better, margins, scale, resolution, paired=paired)
     if not paired:
         result = decide_unpaired(runs, candidate=names[1], terms=terms, reference=names[0])
-        return dataclasses.replace(result, notes=(_why_unpaired(ours, theirs), *result.notes))
+        means = _mean(ours.runs), _mean(theirs.runs)
+        return dataclasses.replace(result, notes=(_why_unpaired(ours, theirs), *result.notes), means=means)
     if ours.study is not None and ours.study == theirs.study:
         runs = (*runs, *find_controls(ours.study))
     result = decide(runs, candidate=names[1], terms=terms, reference=names[0])
     result = refuse_equal_seeds(result, runs)
+    counted = [[run for run in side.runs if run.seed in result.seeds] for side in (ours, theirs)]
+    result = dataclasses.replace(result, means=(_mean(counted[0]), _mean(counted[1])))
     if len(terms.looks) > 1:
         return result
     once = "one look at all seeds: runs that are added until it passes make a PASS mean less; validate corrects for it"
     return dataclasses.replace(result, notes=(*result.notes, once))
+
+
+def _mean(runs: Sequence[ArmRun]) -> float:
+    """Mean metric; NaN where a run has none."""
+    return sum(run.metric for run in runs) / len(runs) if runs else math.nan
 
 
 def _shared(ours: Found, theirs: Found) -> set[int]:

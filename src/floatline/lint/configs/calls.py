@@ -135,6 +135,11 @@ class _Reader:
     def _read_base(self, root: Path, node: ast.Call) -> None:
         """What the base of an adapter is loaded in, as a setting of the adapter."""
         model = _model_in(node)
+        made = None if model is None else self.source.value(model)
+        if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "half":
+            path = (*root, "base_dtype")
+            self.settings[path] = self._setting(path, made, "float16")
+            return
         loaded = None if model is None else self._find_load(model)
         for word in loaded.keywords if loaded is not None else ():
             if word.arg in ("dtype", "torch_dtype"):

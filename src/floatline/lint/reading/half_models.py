@@ -10,7 +10,7 @@ from floatline.lint.reading.branches import Known, judge, learn
 from floatline.lint.reading.loop import read_training
 from floatline.lint.reading.loop_events import dotted
 from floatline.lint.reading.source import Source
-from floatline.lint.reading.source_tree import given_dtypes, parameters
+from floatline.lint.reading.source_tree import given_dtypes, keyword, parameters
 from floatline.lint.reading.values import assignments
 
 _HALF = ("torch.float16", "torch.half")
@@ -80,10 +80,12 @@ def _find_casts(source: Source) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _is_outermost(source: Source, node: ast.Call) -> bool:
-    """Whether the call makes what is assigned; `.cuda()` and `.to(device)` may follow."""
+    """Whether the call makes what is assigned; `.cuda()`, `.to(device)` and adapters of its format may follow."""
     for above in source.ancestors(node):
         if isinstance(above, ast.Assign):
             return True
+        if isinstance(above, ast.Call) and source.call_name(above) == "get_peft_model" and _keeps_dtype(above):
+            continue
         if isinstance(above, ast.Call) and isinstance(above.func, ast.Attribute):
             if above.func.attr not in ("cuda", "to", "train", "requires_grad_", "eval"):
                 return False
@@ -151,7 +153,7 @@ def _is_widened(source: Source, cast: ast.Call, end: ast.Call) -> bool:
     for node in ast.walk(function):
         if not isinstance(node, ast.Call) or not cast.lineno < node.lineno <= end.lineno:
             continue
-        if source.call_name(node) in _WIDENS:
+        if source.call_name(node) in _WIDENS and not _keeps_dtype(node):
             return True
         if not isinstance(node.func, ast.Attribute) or _is_switched(source, node, function):
             continue
@@ -162,6 +164,12 @@ def _is_widened(source: Source, cast: ast.Call, end: ast.Call) -> bool:
         if wide:
             return True
     return False
+
+
+def _keeps_dtype(call: ast.Call) -> bool:
+    """Whether PEFT is told to leave adapters in the format of their base."""
+    kept = keyword(call, "autocast_adapter_dtype")
+    return isinstance(kept, ast.Constant) and kept.value is False
 
 
 def _is_switched(source: Source, node: ast.AST, function: ast.AST) -> bool:

@@ -173,6 +173,7 @@ class Comparison:
         notes: What is worth knowing, and changes nothing.
         plan: What was expected before the start.
         paired: False where the seeds of the two arms are not the same, so that the interval is the wider one.
+        means: The metric of the reference and of the candidate, mean over their runs; None where it was not asked for.
     """
 
     verdict: Verdict
@@ -193,6 +194,7 @@ class Comparison:
     notes: tuple[str, ...] = ()
     plan: PowerPlan | None = None
     paired: bool = True
+    means: tuple[float, float] | None = None
 
     @property
     def failed_gates(self) -> tuple[Gate, ...]:
@@ -219,6 +221,11 @@ class Comparison:
         """A few lines for people."""
         head = f"{self.candidate} vs {self.reference} on {self.terms.metric}: {self.verdict}\n  {self.reason}"
         lines = [head]
+        if self.means is not None:
+            first, second = (format(mean, ".6g").replace("nan", "NaN") for mean in self.means)
+            lines.append(
+                f"  values     {first} in {self.reference}, {second} in {self.candidate}: mean {self.terms.metric}"
+            )
         if self.difference is not None and self.interval is not None:
             low, high = (self.terms.show(end) for end in self.interval)
             lines.append(f"  difference {self.terms.show(self.difference)}, interval [{low}, {high}]")

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from floatline.lint.configs import Setting, SettingsDocument, read_dtype
 
 # With any of these in the file, what is trained may not be the FP16 weights: adapters, master weights, frozen parts.
-OTHER_WEIGHTS = ("peft", "lora", "adapter", "deepspeed", "fsdp", "4bit", "8bit", "quant", "requires_grad", "freeze")
+OTHER_TRAINING = ("deepspeed", "fsdp", "4bit", "8bit", "quant")
+OTHER_WEIGHTS = ("peft", "lora", "adapter", "requires_grad", "freeze", *OTHER_TRAINING)
 
 
 def half_checkpoints(document: SettingsDocument) -> Iterator[Setting]:

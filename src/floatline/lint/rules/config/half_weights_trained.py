@@ -5,13 +5,16 @@ from __future__ import annotations
 from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
 from floatline.lint.configs import ConfigRule, RunConfig, read_dtype
 from floatline.lint.rule import Bad
-from floatline.lint.rules.config import OTHER_WEIGHTS, half_checkpoints
+from floatline.lint.rules.config import OTHER_TRAINING, OTHER_WEIGHTS, half_checkpoints
 
 _TRAINS = ("max_epochs", "max_steps", "min_epochs", "accumulate_grad_batches", "gradient_clip_val")
 
 
 class HalfWeightsTrained(ConfigRule):
-    """Flags training with FP16 weights and no FP32 copy: `precision: 16-true`, or an FP16 checkpoint without `fp16`.
+    """Flags training with FP16 weights and no FP32 copy: `precision: 16-true`, or what Trainer trains without `fp16`.
+
+    That is a checkpoint in FP16, or adapters that `autocast_adapter_dtype=False` leaves in the FP16 of their base; by
+    itself PEFT makes them FP32.
 
     ## Why is this bad?
     A weight of 1.0 moves in FP16 only if the update is above 1/4096 = 2.4e-04: a step of Adam at a learning rate of
@@ -49,6 +52,14 @@ class HalfWeightsTrained(ConfigRule):
         "model = AutoModel.from_pretrained('m', dtype=torch.float16)\nsettings = {'fp16': False}\n"
         "settings['bf16'] = prefers_bf16()\n"
         "Trainer(model=model, args=TrainingArguments('out', **settings))",
+        "import torch\nfrom peft import get_peft_model\n"
+        "from transformers import AutoModel, Trainer, TrainingArguments\n"
+        "base = AutoModel.from_pretrained('m', dtype=torch.float16)\nmodel = get_peft_model(base, lora)\n"
+        "Trainer(model=model, args=TrainingArguments('out')).train()",
+        "import torch\nfrom peft import PeftModel\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+        "base = AutoModel.from_pretrained('m', dtype=torch.float16)\n"
+        "model = PeftModel.from_pretrained(base, 'adapter', autocast_adapter_dtype=False)\n"
+        "Trainer(model=model, args=TrainingArguments('out')).evaluate()",
     )
     bad = (
         Bad(
@@ -78,6 +89,18 @@ class HalfWeightsTrained(ConfigRule):
             "model = AutoModel.from_pretrained('m', dtype=torch.float32)\n"
             "Trainer(model=model, args=TrainingArguments('out')).train()",
         ),
+        (
+            "import torch\nfrom peft import get_peft_model\n"
+            "from transformers import AutoModel, Trainer, TrainingArguments\n"
+            "base = AutoModel.from_pretrained('m', dtype=torch.float16)\n"
+            "model = get_peft_model(base, lora, autocast_adapter_dtype=False)\n"
+            "Trainer(model=model, args=TrainingArguments('out', fp16=False)).train()"
+        ),
+        (
+            "from peft import get_peft_model as wrap\nfrom transformers import AutoModel, Trainer, TrainingArguments\n"
+            "model = wrap(AutoModel.from_pretrained('m').half(), lora, autocast_adapter_dtype=False)\n"
+            "Trainer(model=model, args=TrainingArguments('out', gradient_checkpointing=True)).train()"
+        ),
         Bad(
             "per_device_train_batch_size: 8\nlearning_rate: 1e-4\ntorch_dtype: float16\nnum_train_epochs: 1\n",
             file="run.yaml",
@@ -98,6 +121,7 @@ class HalfWeightsTrained(ConfigRule):
                 self.report_setting(said, fix="fp32-setting")
         elif config.kind == "transformers" and mode != "fp16-mixed":
             self._check_checkpoint(config)
+            self._check_adapters(config)
 
     def _check_checkpoint(self, config: RunConfig) -> None:
         document, fp16 = config.document, config.get("fp16")
@@ -117,6 +141,20 @@ class HalfWeightsTrained(ConfigRule):
         for dtype in half_checkpoints(document):
             advice = "load in float32, and TrainingArguments(fp16=True) for the compute"
             self.report_setting(dtype, advice=advice, fix="fp32-setting")
+
+    def _check_adapters(self, config: RunConfig) -> None:
+        document, fp16 = config.document, config.get("fp16")
+        if document.mentions("float32", ".float()", *OTHER_TRAINING, "master") or config.is_open:
+            return
+        if fp16 is not None and fp16.value is not False:
+            return
+        for adapter in document.of_kind("adapter"):
+            kept = adapter.get("autocast_adapter_dtype")
+            half = read_dtype(adapter.get("base_dtype")) == "fp16"
+            if adapter.name.endswith("get_peft_model") and half and kept is not None and kept.value is False:
+                seen = "the adapters are FP16 with no copy in FP32, and nothing scales the loss"
+                advice = "autocast_adapter_dtype=True (the default), and TrainingArguments(fp16=True) for the compute"
+                self.report_setting(kept, seen=seen, advice=advice)
 
 
 def _is_for_ipu(config: RunConfig) -> bool:

@@ -79,6 +79,18 @@ for x, y in batches:
     optimizer.step()
     optimizer.zero_grad()
 """,
+        """
+import torch
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("m", dtype=torch.float16)
+model = get_peft_model(model, lora)
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in batches:
+    model(**batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
     )
     bad = (
         """
@@ -109,6 +121,28 @@ model = make().half().cuda()
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 for x, y in batches:
     loss_fn(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        """
+import torch
+from peft import get_peft_model
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("m", dtype=torch.float16)
+model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in batches:
+    model(**batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+""",
+        """
+import torch
+from peft import get_peft_model
+model = get_peft_model(make().half(), lora, autocast_adapter_dtype=False).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for batch in batches:
+    model(**batch).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
 """,
