@@ -112,7 +112,7 @@ class _Trials:
         fixes, result = [first], None
         while self._left:
             self._left -= 1
-            self._say(f"trying {first.new_code}")
+            self._say(f"trying {' and '.join(fix.new_code for fix in fixes)}")
             sources = {str(file): after for file, (_, _, after) in _texts(fixes).items()}
             result = self._run(sources)
             if not isinstance(result, str) and result.verdict == "healthy" and not self._keeps_fp32(result, sources):

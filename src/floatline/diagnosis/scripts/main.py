@@ -110,10 +110,20 @@ def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> No
     watched.run()
     if os.getpid() != process:
         os._exit(watched.exit_code)  # a fork of the script that came back here
+    _say_ended()
     seen.end()
     seen.keep()
     write_report(watched, report, trace, seen=seen, note=note)
     sys.exit(watched.exit_code)
+
+
+def _say_ended() -> None:
+    """Tell that the silence which follows is not the script's."""
+    if read_number() or sys.__stderr__ is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # a script may have closed it
+        sys.__stderr__.write("floatline: the script has ended; what was seen of it is explained\n")
+        sys.__stderr__.flush()
 
 
 class _Shown:
