@@ -257,7 +257,7 @@ def _finish(
 ) -> None:
     """Print, change the source where that is asked for, and end with the exit code."""
     patch = "" if diagnosis.primary is None else diagnosis.primary.patch
-    if diagnosis.no_verdict:
+    if diagnosis.no_verdict and diagnosis.primary is None:
         say_ended(getattr(diagnosis, "exit_code", 0), _ENDED)  # the script heard it, and was ended
     if diff:
         typer.echo(patch, nl=False)

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -142,9 +143,15 @@ def _say_use(error: Exception) -> str | None:
     return f"{words}{'' if words.endswith('?') else '.'} Try '{path} -h'."
 
 
+_EXTRAS = {"accelerate": "hf", "peft": "hf", "transformers": "hf", "lightning": "lightning"}
+
+
 def _say_package(error: Exception) -> str | None:
-    """That torch is missing, and what brings it; None for another error."""
-    if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] != "torch":
+    """That torch is missing, or what is used with it, and what brings it; None for another error."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name in _EXTRAS and find_spec("torch") is not None:
+        return f"This needs {name}, which is not installed here: pip install 'floatline[{_EXTRAS[name]}]'."
+    if name != "torch" and name not in _EXTRAS:
         return None
     return (
         "This needs torch, which is not installed here. Install the one for your machine "
