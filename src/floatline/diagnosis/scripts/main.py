@@ -315,9 +315,9 @@ def _notes(run: ScriptRun) -> list[str]:
     recorded = f"{len(capture.steps)} of {num_steps} steps recorded" + (f" (step {steps})" if steps else "")
     num_ops = sum(len(one.trace.ops) for one in capture.steps)
     beside = sum(len(trace.ops) for trace in capture.evaluations) + (len(capture.setup.ops) if capture.setup else 0)
+    also = f"; and {beside:,} operation{'s' * (beside > 1)} in 16 bits before the first step and between steps"
     notes = [
-        f"{recorded}, {num_ops:,} operations, {capture.seconds:.1f} s of {given.seconds:.1f} s; and {beside:,} "
-        "operations in 16 bits before the first step and between steps",
+        f"{recorded}, {num_ops:,} operations, {capture.seconds:.1f} s of {given.seconds:.1f} s{also * bool(beside)}",
         *dict.fromkeys(capture.errors),
     ]
     if capture.setup is not None and capture.setup.meta["left_out"]:
