@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.report.run.runs import make_run
 from tests.slow import slow
 from typer.testing import CliRunner
 
@@ -132,48 +131,3 @@ def test_the_shell_completes_commands(shell):
              "_TYPER_COMPLETE_ARGS": "floatline dia", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}  # fmt: skip
     done = CliRunner(env=asked).invoke(app, [], prog_name="floatline")
     assert "diagnose" in done.stdout and "rescue" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["diagnose", "net.py"],
-        ["validate", "net.py"],
-        ["rescue", "net.py"],
-        ["rescue", "--", "python", "train.py"],
-        ["train", "net.py"],
-        ["replay", "bundle"],
-        ["doctor"],
-    ],
-    ids=" ".join,
-)
-def test_without_torch_a_command_that_trains_says_in_one_line_to_install_it(words, tmp_path):
-    (tmp_path / "net.py").write_text("import torch\ndef build(seed=0): ...\n")
-    (tmp_path / "train.py").write_text("import torch\n")
-    done = ask_alone(*words, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert "needs torch, which is not installed here." in done.stderr
-    assert "pip install 'floatline[torch]'" in done.stderr
-
-
-@slow
-def test_without_torch_what_reads_and_judges_works(tmp_path):
-    for name in ("a/0", "a/1", "a/2", "b/0", "b/1", "b/2"):
-        make_run(tmp_path / name, steps=20)
-    (tmp_path / "net.py").write_text("import torch\nloss = torch.log(torch.softmax(x, -1))\n")
-    for words, code, says in (
-        (["watch", "a"], 0, "finished"),
-        (["report", "a"], 0, "run.html"),
-        (["compare", "a", "b"], 1, "INCONCLUSIVE"),  # pairs without any difference prove nothing
-        (["lint", "--half", "net.py"], 1, "FL101"),
-        (["explain", "eps-underflow"], 0, "eps-underflow"),
-        (["doctor", "--on", "t4"], 0, "fp16-mixed"),
-        (["status"], 1, "nothing is approved"),
-        (["version"], 0, floatline.__version__),
-    ):
-        done = ask_alone(*words, cwd=tmp_path)
-        assert done.returncode == code, (words, done.stderr)
-        assert says in done.stdout and "Traceback" not in done.stderr, (words, done.stdout, done.stderr)
-    refused = ask_alone("approve", "a", "--by", "Ada", cwd=tmp_path)
-    assert refused.returncode == 2 and "torch" not in refused.stderr

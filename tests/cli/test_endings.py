@@ -11,11 +11,13 @@ import typer
 from typer.testing import CliRunner
 
 from floatline import __main__
+from floatline.causes import find_cause
 from floatline.cli import diagnose, explain, fit, fold, manifest, parity, replay, rescue, train, validate
 from floatline.cli.endings import saying_how_to_go_on
 from floatline.cli.help import AllCommands
 from floatline.cli.main import app
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
+from floatline.findings import Finding
 from floatline.running import command
 
 
@@ -148,6 +150,15 @@ def test_a_script_that_was_ended_before_anything_was_seen_says_how_to_go_on(code
     done = CliRunner().invoke(app, ["diagnose", "--", "python", "train.py"])
     assert done.exit_code == 2
     assert done.stderr == (f"floatline: {says}. Nothing is kept: the same command begins again.\n" if says else "")
+
+
+def test_a_script_that_was_ended_after_its_cause_was_seen_is_told_that_alone(monkeypatch):
+    found = Finding(find_cause("eps-underflow"), "seen", "fix")
+    ended = ScriptDiagnosis("train.py", "", (found,), 1.0, exit_code=130, no_verdict="the script was ended")
+    monkeypatch.setattr(diagnose, "_diagnose_command", lambda *_, **__: ended)
+    done = CliRunner().invoke(app, ["diagnose", "--", "python", "train.py"])
+    assert done.exit_code == 130 and done.stderr == ""
+    assert done.stdout.startswith("eps-underflow")
 
 
 @pytest.mark.parametrize(("code", "says"), [(130, "interrupted"), (143, "ended by SIGTERM"), (1, "")])

@@ -67,6 +67,37 @@ def test_without_the_hook_python_drops_it(tmp_path):
     assert "nobody ended it" in complained
 
 
+TORN = """
+import os, signal
+from floatline.cli import main as m
+
+def explain():
+    try:
+        os.kill(os.getpid(), signal.SIGINT) if {presses} else None
+        import time
+        time.sleep(0.1)
+    except BaseException:
+        pass  # as an import does that is torn
+    raise RecursionError("maximum recursion depth exceeded")
+
+m.app.registered_commands[:] = []
+m.app.command("explain")(explain)
+m.app.command("version")(lambda: None)
+m.main()
+"""
+
+
+@needs_signals
+@pytest.mark.parametrize("presses", [True, False])
+def test_what_ctrl_c_left_torn_is_no_traceback(presses):
+    words = [sys.executable, "-c", TORN.format(presses=presses), "explain"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
+    if presses:
+        assert (done.returncode, done.stderr) == (130, "floatline: interrupted. The same command begins again.\n")
+    else:
+        assert done.returncode == 1 and "RecursionError" in done.stderr  # a fault of ours stays one
+
+
 @pytest.fixture
 def wrapper(monkeypatch):
     """A file, and Ctrl-C while libcst is inside of its second function."""

@@ -158,6 +158,36 @@ def test_what_fails_after_the_first_change_is_changed_as_well(file):
     assert result.primary.patch.count("--- a/losses.py") == 1
 
 
+NORM = """\
+import torch
+
+
+class Norm(torch.nn.Module):
+    def forward(self, x):
+        y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + 1e-8) * self.weight
+        return self.out(y)
+"""
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_change_after_which_formats_do_not_match_waits_until_the_others_were_tried(file, monkeypatch, keeps):
+    monkeypatch.setattr(fix_trials, "MOST_RUNS", 100)
+    file.write_text(NORM)
+
+    def run(sources):
+        if keeps and ".to(x.dtype)" in next(iter(sources.values())):
+            return HEALTHY
+        return diagnosis_of(find(file, "dtype-mismatch", 7, "aten.addmm"))
+
+    result, said = attempt(file, run, find(file, "eps-underflow", 6, "aten.div"))
+    together = [text for text in said if " and return self.out(" in text]
+    if keeps:
+        assert ".to(x.dtype)" in result.primary.fix
+        assert together == []
+    else:
+        assert together and said[-len(together) :] == together and result.fixes == ()
+
+
 def test_what_could_not_be_tried_says_so_and_is_not_written(file):
     result, _ = attempt(file, lambda _: "it took longer than 300 s")
     assert "logsigmoid" in result.primary.fix

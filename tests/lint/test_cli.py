@@ -205,7 +205,7 @@ def test_explain_of_a_code_that_is_not_there_says_so(project):
 
 
 def test_hidden_and_built_folders_are_not_looked_at(project):
-    for name in (".venv", "build", "node_modules"):
+    for name in (".venv", "build", "node_modules", "floatline-runs"):
         (project / name).mkdir()
         (project / name / "bad.py").write_text(BAD)
     assert "1 finding in" in lint(".").stdout

@@ -3,6 +3,7 @@
 import logging
 
 import pytest
+import torch
 
 from floatline.probe.watch.patches import Patches
 from floatline.running.read_values import PrintedValues, find_numbers
@@ -101,3 +102,13 @@ def test_the_exponent_of_a_number_is_no_word():
     assert [name for name, _, _ in find_numbers("  14  3.052e-06    10.442      4194304  yes")] == [
         f"number {number}" for number in (1, 2, 3, 4)
     ]
+
+
+def test_a_loss_scale_that_is_printed_without_a_word_is_known_by_where_it_came_from(heard):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(torch.ones(()))
+
+    known = heard(lambda: print(3, 0.5, scaler.get_scale(), 0.25))  # noqa: T201
+    assert known == {"number 1": [3.0], "number 2": [0.5], "number 3": [0.25]}
+    same = heard(lambda: print(3, 0.5, 8.0, 0.25))  # noqa: T201
+    assert same == {"number 1": [3.0], "number 2": [0.5], "number 3": [8.0], "number 4": [0.25]}

@@ -16,6 +16,7 @@ from floatline.cli.output import (
     FormatOption,
     OutputFormat,
     SeedOption,
+    Stages,
     check_writable,
     print_json,
     show_progress,
@@ -233,15 +234,17 @@ def _diagnose_command(
     for name in ("steps", "seed"):
         if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
             raise typer.BadParameter(f"--{name} does not reach into a script. Give the script's own options after it.")
-    return diagnose_script(
-        context.meta[COMMAND],
-        trace_path=trace,
-        keep_stdout=quiet or output is OutputFormat.json,
-        as_device="cuda" if as_device is AsDevice.cuda else None,
-        tries_fixes=tries,
-        fp32_steps=fp32_steps,
-        on_progress=lambda text: typer.echo(f"floatline: {text}", err=True),
-    )
+    with Stages(keeps=True) as stages:
+        return diagnose_script(
+            context.meta[COMMAND],
+            trace_path=trace,
+            keep_stdout=quiet or output is OutputFormat.json,
+            as_device="cuda" if as_device is AsDevice.cuda else None,
+            tries_fixes=tries,
+            fp32_steps=fp32_steps,
+            on_progress=stages,
+            on_start=stages.aloud,
+        )
 
 
 def _finish(
@@ -254,7 +257,7 @@ def _finish(
 ) -> None:
     """Print, change the source where that is asked for, and end with the exit code."""
     patch = "" if diagnosis.primary is None else diagnosis.primary.patch
-    if diagnosis.no_verdict:
+    if diagnosis.no_verdict and diagnosis.primary is None:
         say_ended(getattr(diagnosis, "exit_code", 0), _ENDED)  # the script heard it, and was ended
     if diff:
         typer.echo(patch, nl=False)

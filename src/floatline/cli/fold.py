@@ -57,7 +57,6 @@ def fold(
         raise typer.BadParameter(f"--out '{out}' exists. Name a new folder.")
     check_inputs(source, tokens, inputs)
     with saying_how_to_go_on("Nothing was written: the same command begins again."), show_progress() as progress:
-        progress(f"loading {source}")
         if Path(source).is_dir():
             found, written = _fold_checkpoint(source, out, tokens, inputs, margin, untie, progress)
         else:
@@ -80,6 +79,7 @@ def _fold_checkpoint(
     from floatline.folding.scale_fold import fold as fold_model
     from floatline.integrations.transformers.checkpoint_folders import load_checkpoint, save_folded
 
+    progress(f"loading {folder}")
     checkpoint = load_checkpoint(folder, tokens, inputs=None if inputs is None else read_inputs(inputs))
     progress("folding, and running both models")
     found = fold_model(checkpoint.model, checkpoint.inputs, margin=margin, untie=untie, shared_eps=checkpoint.eps)
@@ -92,6 +92,7 @@ def _fold_checkpoint(
 def _fold_target(target: str, out: str, margin: float, untie: bool, progress: Any) -> tuple[Fold, float | None]:
     from floatline.folding.scale_fold import fold as fold_model
 
+    progress(f"loading {target}")
     model, inputs = read_target(target)
     progress("folding, and running both models")
     found = fold_model(model, inputs, margin=margin, untie=untie)

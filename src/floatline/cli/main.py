@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -35,6 +37,7 @@ from floatline.cli import (
     version,
     watch,
 )
+from floatline.cli.endings import say_ended
 from floatline.cli.help import AllCommands, PlainCommand
 from floatline.cli.output import TargetOrCommand
 from floatline.errors import FloatlineError
@@ -60,6 +63,18 @@ def hear_interrupts() -> None:
         again.start()
 
     sys.unraisablehook = hear
+    # numpy asks for a part of itself again and again after Ctrl-C has torn its import: a RecursionError is what comes.
+    mine = threading.current_thread() is threading.main_thread()  # Python lets no other have handlers
+    if mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _note_interrupt)
+
+
+_pressed = threading.Event()
+
+
+def _note_interrupt(number: int, frame: FrameType | None) -> None:
+    _pressed.set()
+    signal.default_int_handler(number, frame)
 
 
 _LONGEST_LINE = 3000
@@ -124,9 +139,11 @@ def main() -> None:
         code = _complain(str(error))
     except Exception as error:
         words = _say_use(error) or _say_package(error) or explain_missing(error)
-        if words is None:
+        if words is None and not _pressed.is_set():
             raise
-        code = _complain(words)
+        code = 130 if words is None else _complain(words)
+        if words is None:
+            say_ended(code, "The same command begins again.")
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -142,9 +159,15 @@ def _say_use(error: Exception) -> str | None:
     return f"{words}{'' if words.endswith('?') else '.'} Try '{path} -h'."
 
 
+_EXTRAS = {"accelerate": "hf", "peft": "hf", "transformers": "hf", "lightning": "lightning"}
+
+
 def _say_package(error: Exception) -> str | None:
-    """That torch is missing, and what brings it; None for another error."""
-    if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] != "torch":
+    """That torch is missing, or what is used with it, and what brings it; None for another error."""
+    name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if name in _EXTRAS and find_spec("torch") is not None:
+        return f"This needs {name}, which is not installed here: pip install 'floatline[{_EXTRAS[name]}]'."
+    if name != "torch" and name not in _EXTRAS:
         return None
     return (
         "This needs torch, which is not installed here. Install the one for your machine "

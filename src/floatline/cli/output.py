@@ -149,23 +149,62 @@ def show_share(text: str) -> Generator[Callable[[int, int], None]]:
         yield lambda done, of: bar.update(task, completed=done, total=of)
 
 
+class Stages:
+    """What is being done, on stderr: on a terminal under a clock that runs, elsewhere a line for each stage.
+
+    Args:
+        keeps: Whether lines stay on a terminal; else one line changes.
+    """
+
+    def __init__(self, *, keeps: bool) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
+
+        self._keeps, self._last = keeps, ""
+        console = Console(stderr=True)
+        text = TextColumn("{task.description}", markup=False, table_column=Column())  # wrapped, where it is long
+        columns = (SpinnerColumn(), TimeElapsedColumn(), text)
+        self._clock = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+
+    @property
+    def is_log(self) -> bool:
+        """Whether stderr is no terminal."""
+        return self._clock.disable
+
+    def __call__(self, text: str) -> None:
+        """What is done from now on: nothing else is written meanwhile."""
+        if text == self._last:
+            return
+        self._last = text
+        self._stop()
+        if self._keeps or self.is_log:
+            typer.echo(f"floatline: {text}", err=True)
+        self._clock.add_task("" if self._keeps else text, total=None)
+        self._clock.start()
+
+    def aloud(self, text: str) -> None:
+        """The same of a script that has the terminal for itself: no clock is drawn into what it prints."""
+        self._last = text
+        self._stop()
+        typer.echo(f"floatline: {text}", err=True)
+
+    def _stop(self) -> None:
+        self._clock.stop()
+        for task in self._clock.task_ids:
+            self._clock.remove_task(task)
+
+    def __enter__(self) -> Stages:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+
 @contextlib.contextmanager
-def show_progress() -> Generator[Callable[[str], None]]:
-    """What is being done, on stderr: one line that changes on a terminal, elsewhere a line for each stage."""
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        last = ""
-
-        def log(text: str) -> None:
-            nonlocal last
-            if text != last:
-                typer.echo(f"floatline: {text}", err=True)
-            last = text
-
-        yield log
-        return
-    with console.status(Text("loading the target")) as status:
-        yield lambda text: status.update(Text(text))
+def show_progress() -> Generator[Stages]:
+    """What is done with a target, on stderr: one line that changes on a terminal, elsewhere a line for each stage."""
+    with Stages(keeps=False) as stages:
+        if not stages.is_log:
+            stages("loading torch")
+        yield stages

@@ -107,7 +107,7 @@ def rescue(
             device = "" if as_device is None else "cuda"
             more: dict[str, Any] = {"metric": metric or "loss", "higher_is_better": higher_is_better}
             more |= {"device": device, "timeout": limit}
-            result = rescue_script(words, budget=10 * budget, on_progress=show, **more, **asked)
+            result = rescue_script(words, budget=10 * budget, on_progress=show, on_start=show.aloud, **more, **asked)
         else:
             from floatline.rescuing.rescue import rescue as save
 

@@ -29,12 +29,13 @@ class StudyProgress:
     def plan(self, text: str) -> None:
         """Print what to expect."""
         self._say(text)
+        self._bar.update(self._task, description="running")
 
     def ran(self, run: ArmRun, *, left: int, seconds: float | None) -> None:
         """Move on by one run."""
         self._done += 1
         what = f"{run.arm}, seed {run.seed}"
-        self._bar.update(self._task, description=what, completed=self._done, total=self._done + left)
+        self._bar.update(self._task, description=f"done: {what}", completed=self._done, total=self._done + left)
         if run.error:
             self._say(f"{what} failed: {run.error}")
         elif not self._console.is_terminal:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from floatline.cli.endings import saying_how_to_go_on
-from floatline.cli.output import FormatOption, OutputFormat, SeedOption, print_json, text_console
+from floatline.cli.output import FormatOption, OutputFormat, SeedOption, print_json, show_waiting, text_console
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -115,13 +115,14 @@ def train(
         saying_how_to_go_on(f"From the last checkpoint, if there is one, goes on: {again}"),
         contextlib.redirect_stdout(sys.stderr),
     ):
-        from floatline.workload import load_target  # with torch, which takes seconds
-
         # A run goes on with the settings it was begun with, unless others are given; they are compared then.
         kept = f"{place}/{CONFIG}"
         own = kept if resume and not (preset or config or settings) and Path(kept).is_file() else config
-        workload = load_target(target, preset=preset, config=own, pairs=settings or ()).build(seed)
-        from floatline.training.trainer import Trainer
+        with show_waiting("loading the target"):
+            from floatline.training.trainer import Trainer  # with torch, which takes seconds
+            from floatline.workload import load_target
+
+            workload = load_target(target, preset=preset, config=own, pairs=settings or ()).build(seed)
 
         with _blaming(target):
             trainer = Trainer(

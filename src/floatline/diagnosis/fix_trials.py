@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,7 @@ RunChanged = Callable[[Mapping[str, str]], Diagnosis | str]
 # The same to what FP32 does; no texts are the source as it is.
 RunInFP32 = Callable[[Mapping[str, str]], "FP32Run"]
 MOST_RUNS = 4
+_MISMATCH = "dtype-mismatch"
 # How far FP32's last losses may move: rounding over all steps. Below this share of the first loss they count as 0.
 _LAST, _ROUNDING, _CONVERGED = 8, 0.02, 0.05
 # A run whose losses end at so many times the first one, or are so many times as large on the way, diverges.
@@ -78,8 +80,8 @@ def try_fixes(
     if primary is None:
         return diagnosis
     trials = _Trials(diagnosis, run, root, say, in_fp32)
-    for first in _find_changes(primary, root):
-        found = trials.follow(first)
+    for changes in itertools.chain(([first] for first in _find_changes(primary, root)), trials.waiting):
+        found = trials.follow(changes)
         if found is None:
             continue
         fixes, result = found
@@ -104,15 +106,19 @@ class _Trials:
         self._before, self._run, self._root, self._say, self._in_fp32 = diagnosis, run, root, say, in_fp32
         self.uncompared = ""  # what is said where a change holds and nobody knows what it does to FP32
         self._left = MOST_RUNS
+        self.waiting: list[list[CodeFix]] = []
         self._failed: list[str] = []
         self._num_untried = 0
 
-    def follow(self, first: CodeFix) -> tuple[list[CodeFix], Diagnosis | str] | None:
-        """Try a change, and the changes for what appears behind it; None where they do not help."""
-        fixes, result = [first], None
+    def follow(self, changes: Sequence[CodeFix]) -> tuple[list[CodeFix], Diagnosis | str] | None:
+        """Try changes, and the changes for what appears behind them; None where they do not help.
+
+        Where formats do not match after a change, it is at fault itself: another one may keep them, and goes first.
+        """
+        first, fixes, result = changes[0], [*changes], None
         while self._left:
             self._left -= 1
-            self._say(f"trying {first.new_code}")
+            self._say(f"trying {' and '.join(fix.new_code for fix in fixes)}")
             sources = {str(file): after for file, (_, _, after) in _texts(fixes).items()}
             result = self._run(sources)
             if not isinstance(result, str) and result.verdict == "healthy" and not self._keeps_fp32(result, sources):
@@ -125,6 +131,9 @@ class _Trials:
                 self._failed.append(f"{first.new_code} does not help: {_say_result(result)}")
                 return None
             fixes.append(following)
+            if len(fixes) == 2 and self._mismatches(result):
+                self.waiting.append(fixes)
+                return None
         self._num_untried += 1
         if result is not None:
             self._failed.append(f"{first.new_code} alone does not help: {_say_result(result)}")
@@ -142,6 +151,10 @@ class _Trials:
         if problem or len(old.losses) != len(new.losses):
             return bool(problem)
         return keeps_fp32(replace(before, fp32_losses=old.losses), replace(result, fp32_losses=new.losses))
+
+    def _mismatches(self, result: Diagnosis) -> bool:
+        found = [one.primary.cause.id if one.primary is not None else "" for one in (self._before, result)]
+        return found[0] != _MISMATCH == found[1]
 
     def _find_next(self, result: Diagnosis, fixes: Sequence[CodeFix]) -> CodeFix | None:
         """The change for what is left, where that is something else."""

@@ -25,9 +25,8 @@ from floatline.lint.settings import Settings
 if TYPE_CHECKING:
     from floatline.hardware import Hardware
 
-_SKIPPED_FOLDERS = frozenset(
-    ".git .hg .venv venv node_modules __pycache__ .tox .mypy_cache .ruff_cache build dist".split()  # noqa: SIM905
-)
+_BUILT = ("node_modules", "__pycache__", ".tox", ".mypy_cache", ".ruff_cache", "build", "dist", "floatline-runs")
+_SKIPPED_FOLDERS = frozenset((".git", ".hg", ".venv", "venv", *_BUILT))
 PROJECT = 20  # files from which on a project that shows no 16 bits is not meant for them
 _FILES_FOR_A_PROCESS = 200  # starting one costs as much as linting about so many
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from floatline.errors import ManifestError, TargetError
+from floatline.errors import ManifestError
 from floatline.manifests.difference import compare_ranks
 from floatline.manifests.facts import ManifestFacts
 from floatline.manifests.judge import DIGEST, LOSS, NOT_MEASURED, SEED
@@ -44,6 +43,7 @@ def measure_script(
         ManifestError: The script ended before that step, or one of its processes did.
     """
     command = parse_launched(list(words))
+    command.check_interpreter()
     if on_progress is not None:
         on_progress(f"running the script until its step {steps} is applied and measured")
     job = json.dumps({"steps": steps, "device": as_device or ""}, allow_nan=False)
@@ -54,10 +54,7 @@ def measure_script(
         seen = {rank: _read(path) for rank, path in written}
     missing = seen.get(0, {}).get("missing")
     if missing:
-        raise TargetError(
-            f"{command.python} cannot import {missing}, which floatline needs there. Install it, or give the "
-            f"interpreter that has it by its path; floatline itself runs in {sys.executable}."
-        )
+        raise command.lacks(missing)
     found = {rank: read_manifest(one["manifest"]) for rank, one in sorted(seen.items()) if one["manifest"]}
     if not found:
         pass_on_ending(code)

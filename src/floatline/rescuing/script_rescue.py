@@ -60,6 +60,7 @@ def rescue_script(
     device: Literal["", "cuda"] = "",
     timeout: float | None = None,
     on_progress: Callable[[str], None] | None = None,
+    on_start: Callable[[str], None] | None = None,
 ) -> Rescue:
     """Find a change of a script's source, or a plan, with which it trains as FP32 does, and verify it.
 
@@ -81,6 +82,7 @@ def rescue_script(
         device: 'cuda' runs a script that is written for a GPU on the CPU, where there is none.
         timeout: Seconds that one run of the validation may take.
         on_progress: Told what is done next.
+        on_start: Told before the run that has the script's own output. None: `on_progress` is.
 
     Raises:
         TargetError: The command runs no Python code.
@@ -91,7 +93,7 @@ def rescue_script(
     higher = check_metric(metric, higher_is_better)
     place = Path("floatline-runs/rescue") / name_script(words) if folder is None else Path(folder)
     settings = _Settings(tuple(words), place, steps, seed, budget, prove, metric, higher, device, timeout)
-    return _ScriptRescuer(settings, on_progress or _say_nothing).run()
+    return _ScriptRescuer(settings, on_progress or _say_nothing, on_start).run()
 
 
 @dataclass(frozen=True)
@@ -131,8 +133,10 @@ class _Way:
 
 
 class _ScriptRescuer:
-    def __init__(self, settings: _Settings, say: Callable[[str], None]) -> None:
-        self._given, self._say = settings, say
+    def __init__(
+        self, settings: _Settings, say: Callable[[str], None], say_start: Callable[[str], None] | None
+    ) -> None:
+        self._given, self._say, self._say_start = settings, say, say_start
         self._stages: list[Stage] = []
         self._notes: list[str] = []
         self._tried: list[Tried] = []
@@ -170,7 +174,6 @@ class _ScriptRescuer:
         known: dict[str, Any] | None = self._kept.get("diagnose", seconds=(int, float), diagnosis=dict, patch=dict)
         if known is None:
             began = time.monotonic()
-            self._say("running the script as it is, under observation")
             words = [word.replace(_SEED, str(given.seed)) for word in given.words]
             made = diagnose_script(
                 words,
@@ -179,6 +182,7 @@ class _ScriptRescuer:
                 tries_fixes=True,
                 is_last=False,
                 on_progress=self._say,
+                on_start=self._say_start,
             )
             if made.primary is None and made.no_verdict:
                 raise RescueError(f"Nothing can be said about the script: {made.no_verdict}.")

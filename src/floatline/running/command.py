@@ -51,6 +51,14 @@ except KeyboardInterrupt:
     sys.exit(130)
 main(report, *rest[: int(num)], rest[int(num) :])
 """
+# Names what the interpreter has not, of what is given after floatline's home.
+_CHECK = """
+import sys
+from importlib.util import find_spec
+sys.path.append(sys.argv[1])
+sys.stdout.write(next((name for name in sys.argv[2:] if find_spec(name) is None), ""))
+"""
+_NEEDED = ("torch", "numpy", "pydantic", "yaml")
 LIMIT = 300.0  # seconds of a run whose output nobody sees
 _PATIENCE = 20.0  # seconds for a launcher to end its processes
 _HELP = "Give 'python train.py ...', 'python -m package.module ...' or 'train.py ...'."
@@ -72,6 +80,37 @@ class Command:
     words: tuple[str, ...]
     launcher: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str:
+        """What runs, for people: 'train.py' or 'package.module'."""
+        word = self.words[1] if self.words[0] == "-m" else self.words[0]
+        return Path(word).name or word
+
+    def check_interpreter(self) -> None:
+        """Refuse an interpreter without torch now: before a word is said of a run that cannot be.
+
+        Of what a launcher starts, perhaps on another machine, each process tells it itself.
+
+        Raises:
+            TargetError: It lacks what floatline needs there.
+        """
+        if self.launcher:
+            return
+        start = [self.python, *self.options, "-c", _CHECK, _find_home(), *_NEEDED]
+        try:
+            done = subprocess.run(start, capture_output=True, text=True, timeout=_PATIENCE, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.TimeoutExpired):
+            return  # the run itself will tell
+        if done.returncode == 0 and done.stdout in _NEEDED:
+            raise self.lacks(done.stdout)
+
+    def lacks(self, missing: str) -> TargetError:
+        """That the interpreter has no such module, and what to do."""
+        return TargetError(
+            f"{self.python} cannot import {missing}, which floatline needs there. Install it, or give the interpreter "
+            f"that has it by its path; floatline itself runs in {sys.executable}."
+        )
+
     def inside(self, module: str, report: str, *settings: str) -> list[str]:
         """The command line that runs the script by `main` of one of floatline's modules.
 
@@ -80,9 +119,13 @@ class Command:
             report: Where JSON goes; it names the module that is missing, where one is.
             settings: Texts that `main` takes.
         """
-        home = str(Path(floatline.__file__).parents[1])
-        given = [module, report, home, str(len(settings)), *settings]
+        given = [module, report, _find_home(), str(len(settings)), *settings]
         return [*self.launcher, self.python, *self.options, "-c", _START, *given, *self.words]
+
+
+def _find_home() -> str:
+    """The folder that floatline is imported from."""
+    return str(Path(floatline.__file__).parents[1])
 
 
 def parse_command(words: list[str]) -> Command:

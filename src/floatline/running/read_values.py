@@ -9,6 +9,7 @@ import logging
 import math
 import re
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -22,7 +23,7 @@ from floatline.probe.watch.patches import Patches, is_inside_compiled
 
 # So many numbers of a line are kept, and of so many lines.
 _MOST_VALUES, _MOST_LINES = 200, 500
-_SCALE = "get_scale"
+_SCALE, _LAST_SCALES = "get_scale", 8
 _READERS = ("item", "tolist", "numpy", "__float__", "__int__", "__array__")
 # Of so many places numbers are kept, and of texts that are no longer than the last.
 _MOST_PLACES, _LONGEST = 500, 2000
@@ -140,7 +141,8 @@ def _mean(values: Any) -> float:
 class PrintedValues:
     """Hears what a script prints, and what it logs.
 
-    Times, speeds and sizes of memory are left out where the words around them say that they are such.
+    Times, speeds and sizes of memory are left out where the words around them say that they are such, and what a
+    `GradScaler` gave as its scale, which is another one in FP32, also without a word.
 
     Attributes:
         places: The numbers by 'FILE:LINE (WORD)', in their order.
@@ -150,18 +152,32 @@ class PrintedValues:
     def __init__(self) -> None:
         self.places: dict[str, list[float]] = {}
         self.quanta: dict[str, float] = {}
+        self._scales: deque[float] = deque(maxlen=_LAST_SCALES)
 
     def patch(self, patches: Patches) -> None:
         """Listen."""
         patches.wrap(builtins, "print", self._printing)
         patches.wrap(logging.Logger, "handle", self._logging)
+        patches.wrap(torch.amp.GradScaler, "get_scale", self._scaling)
+
+    def _scaling(self, original: Callable[..., float]) -> Callable[..., float]:
+        def get_scale(scaler: Any) -> float:
+            scale = original(scaler)
+            self._scales.append(scale)
+            return scale
+
+        return get_scale
+
+    def _show(self, value: Any) -> str:
+        """A value as it is printed; a loss scale, which is known by being that object, as one that has a word."""
+        return "; scale 0" if any(value is scale for scale in self._scales) else str(value)
 
     def _printing(self, original: Callable[..., None]) -> Callable[..., None]:
         def print_(*values: Any, **options: Any) -> None:
             original(*values, **options)
             frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
             if options.get("file") in (None, sys.stdout, sys.stderr) and is_users(frame.f_code.co_filename):
-                self._hear(f"{frame.f_code.co_filename}:{frame.f_lineno}", " ".join(map(str, values)))
+                self._hear(f"{frame.f_code.co_filename}:{frame.f_lineno}", " ".join(map(self._show, values)))
 
         return print_
 

@@ -14,12 +14,13 @@ from floatline.diagnosis.detectors.loss_scale import (
     span_of,
     written_scale,
 )
+from floatline.diagnosis.detectors.resuming import find_lost_scale
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.findings import Finding
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
-from floatline.probe.watch.events import ScalerStepEvent
+from floatline.probe.watch.events import ScalerStepEvent, ScaleUpdateEvent
 from floatline.workload import Target
 
 FAILURES = Path(__file__).parents[1] / "targets" / "adversarial_failures.py"
@@ -190,3 +191,19 @@ def test_losses_far_apart_have_no_scale():
     result = diagnose(f"{FAILURES}:losses_far_apart")
     assert (result.primary.cause.id, result.scale.kind) == ("gradient-underflow", "no-scale")
     assert diagnose(f"{FAILURES}:losses_far_apart_fixed").verdict == "healthy"
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_scale_that_fell_to_zero_under_two_optimizers_did_not_start_again(restarts):
+    record, scale = RunRecord("build", "build", "fp16-mixed"), 2.0**-148
+    for step in range(12):
+        if restarts and step == 8:
+            scale = 65536.0
+        for optimizer in (0, 1):
+            record.events.append(ScalerStepEvent(optimizer, 0, scale, num_gradients=1, halves=[], applied=False))
+        scale = scale / 2 if scale > 2.0**-149 else 0.0
+        record.events.append(ScaleUpdateEvent(0, scale))
+    found = find_lost_scale(record)
+    assert len(found) == restarts
+    if restarts:
+        assert found[0].seen.startswith("the loss scale went back from 0 to 65536, 1 times")

@@ -96,7 +96,8 @@ def test_json_is_alone_on_stdout_and_a_finding_exits_with_1(tmp_path):
     assert (result.returncode, answer["exit_code"], answer["verdict"]) == (1, 0, "precision")
     assert answer["target"] == " ".join(words)
     assert answer["findings"][0]["cause"] == "rounded-onto-singularity"
-    assert result.stderr.startswith("0 ")  # what the script prints
+    assert result.stderr.startswith("floatline: log_of_softmax runs as it is, under observation; ")
+    assert result.stderr.splitlines()[1].startswith("0 ")  # what the script prints
     assert trace.stat().st_size > 1000
 
 

@@ -112,6 +112,7 @@ def test_a_script_that_is_terminated_has_no_verdict(tmp_path):
         start_new_session=True,
     )
     assert process.stderr is not None
+    assert process.stderr.readline().startswith("floatline: train.py runs as it is")
     assert process.stderr.readline() == "under way\n"  # JSON has stdout for itself
     process.send_signal(signal.SIGTERM)
     try:

@@ -26,7 +26,8 @@ def find_lost_scale(given: RunRecord) -> list[Finding]:
     last: ScalerStepEvent | None = None
     jumps: list[tuple[ScalerStepEvent, ScalerStepEvent]] = []
     for event in given.of(ScalerStepEvent):
-        if last is not None and event.scale >= 4 * _scale_after(given, last):
+        before = event.scale if last is None else _scale_between(given, last, event)
+        if last is not None and event.scale > before and event.scale >= 4 * before:
             jumps.append((last, event))
         last = event
     lost = [(old, new) for old, new in jumps if _goes_on(given, old, new) and _skips_after(given, new)]
@@ -38,7 +39,7 @@ def find_lost_scale(given: RunRecord) -> list[Finding]:
     return [
         Finding(
             find_cause("scaler-state-lost"),
-            f"the loss scale went back from {_scale_after(given, old):g} to {new.scale:g}, {len(lost)} times "
+            f"the loss scale went back from {_scale_between(given, old, new):g} to {new.scale:g}, {len(lost)} times "
             f"in the run, and {skips} skipped steps followed",
             fix,
             given.entry,
@@ -49,9 +50,9 @@ def find_lost_scale(given: RunRecord) -> list[Finding]:
     ]
 
 
-def _scale_after(given: RunRecord, step: ScalerStepEvent) -> float:
-    """The scale that the update after a step left."""
-    for event in given.events[given.events.index(step) :]:
+def _scale_between(given: RunRecord, step: ScalerStepEvent, following: ScalerStepEvent) -> float:
+    """The scale that a step left to the one after it: two optimizers may step before the scale is updated."""
+    for event in given.events[given.events.index(step) : given.events.index(following)]:
         if isinstance(event, ScaleUpdateEvent) and event.scaler == step.scaler:
             return event.after
     return step.scale

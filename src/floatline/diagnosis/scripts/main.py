@@ -110,10 +110,20 @@ def _run(report: str, trace: str, words: list[str], note: str, steps: int) -> No
     watched.run()
     if os.getpid() != process:
         os._exit(watched.exit_code)  # a fork of the script that came back here
+    _say_ended()
     seen.end()
     seen.keep()
     write_report(watched, report, trace, seen=seen, note=note)
     sys.exit(watched.exit_code)
+
+
+def _say_ended() -> None:
+    """Tell that the silence which follows is not the script's."""
+    if read_number() or sys.__stderr__ is None:
+        return
+    with contextlib.suppress(OSError, ValueError):  # a script may have closed it
+        sys.__stderr__.write("floatline: the script has ended; what was seen of it is explained\n")
+        sys.__stderr__.flush()
 
 
 class _Shown:
@@ -305,9 +315,9 @@ def _notes(run: ScriptRun) -> list[str]:
     recorded = f"{len(capture.steps)} of {num_steps} steps recorded" + (f" (step {steps})" if steps else "")
     num_ops = sum(len(one.trace.ops) for one in capture.steps)
     beside = sum(len(trace.ops) for trace in capture.evaluations) + (len(capture.setup.ops) if capture.setup else 0)
+    also = f"; and {beside:,} operation{'s' * (beside > 1)} in 16 bits before the first step and between steps"
     notes = [
-        f"{recorded}, {num_ops:,} operations, {capture.seconds:.1f} s of {given.seconds:.1f} s; and {beside:,} "
-        "operations in 16 bits before the first step and between steps",
+        f"{recorded}, {num_ops:,} operations, {capture.seconds:.1f} s of {given.seconds:.1f} s{also * bool(beside)}",
         *dict.fromkeys(capture.errors),
     ]
     if capture.setup is not None and capture.setup.meta["left_out"]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +26,6 @@ from floatline.diagnosis.scripts.against_fp32 import (
 from floatline.diagnosis.scripts.fp32_runs import MAIN, STEPS, WHOLE, FP32Runs
 from floatline.diagnosis.scripts.ranks import RankReports
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis, read_report
-from floatline.errors import TargetError
 from floatline.running.command import Command, parse_launched, pass_on_ending, trial_environment
 from floatline.running.quiet_runs import QuietRuns
 from floatline.running.ranks import path_of
@@ -47,6 +45,7 @@ def diagnose_script(
     fp32_steps: int | None = None,
     is_last: bool = True,
     on_progress: Callable[[str], None] | None = None,
+    on_start: Callable[[str], None] | None = None,
 ) -> ScriptDiagnosis:
     """Run a command and name what its training suffers from.
 
@@ -66,14 +65,18 @@ def diagnose_script(
             or all of a script of up to 250, which says at its end what came of them.
         is_last: Whether nothing follows the answer. Then Ctrl-C ends the run that it finds, and what was seen so far is
             told; else it ends all.
-        on_progress: Told what is tried.
+        on_progress: Told what is tried, each time before a run whose output is not shown.
+        on_start: Told before the run that has the script's own output. None: `on_progress` is.
 
     Raises:
         KeyboardInterrupt: Ctrl-C, where something follows, or where nothing was seen yet.
-        TargetError: The command runs no Python code.
+        TargetError: The command runs no Python code, or its interpreter lacks what floatline needs.
     """
     command = parse_launched(list(words))
+    command.check_interpreter()
     began, say, device = time.perf_counter(), on_progress or _say_nothing, as_device or ""
+    told = "; what was seen is told when it ends, or at Ctrl-C" if is_last else ""
+    (on_start or say)(f"{command.name} runs as it is, under observation{told}")
     with QuietRuns(command, (MAIN, _MAIN)) as quiet:
         trace = str(Path(trace_path).absolute()) if trace_path else ""
         settings = (trace, device, "", str(WHOLE if fp32_steps is None else fp32_steps))
@@ -134,10 +137,7 @@ def _run_as_it_is(
         if kept != trace and (written := path_of(Path(kept), ranks.teller)).exists():
             shutil.copyfile(written, trace)
     if "missing" in ranks.told:
-        raise TargetError(
-            f"{command.python} cannot import {ranks.told['missing']}, which floatline needs there. Install it, or give "
-            f"the interpreter that has it by its path; floatline itself runs in {sys.executable}."
-        )
+        raise command.lacks(ranks.told["missing"])
     return ranks, own, code
 
 
