@@ -112,3 +112,12 @@ def test_a_method_that_casts_is_believed_and_one_of_another_class_is_unknown(use
         f"    def forward(self, x, m, other):\n        x = {owner}._up(x)\n        {use}\n        return y\n"
     )
     assert (found(text) == []) == is_method
+
+
+@pytest.mark.parametrize("inputs", ["torch.randn(4, 8)", "torch.randn(4, 8, dtype=torch.float32)"])
+def test_what_a_model_makes_of_fp32_inputs_need_not_be_fp32(inputs):
+    use = "def loss(z):\n    return -torch.log(torch.softmax(z, -1)).mean()\n"
+    run = f"with torch.autocast('cpu', torch.float16):\n    loss(nn.Linear(8, 4)({inputs})).backward()\n"
+    found = lint_text(HEAD + use + run, rules=RULES_OF_NUMBERS)
+    assert [one.rule.code for one in found] == ["FL101"]
+    assert lint_text(HEAD + use.replace("z, -1", "z.float(), -1") + run, rules=RULES_OF_NUMBERS) == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.causes.rounding import ROUNDED_ONTO_SINGULARITY
-from floatline.lint.reading.silence import stays_silent
+from floatline.lint.reading.silence import asks_for_dtype, is_cast_around
 from floatline.lint.rule import Bad, Rule
 
 
@@ -55,6 +55,8 @@ class LogOfSoftmax(Rule):
         if outer is None or outer.name != "log" or outer.args:
             return
         inner = self.source.operation(self.source.value(outer.operand))
-        if inner is None or inner.name != "softmax" or stays_silent(self.source, node, outer.operand):
+        if inner is None or inner.name != "softmax" or self.source.dtype(outer.operand) == "wide":
+            return
+        if is_cast_around(self.source, node) or asks_for_dtype(self.source, node):
             return
         self.report(node, fix="log-softmax")
