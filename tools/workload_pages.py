@@ -48,8 +48,8 @@ LONGEST = "rescue dbnet:"
 
 
 def read_blocks(page: str, verb: str = "diagnose") -> list[tuple[str, str]]:
-    """Each command of this kind on a page, and what is shown below it."""
-    return [(found[1], found[3]) for found in _BLOCK.finditer(page) if found[2] == verb]
+    """Each command of this kind on a page, and what is shown below it; a list of commands shows nothing."""
+    return [(found[1], found[3]) for found in _BLOCK.finditer(page) if found[2] == verb and found[3][:2] != "$ "]
 
 
 def run_command(command: str) -> str:

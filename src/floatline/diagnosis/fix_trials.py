@@ -118,7 +118,7 @@ class _Trials:
         first, fixes, result = changes[0], [*changes], None
         while self._left:
             self._left -= 1
-            self._say(f"trying {' and '.join(fix.new_code for fix in fixes)}")
+            self._say(f"trying {_spell(fixes)}")
             sources = {str(file): after for file, (_, _, after) in _texts(fixes).items()}
             result = self._run(sources)
             if not isinstance(result, str) and result.verdict == "healthy" and not self._keeps_fp32(result, sources):
@@ -225,10 +225,17 @@ def _say_result(result: Diagnosis) -> str:
     return f"{left.cause.id} at {Path(left.where).name}"
 
 
+def _spell(fixes: Sequence[CodeFix]) -> str:
+    """The new line, or several of them with their places."""
+    if len(fixes) == 1:
+        return fixes[0].new_code
+    return "; ".join(f"{fix.file.name}:{fix.line}: {fix.new_code}" for fix in fixes)
+
+
 def _with_fix(diagnosis: Diagnosis, fixes: Sequence[CodeFix], tried: str, *, holds: bool = True) -> Diagnosis:
     from floatline.fixes.code_fix import draw_diff
 
-    code = " and ".join(fix.new_code for fix in fixes)
+    code = _spell(fixes)
     patch = "".join(draw_diff(*texts) for texts in _texts(fixes).values()) if holds else ""
     found = _replace_primary(diagnosis, replace(diagnosis.findings[0], fix=code, patch=patch, tried=tried))
     return replace(found, fixes=tuple(fixes)) if holds else found
