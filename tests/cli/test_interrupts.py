@@ -67,35 +67,38 @@ def test_without_the_hook_python_drops_it(tmp_path):
     assert "nobody ended it" in complained
 
 
-TORN = """
-import os, signal
-from floatline.cli import main as m
-
-def explain():
-    try:
-        os.kill(os.getpid(), signal.SIGINT) if {presses} else None
-        import time
-        time.sleep(0.1)
-    except BaseException:
-        pass  # as an import does that is torn
-    raise RecursionError("maximum recursion depth exceeded")
-
-m.app.registered_commands[:] = []
-m.app.command("explain")(explain)
-m.app.command("version")(lambda: None)
-m.main()
+NUMPY = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)  # it comes here
+    is_whole = True
+except KeyboardInterrupt:
+    is_whole = False  # as torch, which goes on with what is there
+"""
+IMPORTING = """
+import sys, time
+sys.path.insert(0, ".")
+from floatline.cli.main import hear_interrupts
+{hear}
+try:
+    import numpy
+    time.sleep({patience})
+    print("dropped", numpy.is_whole)
+except KeyboardInterrupt:
+    print("heard", numpy.is_whole)
 """
 
 
 @needs_signals
-@pytest.mark.parametrize("presses", [True, False])
-def test_what_ctrl_c_left_torn_is_no_traceback(presses):
-    words = [sys.executable, "-c", TORN.format(presses=presses), "explain"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=250)
-    if presses:
-        assert (done.returncode, done.stderr) == (130, "floatline: interrupted. The same command begins again.\n")
-    else:
-        assert done.returncode == 1 and "RecursionError" in done.stderr  # a fault of ours stays one
+@pytest.mark.parametrize(
+    ("hear", "patience", "said"), [("hear_interrupts()", 240, "heard True"), ("", 0, "dropped False")]
+)
+def test_ctrl_c_waits_until_numpy_is_imported(hear, patience, said, tmp_path):
+    (tmp_path / "numpy.py").write_text(NUMPY, encoding="utf-8")
+    words = [sys.executable, "-c", IMPORTING.format(hear=hear, patience=patience)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=250)
+    assert done.stdout == f"{said}\n", done.stderr
 
 
 @pytest.fixture

@@ -37,7 +37,6 @@ from floatline.cli import (
     version,
     watch,
 )
-from floatline.cli.endings import say_ended
 from floatline.cli.help import AllCommands, PlainCommand
 from floatline.cli.output import TargetOrCommand
 from floatline.errors import FloatlineError
@@ -47,34 +46,38 @@ _LATER = 0.05
 
 
 def hear_interrupts() -> None:
-    """Raise KeyboardInterrupt again where Python dropped it.
+    """Raise KeyboardInterrupt again where Python dropped it, and not while numpy is imported.
 
     What is raised inside `__del__` or the callback of a weak reference ends there, with a note on stderr. A recorded
     step leaves many tensors behind, each with a finalizer: of 48 Ctrl-C right after a diagnosis, 2 fell into those.
+    torch drops what is raised while it imports numpy, and goes on with the half of it.
     """
     before = sys.unraisablehook
 
     def hear(dropped: sys.UnraisableHookArgs) -> None:
-        if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            _interrupt_later()
+        else:
             before(dropped)
-            return
-        again = threading.Timer(_LATER, os.kill, (os.getpid(), getattr(signal, "CTRL_C_EVENT", signal.SIGINT)))
-        again.daemon = True
-        again.start()
 
     sys.unraisablehook = hear
-    # numpy asks for a part of itself again and again after Ctrl-C has torn its import: a RecursionError is what comes.
     mine = threading.current_thread() is threading.main_thread()  # Python lets no other have handlers
     if mine and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _note_interrupt)
+        signal.signal(signal.SIGINT, _interrupt)
 
 
-_pressed = threading.Event()
+def _interrupt_later() -> None:
+    again = threading.Timer(_LATER, os.kill, (os.getpid(), getattr(signal, "CTRL_C_EVENT", signal.SIGINT)))
+    again.daemon = True
+    again.start()
 
 
-def _note_interrupt(number: int, frame: FrameType | None) -> None:
-    _pressed.set()
-    signal.default_int_handler(number, frame)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    numpy = sys.modules.get("numpy")
+    if getattr(getattr(numpy, "__spec__", None), "_initializing", False):  # Python's own mark of a half-imported module
+        _interrupt_later()
+    else:
+        signal.default_int_handler(number, frame)
 
 
 _LONGEST_LINE = 3000
@@ -139,11 +142,9 @@ def main() -> None:
         code = _complain(str(error))
     except Exception as error:
         words = _say_use(error) or _say_package(error) or explain_missing(error)
-        if words is None and not _pressed.is_set():
-            raise
-        code = 130 if words is None else _complain(words)
         if words is None:
-            say_ended(code, "The same command begins again.")
+            raise
+        code = _complain(words)
     sys.exit(code if isinstance(code, int) else 0)
 
 
