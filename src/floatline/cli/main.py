@@ -73,11 +73,17 @@ def _interrupt_later() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    numpy = sys.modules.get("numpy")
-    if getattr(getattr(numpy, "__spec__", None), "_initializing", False):  # Python's own mark of a half-imported module
+    if _runs_module(frame, "numpy"):
         _interrupt_later()
     else:
         signal.default_int_handler(number, frame)
+
+
+def _runs_module(frame: FrameType | None, name: str) -> bool:
+    """Whether a module is being imported there."""
+    while frame is not None and not (frame.f_code.co_name == "<module>" and frame.f_globals["__name__"] == name):
+        frame = frame.f_back
+    return frame is not None
 
 
 _LONGEST_LINE = 3000
