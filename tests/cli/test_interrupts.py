@@ -12,6 +12,7 @@ from libcst.metadata import MetadataWrapper, PositionProvider
 from tests.preloaded import COMMAND
 from tests.slow import slow
 
+from floatline.cli.main import hear_interrupts, main
 from floatline.fixes.scope import find_positions
 
 needs_signals = pytest.mark.skipif(sys.platform == "win32", reason="needs SIGINT to a process")
@@ -120,6 +121,18 @@ def test_ctrl_c_while_a_file_is_read_comes_through(wrapper):
 def test_libcst_raises_a_key_error_over_it(wrapper):
     with pytest.raises(KeyError):
         wrapper.resolve(PositionProvider)
+
+
+def test_a_command_leaves_ctrl_c_as_it_was(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["floatline", "--version"])
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out.startswith("floatline ") and signal.getsignal(signal.SIGINT) is before
+    hear_interrupts()
+    assert signal.getsignal(signal.SIGINT) is not before  # in the meantime
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_file_that_nobody_interrupts_has_its_positions():

@@ -151,6 +151,10 @@ def main() -> None:
         if words is None:
             raise
         code = _complain(words)
+    finally:
+        # Another thread has set no handler, and may not.
+        if signal.getsignal(signal.SIGINT) is _interrupt and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.exit(code if isinstance(code, int) else 0)
 
 
