@@ -53,7 +53,7 @@ def read_blocks(page: str, verb: str = "diagnose") -> list[tuple[str, str]]:
 
 
 def run_command(command: str) -> str:
-    """What the command prints today, up to the chart; a rescue begins anew, in a folder that is left out of it."""
+    """What the command prints today, up to the chart; a rescue begins again, in a folder that is left out of it."""
     words = [sys.executable, "-m", "floatline", *shlex.split(command)[1:]]
     with tempfile.TemporaryDirectory() as folder:
         if words[3] == "rescue":

@@ -667,6 +667,15 @@ def test_a_file_about_training_that_cannot_be_read_is_a_finding_and_another_is_n
     assert lint_paths([tmp_path], jobs=1).findings == ()
 
 
+def test_a_file_that_is_asked_about_by_its_name_is_told_as_unread_whatever_it_is_about(tmp_path):
+    file = tmp_path / "tools.py"
+    file.write_text("def broken(:\n    pass\n")
+    assert [one.rule.code for one in lint_paths([file], jobs=1).findings] == ["FL001"]
+    assert lint_paths([tmp_path], jobs=1).findings == ()
+    file.write_text("def whole():\n    pass\n")
+    assert lint_paths([file], jobs=1).findings == ()
+
+
 def test_a_file_that_may_not_be_opened_is_a_finding_and_one_that_is_too_large_is_not(tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text("y = 1\n")
     for error, told in ((PermissionError(13, "Permission denied"), ["FL001"]), (OSError(27, "it is too large"), [])):

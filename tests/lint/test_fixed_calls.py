@@ -43,7 +43,7 @@ PLAIN = [
 
 
 def with_calls(source):
-    """An example with a call in the place of each name that it is given, one after the other."""
+    """An example whose names are replaced by calls, one after the other."""
     tree = ast.parse(source)
     names = [one for one in ast.walk(tree) if isinstance(one, ast.Name)]
     own = {one.id for one in names if not isinstance(one.ctx, ast.Load)} | {*dir(builtins), "self"}

@@ -158,7 +158,7 @@ def keep_calls(
 
 
 class _Swap(cst.CSTTransformer):
-    """Puts a name in the place of an expression, wherever it is written."""
+    """Replaces an expression by a name, wherever it is written."""
 
     def __init__(self, old: cst.BaseExpression, new: cst.Name) -> None:
         super().__init__()

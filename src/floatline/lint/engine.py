@@ -86,7 +86,19 @@ def _may_be_newer(text: str) -> bool:
     return sys.version_info < (3, 14) and _NEWER.search(text) is not None
 
 
-def tell_unread(text: str, file: str, error: Exception, *, rules: Sequence[type[Rule]]) -> list[LintFinding]:
+def tell_unparsed(text: str, file: str, *, rules: Sequence[type[Rule]]) -> list[LintFinding]:
+    """The finding about a Python file that was asked about by its name, says nothing of training and does not parse."""
+    try:
+        if PurePath(file).suffix == ".py" and not names_training(text):
+            ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return [] if _may_be_newer(text) else tell_unread(text, file, error, rules=rules, is_named=True)
+    return []
+
+
+def tell_unread(
+    text: str, file: str, error: Exception, *, rules: Sequence[type[Rule]], is_named: bool = False
+) -> list[LintFinding]:
     """The finding about a file that could not be read, if it is asked for and the file is, or may be, about training.
 
     Args:
@@ -94,8 +106,9 @@ def tell_unread(text: str, file: str, error: Exception, *, rules: Sequence[type[
         file: Its name.
         error: Why not all could.
         rules: What is looked for.
+        is_named: Whether the file itself was asked about, and not the folder around it.
     """
-    if not names_training(text) and not isinstance(error, PermissionError):
+    if not is_named and not names_training(text) and not isinstance(error, PermissionError):
         return []
     line, column, why = 1, 1, str(error) or "it is nested too deeply"
     if isinstance(error, SyntaxError):

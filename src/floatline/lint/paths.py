@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from floatline.errors import LintError
 from floatline.lint.configs import CONFIG_ENDINGS
-from floatline.lint.engine import lint_text, tell_unread
+from floatline.lint.engine import lint_text, tell_unparsed, tell_unread
 from floatline.lint.fixing import Fixes, Telling, file_of, fix_files, read_part, read_text
 from floatline.lint.notebooks import NOTEBOOK, place_in_cells, read_notebook
 from floatline.lint.reading.mentions import find_unnamed
@@ -90,7 +90,7 @@ def lint_paths(
     tests = find_tests(paths, files)
     jobs = jobs if jobs is not None else min(os.cpu_count() or 1, 1 + len(files) // _FILES_FOR_A_PROCESS)
     neighbours = LintedTree(files)
-    task = _Task(tuple(rules), hardware, neighbours)
+    task = _Task(tuple(rules), hardware, neighbours, frozenset(map(str, paths)))
     parts: list[_Part] = []
     for part in _in_shares(task, files, jobs):
         parts.append(part)
@@ -229,6 +229,7 @@ class _Task:
     rules: tuple[type[Rule], ...]
     hardware: Hardware | None
     neighbours: LintedTree
+    named: frozenset[str]
 
     def __call__(self, files: Sequence[str]) -> _Part:
         part = _Part(len(files))
@@ -243,9 +244,11 @@ class _Task:
                 text, places = read_notebook(text)
         except (OSError, ValueError, RecursionError) as error:
             part.unread.append((file, str(error)))
-            part.found += tell_unread(read_part(file), file, error, rules=self.rules)
+            is_named = file in self.named
+            part.found += tell_unread(read_part(file), file, error, rules=self.rules, is_named=is_named)
             return
         found = lint_text(text, file, rules=self.rules, on=self.hardware, half=True, neighbours=self.neighbours)
+        found = found or (tell_unparsed(text, file, rules=self.rules) if file in self.named else [])
         part.unread += [(file, one.seen) for one in found if one.rule.code == "FL001"]
         part.found += place_in_cells(found, file, places) if places else found
         part.num_files += 1
