@@ -50,3 +50,22 @@ def test_a_parameter_that_is_called_is_no_tensor(tmp_path):
     text = VARIANCES.replace("F.conv1d(left, window)\n", "F.conv1d(net(left), window)\n")
     after = spans(tmp_path, "cancellation", text.replace("(left, right,", "(net, left, right,"))["fp32-function"]
     assert "torch.autocast(left.device.type" in after and "net = " not in after
+
+
+def as_method(first="s, ", above=""):
+    """The function as a method that uses its object."""
+    lines = VARIANCES.strip().replace("(left, right,", f"({first}left, right,").replace("F.conv1d(left *", "s.conv(left *")
+    return "\n\nclass Alike:\n" + "\n".join(f"    {line}" if line else "" for line in [*above.split(), *lines.split("\n")])
+
+
+def test_the_object_of_a_method_is_no_tensor_whatever_it_is_called(tmp_path):
+    after = spans(tmp_path, "cancellation", as_method() + "\n")["fp32-function"]
+    assert "torch.autocast(left.device.type" in after and "s = s.float()" not in after
+
+
+AS_FUNCTION = VARIANCES.replace("(left, right,", "(s, left, right,").replace("F.conv1d(left *", "s * F.conv1d(left *")
+
+
+@pytest.mark.parametrize("text", [AS_FUNCTION, as_method(above="@staticmethod").replace("s.conv", "s * F.conv1d")])
+def test_the_first_parameter_of_a_function_and_of_a_static_method_is_one(tmp_path, text):
+    assert "s.float()" in spans(tmp_path, "cancellation", text + "\n")["fp32-function"]

@@ -24,7 +24,7 @@ def fp32_function(scene: FileScene) -> FileEdit | None:
         return None
     if calls_of(function, "backward") or m.findall(function, _OPEN | m.FunctionDef()) != [function]:
         return None
-    given = parameters_of(function, with_defaults=False) - {"self", "cls"}
+    given = parameters_of(function, with_defaults=False) - {"self", "cls", _owner_of(function, scene)}
     reaching = names_used(scene.line)
     for place in find_origins(scene.module, LinePlace(scene.line, function)):
         reaching |= names_used(place.line) if place.around is function else set()
@@ -40,3 +40,11 @@ def fp32_function(scene: FileScene) -> FileEdit | None:
     whole = cst.With([cst.WithItem(region)], cst.IndentedBlock([*widened, *lines[len(doc) :]]))
     new = function.with_changes(body=function.body.with_changes(body=[*doc, whole]))
     return FileEdit(f"{function.name.value} is computed in FP32, without autocast", {function: new})
+
+
+def _owner_of(function: cst.FunctionDef, scene: FileScene) -> str:
+    """What a method calls its object, which need not be `self`; '' of a plain function and a static method."""
+    owner, params = scene.find_class(), function.params.params
+    is_method = owner is not None and any(one is function for one in owner.body.body)
+    is_static = any(m.matches(one.decorator, m.Name("staticmethod")) for one in function.decorators)
+    return params[0].name.value if is_method and params and not is_static else ""
