@@ -74,6 +74,12 @@ def test_the_options_reach_the_diagnosis(asked, tmp_path):
     assert asked.options == {"steps": 7, "seed": 3, "trace_path": trace, "tries_fixes": False}
 
 
+def test_settings_behind_a_target_are_kept_with_it(asked):
+    assert invoke("conditioned:broken", "learning_rate=0.1", "--steps", "7", "data_file=my data.npz").exit_code == 0
+    assert asked.target == "conditioned:broken learning_rate=0.1 'data_file=my data.npz'"
+    assert invoke("conditioned", "broken").exit_code == 2  # no setting
+
+
 def test_without_options_forty_steps_are_looked_at(asked):
     invoke("net.py")
     assert asked.options == {"steps": 40, "seed": 0, "trace_path": None, "tries_fixes": True}
@@ -92,6 +98,9 @@ def test_each_stage_is_a_line_where_stderr_is_no_terminal(asked):
         (["net.py", "--diff", "--no-try"], "--fix and --diff give changes that were tried."),
         (["net.py", "--diff", "--fix"], "--diff writes nothing."),
         (["no_such_file.py"], "does not exist"),
+        (["conditioned", "broken"], "Got unexpected extra argument (broken)"),
+        (["conditioned", "no_such=1"], "Setting 'no_such' is not known."),
+        (["net.py", "lr=1"], "Target 'net.py' takes no settings, but lr=1 was given."),
         (["pyproject.toml"], "is not a Python file"),
         ([], "Missing argument"),
     ],

@@ -304,6 +304,8 @@ def test_help_needs_no_torch():
         ("package.module", "module"),
         ("package.module:tiny", "module-tiny"),
         ("a b.py:build", "a-b"),
+        ("mmgcn:eps data=/my/folder passes=2", "mmgcn-eps-data--my-folder-passes-2"),
+        ("mmgcn data=a:b", "mmgcn-data-a-b"),
     ],
 )
 def test_the_default_folder_is_named_after_the_target(text, name):

@@ -101,6 +101,16 @@ def test_the_pages_file_is_a_target_on_the_folder_that_it_names(own, name: str) 
     assert all(map(lambda a, b: a.equal(b), one, two)) and not all(map(lambda a, b: a.equal(b), one, three))
 
 
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "mmgcn"])  # its file has another file of settings
+def test_settings_behind_the_name_are_those_of_the_pages_file(name: str) -> None:
+    page = (ROOT / "docs" / "workloads" / f"{name}.md").read_text(encoding="utf-8")
+    ((target, *pairs),) = [
+        found.split() for found in re.findall(rf"^\$ floatline diagnose ({name}\b.*=.*)$", page, re.M)
+    ]
+    (code,) = BLOCK.findall(page)
+    assert f'"{target}", pairs={pairs}'.replace("'", '"') in code
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_a_folder_that_is_not_there_is_one_line(own, name: str) -> None:
     file = own(name, data=False)

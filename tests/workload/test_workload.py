@@ -13,6 +13,7 @@ from torch import nn
 
 from floatline.errors import TargetError
 from floatline.workload import Workload, load_target
+from floatline.workload.target import split_settings
 
 BUILD = """
 import torch
@@ -87,6 +88,30 @@ def test_a_module_and_a_name_in_it_are_targets(tmp_path: Path, monkeypatch: pyte
     for text in ("some_package_xyz.inner", "some_package_xyz.inner:fixed"):
         assert load_target(text).build().precision == "fp16-mixed"
     assert str(tmp_path) not in sys.path
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "pairs"),
+    [
+        ("conditioned:broken learning_rate=0.1 passes=2", "conditioned:broken", ["learning_rate=0.1", "passes=2"]),
+        ("conditioned 'data_file=my data.npz'", "conditioned", ["data_file=my data.npz"]),
+        ("my net.py", "my net.py", []),
+        ("it's here.py", "it's here.py", []),
+        ("a=b.py", "a=b.py", []),
+    ],
+)
+def test_settings_may_stand_behind_a_target(text: str, target: str, pairs: list[str]):
+    assert split_settings(text) == (target, pairs)
+
+
+def test_a_file_whose_name_looks_like_settings_is_a_file(tmp_path: Path):
+    path = write(tmp_path, BUILD.format(signature=""), name="net lr=1.py")
+    assert load_target(path).build().precision == "fp16-mixed"
+
+
+def test_settings_behind_the_name_of_a_workload_reach_it():
+    settings = load_target("conditioned learning_rate=0.25", pairs=["layers=1"]).build().settings
+    assert (settings["learning_rate"], settings["layers"]) == (0.25, 1)
 
 
 def test_a_file_may_be_followed_by_a_name(tmp_path: Path):

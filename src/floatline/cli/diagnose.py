@@ -35,8 +35,9 @@ def diagnose(
     target: Annotated[
         str | None,
         typer.Argument(
-            metavar="TARGET | -- COMMAND",
-            help="What is trained: FILE.py, package.module or package.module:name; or -- python train.py ARGUMENTS.",
+            metavar="TARGET [KEY=VALUE]... | -- COMMAND",
+            help="What is trained: FILE.py, package.module or package.module:name; NAME[:VARIANT] of a reference "
+            "workload, with its settings; or -- python train.py ARGUMENTS.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="How many steps of training to look at.")] = 40,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Generator
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,7 +45,10 @@ AsOption = Annotated[
 
 
 class TargetOrCommand(PlainCommand):
-    """Takes the words after `--` as they are: they are a command of the user's, with options of its own."""
+    """Takes the words after `--` as they are: they are a command of the user's, with options of its own.
+
+    Settings after a target are kept with it: 'mmgcn:broken learning_rate=0.1'.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Split the words at the first `--`."""
@@ -52,8 +56,17 @@ class TargetOrCommand(PlainCommand):
             place = args.index("--")
             ctx.meta[COMMAND] = args[place + 1 :]
             args = [*args[:place], "--", " ".join(args[place + 1 :])]
+        ctx.allow_extra_args = COMMAND not in ctx.meta
         try:
-            return super().parse_args(ctx, args)
+            extra = super().parse_args(ctx, args)
+            target = ctx.params.get("target")
+            if extra:
+                stray = [word for word in extra if "=" not in word or not target]
+                if stray:
+                    ctx.fail(f"Got unexpected extra argument ({stray[0]})")
+                ctx.params["target"] = shlex.join([target, *extra])
+            ctx.args = []
+            return []
         except typer.BadParameter:
             raise
         except Exception as error:

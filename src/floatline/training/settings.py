@@ -18,14 +18,17 @@ from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.plans.yaml_files import read_yaml, write_yaml
 from floatline.workload import Workload
+from floatline.workload.target import split_settings
 
 
 def name_folder(target: str) -> str:
     """A folder name for a target: 'examples/small_gpt.py' is 'small_gpt', 'a.b:tiny' is 'b-tiny'."""
-    place, _, function = target.rpartition(":")
+    word, settings = split_settings(target)
+    place, _, function = word.rpartition(":")
     stem = Path(place or function).name
     stem = stem.removesuffix(".py") if stem.endswith(".py") else stem.rpartition(".")[2]
     parts = [stem] if not place or function == "build" else [stem, function]
+    parts += settings
     return re.sub(r"[^\w-]", "-", "-".join(parts))
 
 

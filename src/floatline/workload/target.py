@@ -57,7 +57,7 @@ def find_reference(
     Later settings win: the variant, the preset, the file, the pairs.
 
     Args:
-        text: NAME or NAME:VARIANT.
+        text: NAME or NAME:VARIANT, and settings after it as `split_settings` takes them.
         preset: A second variant, such as a size.
         config: A YAML file with settings.
         pairs: Settings as key=value.
@@ -65,18 +65,28 @@ def find_reference(
     Raises:
         TargetError: A variant or a setting that is not there, or a package that is missing.
     """
-    name, _, variant = text.partition(":")
+    word, own = split_settings(text)
+    name, _, variant = word.partition(":")
     if name not in reference_names():
         return None
     module = _import(name)
     layers: list[Mapping[str, Any]] = [_variant(module, name, each) for each in (variant, preset) if each]
     if config is not None:
         layers.append(_read_file(module, name, config))
-    settings = merge(*layers, parse_pairs(pairs))
+    settings = merge(*layers, parse_pairs([*own, *pairs]))
     try:
         return Reference(name, module, module.Config(**settings))
     except TargetError as error:
-        raise TargetError(f"Workload '{text}': {error}") from None
+        raise TargetError(f"Workload '{word}': {error}") from None
+
+
+def split_settings(text: str) -> tuple[str, list[str]]:
+    """The target, and the settings behind it: 'mmgcn:broken learning_rate=0.1'; quoted as in a shell."""
+    try:
+        word, *pairs = shlex.split(text) if " " in text and not Path(text).exists() else [text]
+    except ValueError:  # an apostrophe, in a name of a folder
+        return text, []
+    return (word, pairs) if all("=" in pair for pair in pairs) else (text, [])
 
 
 @cache
@@ -169,7 +179,7 @@ def load_target(
     A reference workload's name comes first: write `./distill.py` for a file of your own with such a name.
 
     Args:
-        text: The target.
+        text: The target; settings may stand behind it, as `split_settings` takes them.
         preset: A variant of a reference workload, on top of the one in the name.
         config: A YAML file with settings for it.
         pairs: Settings for it as key=value; they win.
@@ -179,7 +189,13 @@ def load_target(
     reference = find_reference(text, preset=preset, config=config, pairs=pairs)
     if reference is not None:
         return Target(text, reference.build, None, Path.cwd())
-    given = [*pairs, *([f"--config {config}"] if config is not None else []), *([f"--preset {preset}"] * bool(preset))]
+    text, own = split_settings(text)
+    given = [
+        *own,
+        *pairs,
+        *([f"--config {config}"] if config is not None else []),
+        *([f"--preset {preset}"] * bool(preset)),
+    ]
     if given:
         names = ", ".join(reference_names())
         raise TargetError(f"Target '{text}' takes no settings, but {given[0]} was given. Only {names} do.")
