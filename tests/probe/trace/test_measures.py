@@ -195,6 +195,18 @@ def test_triton_is_asked_for_at_the_first_large_tensor(monkeypatch):
         assert len(asked) == (size == 4)
 
 
+@pytest.mark.usefixtures("no_triton")
+def test_triton_is_asked_for_once_many_tensors_are_too_large_to_keep(monkeypatch):
+    asked = []
+    monkeypatch.setattr(module, "_make_rows", asked.append)
+    monkeypatch.setattr(module, "_MOST_KEPT", 8)
+    monkeypatch.setattr(module, "_MANY", 3)
+    measures = Measures()
+    for i in range(8):
+        measures._measure_later(Values("float32", (4,), 4), torch.ones(4), None, exact=False)
+        assert len(asked) == (i > 4)  # two are kept, three pending
+
+
 def test_triton_is_asked_for_at_once_where_it_is_loaded_already(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "_make_rows", asked.append)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 _FIGURES = tuple(f.name for f in fields(Values) if f.name != "shape")
 _NUM_OWN = 4  # counts that do not need a twin
 # Who loads Triton, which takes half a second, and seconds the first time on a machine. The bytes of tensors from which
-# on that is worth it: of all, and of one, since without Triton measuring takes five copies of it.
-_KERNEL, _WORTH_TRITON, _LARGE = "floatline.probe.trace.measure_launch", 2**34, 2**26
+# on that is worth it: of all, and of one, since without Triton measuring takes five copies of it; and the number of
+# tensors, each of which takes `reduce_on_device` most of a millisecond of the host, and the kernel a twentieth of it.
+_KERNEL, _WORTH_TRITON, _LARGE, _MANY = "floatline.probe.trace.measure_launch", 2**34, 2**26, 256
 # Until then, tensors of up to so many elements are kept, so many elements in all, and measured on the host at the end:
 # on a GPU, each of the twenty operations of `reduce_on_device` takes milliseconds when it runs for the first time.
 _SMALL, _MOST_KEPT = 2**14, 2**22
@@ -98,7 +99,8 @@ class Measures:
         """The kernel's table; None while it is not worth it, and for a device that Triton does not know."""
         size = x.numel() * x.element_size()
         self._bytes += size
-        worth = self._bytes > _WORTH_TRITON or size > _LARGE or _KERNEL in sys.modules
+        many = len(self._pending) >= _MANY
+        worth = many or self._bytes > _WORTH_TRITON or size > _LARGE or _KERNEL in sys.modules
         if worth and x.device not in self._rows:
             self._rows[x.device] = _make_rows(x.device)
         return self._rows.get(x.device)

@@ -56,12 +56,17 @@ class ZeroProducts:
 
 
 def _count(a: Tensor, b: Tensor) -> Tensor:
-    bad_a, bad_b = ~a.isfinite(), ~b.isfinite()
+    bad_a, bad_b = _is_bad(a), _is_bad(b)
     met = (bad_a & (b == 0)) | (bad_b & (a == 0))
     return torch.stack([met.sum(), (bad_a | bad_b).sum()])
 
 
 def _count_sums(a: Tensor, b: Tensor) -> Tensor:
-    bad_a, bad_b = (~a.isfinite()).any(-2), (~b.isfinite()).any(-1)
+    bad_a, bad_b = _is_bad(a).any(-2), _is_bad(b).any(-1)
     met = (bad_a & (b == 0).all(-1)) | (bad_b & (a == 0).all(-2))
     return torch.stack([met.sum(), (bad_a | bad_b).sum()])
+
+
+def _is_bad(x: Tensor) -> Tensor:
+    """Where it is inf or NaN, by two operations instead of `isfinite`'s five."""
+    return x * 0 != 0
