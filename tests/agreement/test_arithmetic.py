@@ -58,6 +58,21 @@ def test_what_does_not_round_zeros_and_what_is_not_finite_stay():
     assert moved[5] != 1.5
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_number_of_16_bits_moves_to_a_neighbour_or_stays(dtype):
+    bits = torch.arange(-(2**15), 2**15).to(torch.int16)
+    x = bits.view(dtype)
+    moved = x.clone()
+    Nudged(1).move(moved)
+    size, after = x.abs(), moved.view(torch.int16).int() - bits.int()
+    largest = torch.finfo(dtype).max
+    stays = (x == 0) | ~x.isfinite() | (size == torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps)
+    assert after[stays].unique().tolist() == [0]  # the smallest number has 0 beside it
+    assert after[~stays].abs().unique().tolist() == [1] and moved[x.isfinite()].isfinite().all()
+    assert (moved.abs() < size)[(size >= largest * (1 - 2**-7)) & x.isfinite()].all()
+    assert 0.45 < (after[~stays] > 0).double().mean() < 0.55
+
+
 def test_numbers_of_a_tensor_go_together_where_asked():
     x = torch.rand(1000) + 1
     with Nudged(2, together=True):

@@ -169,11 +169,12 @@ class Nudged(TorchDispatchMode):
         device = x.device
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(self._seed)
-        shape = () if self._together else x.shape
-        up = torch.randint(0, 2, shape, generator=self._generators[device], device=device, dtype=torch.int8)
         bits = x.view(_BITS[x.element_size()])
-        # Away from inf: the largest numbers only move down. Near 0 the bits of a number are how many units it has.
-        largest = torch.finfo(x.dtype).max
-        sign = torch.where(x.abs() >= largest * (1 - 2**-6), -1, up * 2 - 1).to(bits.dtype)
-        moved = (x != 0) & x.isfinite() & ((bits & torch.iinfo(bits.dtype).max) > units)
-        bits.add_(torch.where(moved, sign * units, 0))
+        shape = () if self._together else x.shape
+        up = torch.randint(0, 2, shape, generator=self._generators[device], device=device, dtype=bits.dtype)
+        # Numbers without a sign are in the order of their bits, and near 0 these are how many units a number has.
+        most, mantissa = torch.iinfo(bits.dtype).max, round(-math.log2(torch.finfo(x.dtype).eps))
+        size, infinite = bits & most, most >> mantissa << mantissa
+        large = infinite - 2 ** (mantissa - 5)  # away from inf: from here on they only move down
+        step = torch.where(size >= large, -units, up.mul_(2 * units).sub_(units))
+        bits.add_(torch.where((size > units) & (size < infinite), step, 0))

@@ -13,7 +13,7 @@ from floatline.agreement.layers import find_suspects, read_layers
 from floatline.agreement.measuring import Measured, is_same, measure_pair
 from floatline.agreement.operations import find_rounding, match_operations
 from floatline.agreement.place import EntryPlace, OpPlace
-from floatline.agreement.sides import Given, Ran, Side
+from floatline.agreement.sides import Given, Side
 
 ChildOf = Callable[[Side, Side, str], "tuple[Side, Side] | None"]
 _MOST_SUSPECTS = 8
@@ -87,7 +87,7 @@ def _find_off(
         pair = child_of(a, b, label)
         if pair is None:
             continue
-        given, gradients = measured.a.calls[label], _gradients_of(measured.a, label)
+        given, gradients = measured.a.calls[label], _gradients_of(measured, label)
         # Gradients of another format are rounded on their way into a module, which its own roundings do not tell.
         alike = backward and pair[0].formats() == pair[1].formats()
         try:
@@ -114,13 +114,17 @@ def _outermost(calls: Mapping[str, Given]) -> list[str]:
     return [label for label in calls if not inside(label)]
 
 
-def _gradients_of(ran: Ran, label: str) -> dict[str, Tensor]:
-    """The gradients of what a module gave, by the names that a run of it alone uses."""
-    return {
-        f"output{key.removeprefix(label)}": gradient
-        for key, gradient in ran.layer_gradients.items()
-        if key == label or key.startswith(f"{label}[")
-    }
+def _gradients_of(measured: Measured, label: str) -> dict[str, Tensor]:
+    """The gradients of what a module gave, by the names that a run of it alone uses.
+
+    They are A's, rounded to the format that B gives there: each side and FP32 then start from the same numbers.
+    """
+    found: dict[str, Tensor] = {}
+    for key, gradient in measured.a.layer_gradients.items():
+        if key == label or key.startswith(f"{label}["):
+            format_of_b = measured.b.layers.get(key, gradient).dtype
+            found[f"output{key.removeprefix(label)}"] = gradient.to(format_of_b).to(gradient.dtype)
+    return found
 
 
 def _find_operation(a: Side, b: Side, given: Given, measured: Measured, *, backward: bool) -> OpPlace | None:

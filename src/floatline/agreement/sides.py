@@ -274,15 +274,16 @@ def _differentiate(
     tracked = {name: t for name, t in outputs.items() if t.requires_grad}
     if not tracked or not wanted:
         return
-    generator = torch.Generator().manual_seed(_COTANGENT_SEED)
+    generators: dict[torch.device, torch.Generator] = {}
     for name, output in tracked.items():
         drawn = cotangents.get(name) if cotangents is not None else None
         if drawn is None:
             # Eighths up to 2: every format holds them. One number is a loss, and has a gradient of 1.
-            drawn = torch.randint(1, 17, output.shape, generator=generator, device=generator.device) / 8
-            signs = torch.randint(0, 2, output.shape, generator=generator, device=generator.device)
-            drawn = drawn * (signs * 2 - 1)
-            drawn = drawn if output.dim() else torch.ones((), device=generator.device)
+            device = output.device
+            if device not in generators:
+                generators[device] = torch.Generator(device).manual_seed(_COTANGENT_SEED)
+            drawn = torch.randint(-16, 16, output.shape, generator=generators[device], device=device).float()
+            drawn = (drawn + (drawn >= 0)) / 8 if output.dim() else torch.ones((), device=device)
         ran.cotangents[name] = drawn.to(device=output.device, dtype=output.dtype)
     outs, inputs, weights = list(tracked.values()), list(wanted.values()), list(ran.cotangents.values())
     found = cast("tuple[Tensor | None, ...]", torch.autograd.grad(outs, inputs, weights, allow_unused=True))
