@@ -54,8 +54,9 @@ def test_a_parameter_that_is_called_is_no_tensor(tmp_path):
 
 def as_method(first="s, ", above=""):
     """The function as a method that uses its object."""
-    lines = VARIANCES.strip().replace("(left, right,", f"({first}left, right,").replace("F.conv1d(left *", "s.conv(left *")
-    return "\n\nclass Alike:\n" + "\n".join(f"    {line}" if line else "" for line in [*above.split(), *lines.split("\n")])
+    text = VARIANCES.strip().replace("(left, right,", f"({first}left, right,")
+    lines = [*above.split(), *text.replace("F.conv1d(left *", "s.conv(left *").split("\n")]
+    return "\n\nclass Alike:\n" + "\n".join(f"    {line}" if line else "" for line in lines)
 
 
 def test_the_object_of_a_method_is_no_tensor_whatever_it_is_called(tmp_path):
