@@ -252,8 +252,8 @@ def _step_block(
             denominator = tl.div_rn(tl.sqrt_rn(v), tl.load(derived + 5)) + tl.load(derived + 6)
             quotient = tl.div_rn(m, denominator)
         else:  # moments that were rounded to 8 or 16 bits: the last bits of root and quotient say nothing
-            denominator = tl.sqrt(v) / tl.load(derived + 5) + tl.load(derived + 6)
-            quotient = m / denominator
+            root = tl.rsqrt(tl.fma(tl.sqrt(v), 1.0 / tl.load(derived + 5), tl.load(derived + 6)))
+            quotient = m * root * root
         w = tl.fma(quotient, tl.load(derived + 4), w)
         store_state(state1, scale1, start, index, mask, m, first_half, STATES, True, BLOCK, MASKED)
         store_state(state2, scale2, start, index, mask, v, second_half, STATES, False, BLOCK, MASKED)
