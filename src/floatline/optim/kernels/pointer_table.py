@@ -43,7 +43,7 @@ class Bucket:
     grad_dtype: torch.dtype
     momentum: bool
     nesterov: bool
-    whole_counters: bool  # whether the random words of the first element begin a counter of four
+    whole_counters: bool  # whether the first element begins a counter: of four words, each for the states of two
 
 
 class PointerTable:
@@ -157,7 +157,7 @@ def _addresses(entry: Entry, state_names: tuple[str, ...]) -> list[int]:
 def _bucket(entry: Entry) -> Bucket:
     momentum = float(entry.group.get("momentum", 0.0)) != 0.0
     nesterov = bool(entry.group.get("nesterov", False))
-    return Bucket(entry.weight.dtype, entry.grad.dtype, momentum, nesterov, entry.start % 4 == 0)
+    return Bucket(entry.weight.dtype, entry.grad.dtype, momentum, nesterov, entry.start % 8 == 0)
 
 
 def _settings(group: dict[str, object]) -> list[object]:

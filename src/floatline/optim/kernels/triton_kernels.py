@@ -7,7 +7,7 @@ from floatline.optim.kernels.triton_storage import (
     load_block,
     load_state,
     load_weight,
-    random_words,
+    state_words,
     store_state,
     store_weight,
 )
@@ -233,7 +233,7 @@ def _step_block(
     second_half = 0
     if STATES != "fp32":
         # 16 random bits are enough for a state: one word serves both.
-        words = random_words(start, index, first, seed, step, stream + (1 << 28), BLOCK, WHOLE)
+        words = state_words(start, index, first, seed, step, stream + (1 << 28), BLOCK, WHOLE)
         first_half = words >> 16
         second_half = words & 0xFFFF
     g = load_block(grad, index, mask, GRAD_TYPE, MASKED).to(tl.float32) * tl.load(derived + 7)

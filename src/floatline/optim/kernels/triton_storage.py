@@ -69,39 +69,39 @@ def _store_int8(
     """
     if MASKED:
         x = tl.where(mask, x, 0.0)
-    largest = tl.max(tl.abs(x), axis=0)
+    # Of numbers above 0 the largest has the largest bits, and whole numbers are compared in fewer steps.
+    largest = tl.max(tl.abs(x).to(tl.int32, bitcast=True), axis=0).to(tl.float32, bitcast=True)
     # 1 / largest must be finite: a block whose largest is subnormal is kept against the smallest normal number.
-    largest = tl.where(largest > 0.0, tl.maximum(largest, 1.1754943508222875e-38), largest)
-    tl.store(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK, largest)
-    inverse = 1.0 / tl.where(largest == 0.0, 1.0, largest)
+    normal = tl.where(largest < 1.1754943508222875e-38, 1.1754943508222875e-38, largest)
+    tl.store(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK, tl.where(largest == 0.0, 0.0, normal))
+    inverse = 1.0 / normal
     if SIGNED:
-        draw = _draw(chance) * (1.0 / 127.0) - (0.5 - 0.5 / 65536.0) / 127.0
+        draw = tl.fma(_half_draw(chance), 2.0 / 127.0, -0.5 / 127.0)
         power = tl.fma(tl.abs(x), inverse, tl.fma(draw, draw, -0.25 / 16129.0))
-        root = tl.sqrt(tl.minimum(tl.maximum(power, 0.0), 1.0))
-        root = root - draw
+        root = tl.sqrt(tl.minimum(tl.maximum(power, 0.0), 1.0)) - draw
         sign = x.to(tl.int32, bitcast=True) & (-2147483648)
         root = (root.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
-        code = tl.fma(root, 127.0, 12582912.0).to(tl.int32, bitcast=True)
+        # Slightly short of 127: no rounding error makes a code of 128.
+        code = tl.fma(root, 126.99994, 12582912.0).to(tl.int32, bitcast=True)
         _store(address, index, mask, code.to(tl.int8), tl.int8, MASKED)
     else:
-        draw = _draw(chance) * 0.5 + 0.25 / 65536.0
         share = x * inverse
         # Slightly short of 255: the code below is at most 254.
         shifted = tl.fma(tl.sqrt(tl.sqrt(share)), 254.9998, -0.5) + 12582912.0
         below = shifted - 12582912.0
         square = below * below
-        middle = tl.fma(below, 2.0, 1.0)
-        # The distance of two codes is middle * (middle ** 2 + 1) / 2.
-        up = (draw * middle) * tl.fma(middle, middle, 1.0) < tl.fma(-square, square, share * 4228250625.0)
+        # The distance to the next code is middle * (middle**2 + 1) / 2; above 0, where what is not zero goes up, it is 0.
+        middle = tl.fma(below, 2.0, tl.minimum(below, 1.0))
+        distance = (_half_draw(chance) * middle) * tl.fma(middle, middle, 1.0)
+        up = distance < tl.fma(-square, square, share * 4228250625.0)
         code = tl.where(up, shifted + 1.0, shifted)
-        code = tl.maximum(code, (x > 0.0).to(tl.float32) + 12582912.0)
         _store(address, index, mask, code.to(tl.int32, bitcast=True).to(tl.uint8), tl.uint8, MASKED)
 
 
 @triton.jit
-def _draw(chance):
-    """16 random bits as a number from 0 on below 1: the lowest bits of a float32 between 128 and 129."""
-    return (chance.to(tl.int32) | 0x43000000).to(tl.float32, bitcast=True) - 128.0
+def _half_draw(chance):
+    """Half of the number from 0 to 1 that 16 random bits and a half are: the lowest bits of a float32 above 64."""
+    return (chance.to(tl.int32) | 0x42800000).to(tl.float32, bitcast=True) - (64.0 - 2.0**-18)
 
 
 @triton.jit
@@ -224,6 +224,24 @@ def random_words(start, index, first, seed, step, stream, BLOCK: tl.constexpr, W
 
 
 @triton.jit
+def state_words(start, index, first, seed, step, stream, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """The words of `Wave.state_words`: two neighbours share one, and the second has its halves exchanged."""
+    if WHOLE:
+        pairs = _whole_counters((first + start) // 8, seed, step, stream, BLOCK // 2)
+        words = tl.reshape(tl.join(pairs, _exchanged(pairs)), [BLOCK])
+    else:
+        place = first + index
+        words = _parts_of_counters(place >> 1, seed, step, stream)
+        words = tl.where(place % 2 == 0, words, _exchanged(words))
+    return words
+
+
+@triton.jit
+def _exchanged(words):
+    return (words >> 16) | (words << 16)
+
+
+@triton.jit
 def _whole_counters(counter, seed, step, stream, BLOCK: tl.constexpr):
     """Each counter is computed once and gives four neighbours."""
     a, b, c, d = _philox(counter + tl.arange(0, BLOCK // 4), seed, step, stream)
@@ -240,10 +258,24 @@ def _parts_of_counters(index, seed, step, stream):
 
 @triton.jit
 def _philox(counter, seed, step, stream):
-    low = (counter & 0xFFFFFFFF).to(tl.uint32)
-    high = (counter >> 32).to(tl.uint32)
-    zero = low * 0
-    return tl.philox(seed, low, high, zero + step.to(tl.uint32), zero + stream.to(tl.uint32))
+    """`philox` of numerics/rounding.py; with whole products of 64 bits, which are one instruction."""
+    a = (counter & 0xFFFFFFFF).to(tl.uint32)
+    b = (counter >> 32).to(tl.uint32)
+    zero = a * 0
+    c = zero + step.to(tl.uint32)
+    d = zero + stream.to(tl.uint32)
+    low = tl.to_tensor(seed).to(tl.uint64).to(tl.uint32)
+    high = (tl.to_tensor(seed).to(tl.uint64) >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        first = a.to(tl.uint64) * 0xD2511F53
+        second = c.to(tl.uint64) * 0xCD9E8D57
+        a = (second >> 32).to(tl.uint32) ^ b ^ low
+        c = (first >> 32).to(tl.uint32) ^ d ^ high
+        b = second.to(tl.uint32)
+        d = first.to(tl.uint32)
+        low = tl.add(low, 0x9E3779B9, sanitize_overflow=False)
+        high = tl.add(high, 0xBB67AE85, sanitize_overflow=False)
+    return a, b, c, d
 
 
 @triton.jit
