@@ -231,8 +231,7 @@ def _launch_step(
         table.launch(
             _KERNELS.step_kernel,
             blocks.count,
-            (table.table, blocks.tensors, blocks.offsets, table.derived, flag, table.streams, table.starts,
-             table.counters, seed, table.num_tensors),
+            (table.table, blocks.tensors, blocks.offsets, table.derived, flag, seed, table.num_tensors),
             constants,
             key=(bucket, rule.name, applied is None, update, states, seed, kind_of(flag)),
             num_warps=_WARPS,
