@@ -70,7 +70,10 @@ def _store_int8(
     if MASKED:
         x = tl.where(mask, x, 0.0)
     # Of numbers above 0 the largest has the largest bits, and whole numbers are compared in fewer steps.
-    largest = tl.max(tl.abs(x).to(tl.int32, bitcast=True), axis=0).to(tl.float32, bitcast=True)
+    size = x.to(tl.int32, bitcast=True)
+    if SIGNED:
+        size = size & 0x7FFFFFFF
+    largest = tl.max(size, axis=0).to(tl.float32, bitcast=True)
     # 1 / largest must be finite: a block whose largest is subnormal is kept against the smallest normal number.
     normal = tl.where(largest < 1.1754943508222875e-38, 1.1754943508222875e-38, largest)
     tl.store(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK, tl.where(largest == 0.0, 0.0, normal))
@@ -129,7 +132,7 @@ def load_weight(weight, extra, index, mask, UPDATE: tl.constexpr, TYPE: tl.const
             power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
             power = tl.minimum(tl.maximum(power, 0.00006103515625), 32768.0)
             joined = tl.fma(remainder.to(tl.float32) * 1.4901161193847656e-08, power, wide).to(tl.int32, bitcast=True)
-            wide = (joined ^ ((joined ^ bits) & (-2147483648))).to(tl.float32, bitcast=True)
+            wide = (joined + ((joined ^ bits) & (-2147483648))).to(tl.float32, bitcast=True)
     elif UPDATE == "kahan":
         wide = load_block(weight, index, mask, TYPE, MASKED).to(tl.float32)
         rest = load_block(extra, index, mask, TYPE, MASKED).to(tl.float32)
