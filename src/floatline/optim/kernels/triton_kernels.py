@@ -205,8 +205,8 @@ def step_kernel(
         for piece in range(start, tl.minimum(start + BLOCK, numel), PIECE):
             _step_block(
                 weight, grad, state1, state2, extra, scale1, scale2, piece, numel,
-                derived + tensor * 8, tl.load(record + STREAM), tl.load(record + START), tl.load(record + COUNTER), seed,
-                PIECE, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, True,
+                derived + tensor * 8, tl.load(record + STREAM), tl.load(record + START), tl.load(record + COUNTER),
+                seed, PIECE, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, True,
             )  # fmt: skip
 
 

@@ -65,7 +65,8 @@ def _store_int8(
     """The code below or above, drawn without a division, and turned to a whole number without a conversion.
 
     With a random u, a signed code is the smallest k for which power <= k**2 + u * (2 * k + 1): that is the ceiling of
-    sqrt(power - u * (1 - u)) - u, and with u = 1/2 + draw / 127 it takes four instructions.
+    sqrt(power - u * (1 - u)) - u. Here power and root are shares of 127**2 and 127, and draw is (u - 1/2) / 127. A
+    square's code is the one below, found by rounding, and one more where the draw is below the share of the distance.
     """
     if MASKED:
         x = tl.where(mask, x, 0.0)
@@ -84,16 +85,16 @@ def _store_int8(
         root = tl.sqrt(tl.minimum(tl.maximum(power, 0.0), 1.0)) - draw
         sign = x.to(tl.int32, bitcast=True) & (-2147483648)
         root = (root.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
-        # Slightly short of 127: no rounding error makes a code of 128.
+        # Slightly short of 127: no rounding error makes a code of 128, and a chance is at most 6e-5 too small.
         code = tl.fma(root, 126.99994, 12582912.0).to(tl.int32, bitcast=True)
         _store(address, index, mask, code.to(tl.int8), tl.int8, MASKED)
     else:
         share = x * inverse
-        # Slightly short of 255: the code below is at most 254.
+        # Slightly short of 255: the code below is at most 254. A whole number may become the one before, and goes up.
         shifted = tl.fma(tl.sqrt(tl.sqrt(share)), 254.9998, -0.5) + 12582912.0
         below = shifted - 12582912.0
         square = below * below
-        # The distance to the next code is middle * (middle**2 + 1) / 2; above 0, where what is not zero goes up, it is 0.
+        # The distance to the next code is middle * (middle**2 + 1) / 2. From 0 all goes up that is more: as if it were 0.
         middle = tl.fma(below, 2.0, tl.minimum(below, 1.0))
         distance = (_half_draw(chance) * middle) * tl.fma(middle, middle, 1.0)
         up = distance < tl.fma(-square, square, share * 4228250625.0)
@@ -125,8 +126,8 @@ def load_weight(weight, extra, index, mask, UPDATE: tl.constexpr, TYPE: tl.const
             joined = (high + remainder).to(tl.float32, bitcast=True)
             wide = tl.where(joined == joined, joined, high.to(tl.float32, bitcast=True))
         else:
-            low = load_block(weight, index, mask, TYPE, MASKED)
-            wide = low.to(tl.float32)
+            tl.static_assert(TYPE == tl.float16)
+            wide = load_block(weight, index, mask, TYPE, MASKED).to(tl.float32)
             bits = wide.to(tl.int32, bitcast=True)
             # 2**e at the weight; an inf has 2**15, so that a remainder of 0 stays one.
             power = (bits & 0x7F800000).to(tl.float32, bitcast=True)

@@ -106,9 +106,9 @@ class Wave:
         """A random number of 32 bits for each element's states, of which each state takes one half.
 
         Numerics:
-            Elements 2·i and 2·i + 1 of the whole tensor share word i of `numerics.philox.random_words`, the second with
-            its halves exchanged: the bits of one state are independent between elements, and those of the two states
-            within an element; the first state of an element has the bits of the second of its neighbour.
+            Elements 2·i and 2·i + 1 of the whole tensor share word i of `numerics.rounding.random_words`, the second
+            with its halves exchanged. So the bits of one state are independent between elements, and within an element
+            those of its two states; only the first state of an element has the bits of its neighbour's second.
 
         Args:
             seed: Key of the run.
