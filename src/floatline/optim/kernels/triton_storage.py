@@ -94,7 +94,7 @@ def _store_int8(
         shifted = tl.fma(tl.sqrt(tl.sqrt(share)), 254.9998, -0.5) + 12582912.0
         below = shifted - 12582912.0
         square = below * below
-        # The distance to the next code is middle * (middle**2 + 1) / 2. From 0 all goes up that is more: as if it were 0.
+        # The distance to the next code is middle * (middle**2 + 1) / 2. Above 0 it is taken as 0: what is more goes up.
         middle = tl.fma(below, 2.0, tl.minimum(below, 1.0))
         distance = (_half_draw(chance) * middle) * tl.fma(middle, middle, 1.0)
         up = distance < tl.fma(-square, square, share * 4228250625.0)
