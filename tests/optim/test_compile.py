@@ -24,8 +24,8 @@ constants = dict(
     DECIDED=True, UPDATE=update, STATES=states, MOMENTUM=False, NESTEROV=False,
     WEIGHT_TYPE=getattr(tl, dtype), GRAD_TYPE=getattr(tl, dtype), WHOLE=True,
 )
-pointers = dict(table="*i64", tensors="*i32", offsets="*i64", derived="*fp32", applied="*i1", streams="*i64",
-                starts="*i64", counters="*i64", seed="i64", num_tensors="i32")
+pointers = dict(table="*i64", tensors="*i32", offsets="*i64", derived="*fp32", applied="*i1", seed="i64",
+                num_tensors="i32")
 signature = {name: pointers.get(name, "constexpr") for name in step_kernel.arg_names}
 places = {(step_kernel.arg_names.index(name),): value for name, value in constants.items()}
 source = ASTSource(fn=step_kernel, signature=signature, constexprs=places)

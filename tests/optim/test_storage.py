@@ -6,7 +6,8 @@ from tests.optim.steps import HALVES
 
 from floatline.numerics.rounding import random_words, round_stochastic
 from floatline.optim import storage
-from floatline.optim.kernels.waves import half_of
+from floatline.optim.kernels.waves import Slice, Wave, WavePart, half_of
+from floatline.optim.survey import Entry
 
 
 def spread(count, *, seed=0, low=-10.0, high=0.0):
@@ -144,3 +145,29 @@ def test_one_word_serves_two_states_with_different_bits():
     together = torch.corrcoef(torch.stack([upper, lower]).double())[0, 1]
     assert abs(float(together)) < 5 / 4000**0.5
     assert float(torch.corrcoef(torch.stack([upper, upper]).double())[0, 1]) > 0.99
+
+
+def state_words_of(start, size, *, width=None):
+    """The words of a shard of one parameter, in step 3."""
+    weight = torch.zeros(size)
+    part = WavePart(Entry(weight, weight, {}, {}, 0, start), 3.0, {})
+    return Wave([Slice(part, 0, size, 0)], [width or size]).state_words(5, [9])[:size]
+
+
+def test_neighbours_share_a_word_with_its_halves_exchanged():
+    words = state_words_of(0, 600)
+    drawn = random_words(300, seed=5, step=3, stream=9)
+    assert torch.equal(words[::2], drawn)
+    assert torch.equal(half_of(words[1::2], 0) >> 16, drawn & 0xFFFF)
+    assert torch.equal(half_of(words[1::2], 1) >> 16, drawn >> 16)
+    # No two elements have the same bits for the same state, but for chance: 600 of 65536.
+    for index in (0, 1):
+        assert half_of(words, index).unique().numel() > 580
+        assert half_of(drawn.repeat_interleave(2), index).unique().numel() <= 300
+
+
+@pytest.mark.parametrize(("start", "size", "width"), [(8, 500, None), (7, 249, 256), (3, 253, 256), (5, 1, None)])
+def test_a_shard_has_the_words_of_its_place(start, size, width):
+    whole = state_words_of(0, 600)
+    assert torch.equal(state_words_of(start, size, width=width), whole[start : start + size])
+    assert not torch.equal(state_words_of(start, size, width=width), whole[:size])

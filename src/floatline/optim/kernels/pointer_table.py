@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from floatline.optim.kernels.launches import Launches
-from floatline.optim.kernels.triton_kernels import NUM_DERIVED, NUM_HYPER, NUM_ROWS
+from floatline.optim.kernels.triton_kernels import NUM_DERIVED, NUM_HYPER
 from floatline.optim.survey import Entry
 
 SURVEY_SPAN = 16384  # elements that one program surveys
-_GRAD_ROW = 1
 _MOST_SCALARS = 16
 
 
@@ -43,7 +42,7 @@ class Bucket:
     grad_dtype: torch.dtype
     momentum: bool
     nesterov: bool
-    whole_counters: bool  # whether the random words of the first element begin a counter of four
+    whole_counters: bool  # whether the first element begins a counter: of four words, each for the states of two
 
 
 class PointerTable:
@@ -62,16 +61,13 @@ class PointerTable:
                 numbers[id(entry.group)] = len(self._groups)
                 self._groups.append(entry.group)
         self.groups = self._upload([numbers[id(entry.group)] for entry in entries], torch.int32)
-        self.streams = self._upload([entry.stream for entry in entries], torch.int64)
-        self.starts = self._upload([entry.start for entry in entries], torch.int64)
         self.counters = self._upload([entry.state["step"].data_ptr() for entry in entries], torch.int64)
-        rows = [_addresses(entry, state_names) for entry in entries]
-        self.table = self._upload([row[i] for i in range(NUM_ROWS) for row in rows], torch.int64)
+        self._grads = [entry.grad.data_ptr() for entry in entries]
+        records = [number for entry in entries for number in _record(entry, state_names)]
+        self.table = self._upload(self._grads + records, torch.int64)
         self.derived = torch.empty(self.num_tensors * NUM_DERIVED, dtype=torch.float32, device=self.device)
         self.nothing = torch.zeros((), dtype=torch.bool, device=self.device)
         self.hyper = torch.empty(len(self._groups) * NUM_HYPER, dtype=torch.float64, device=self.device)
-        self._grads = [row[_GRAD_ROW] for row in rows]
-        self._grad_row = self.table[_GRAD_ROW * self.num_tensors : (_GRAD_ROW + 1) * self.num_tensors]
         self._settings: list[float] = []
         self._scalars: dict[float, Tensor] = {}
         sizes = [entry.weight.numel() for entry in entries]
@@ -103,7 +99,7 @@ class PointerTable:
         """Note where the gradients are now, and what the groups say now; copies only what changed."""
         if addresses != self._grads:
             self._grads = addresses
-            self._grad_row.copy_(_pinned(addresses, torch.int64, self.device), non_blocking=True)
+            self.table[: self.num_tensors].copy_(_pinned(addresses, torch.int64, self.device), non_blocking=True)
         settings: list[float] = []
         on_device: dict[int, Tensor] = {}
         for i, group in enumerate(self._groups):
@@ -140,8 +136,8 @@ class PointerTable:
         return torch.tensor(values, dtype=dtype, device="cpu").to(self.device)
 
 
-def _addresses(entry: Entry, state_names: tuple[str, ...]) -> list[int]:
-    """One column of the table; 0 where the tensor has no such part."""
+def _record(entry: Entry, state_names: tuple[str, ...]) -> list[int]:
+    """What the table has of one tensor, but for its gradient; 0 where the tensor has no such part."""
 
     def address(name: str) -> int:
         tensor = entry.state.get(name)
@@ -151,13 +147,14 @@ def _addresses(entry: Entry, state_names: tuple[str, ...]) -> list[int]:
     extra = address("remainder") or address("compensation")
     scales = [address(f"{name}_scale") for name in names]
     states = [address(name) for name in names]
-    return [entry.weight.data_ptr(), entry.grad.data_ptr(), *states, extra, *scales, entry.weight.numel()]
+    place = [entry.weight.numel(), entry.stream, entry.start, entry.state["step"].data_ptr()]
+    return [entry.weight.data_ptr(), *states, extra, *scales, *place]
 
 
 def _bucket(entry: Entry) -> Bucket:
     momentum = float(entry.group.get("momentum", 0.0)) != 0.0
     nesterov = bool(entry.group.get("nesterov", False))
-    return Bucket(entry.weight.dtype, entry.grad.dtype, momentum, nesterov, entry.start % 4 == 0)
+    return Bucket(entry.weight.dtype, entry.grad.dtype, momentum, nesterov, entry.start % 8 == 0)
 
 
 def _settings(group: dict[str, object]) -> list[object]:

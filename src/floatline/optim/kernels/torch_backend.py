@@ -109,7 +109,7 @@ def _update_wave(rule: UpdateRule, wave: Wave, *, factor: float, update: str, se
     narrow = {name: flat for name, flat in kept.items() if flat is not None}
     if not narrow:
         return
-    words = wave.random_words(seed, [state_stream(s.part.entry.stream) for s in wave.slices])
+    words = wave.state_words(seed, [state_stream(s.part.entry.stream) for s in wave.slices])
     for index, (name, flat) in enumerate(narrow.items()):
         stored, scale = storage.store_state(flat, first.flat[name].dtype, half_of(words, index))
         wave.scatter(name, stored)

@@ -25,6 +25,8 @@ _TENSORS = 512  # tensors that it derives settings for at a time
 # within one warp nothing waits at a barrier.
 _BLOCK = 256
 _WARPS = 1
+# Of a thread with 8-bit states on an NVIDIA GPU: so few let 32 warps share a multiprocessor, and nearly all fits.
+_REGISTERS = {"maxnreg": 64} if torch.version.hip is None else {}
 
 
 def takes(entries: list[Entry]) -> bool:
@@ -231,10 +233,10 @@ def _launch_step(
         table.launch(
             _KERNELS.step_kernel,
             blocks.count,
-            (table.table, blocks.tensors, blocks.offsets, table.derived, flag, table.streams, table.starts,
-             table.counters, seed, table.num_tensors),
+            (table.table, blocks.tensors, blocks.offsets, table.derived, flag, seed, table.num_tensors),
             constants,
             key=(bucket, rule.name, applied is None, update, states, seed, kind_of(flag)),
             num_warps=_WARPS,
             enable_fp_fusion=False,
+            **(_REGISTERS if states == "int8" else {}),
         )  # fmt: skip

@@ -7,14 +7,14 @@ from floatline.optim.kernels.triton_storage import (
     load_block,
     load_state,
     load_weight,
-    random_words,
+    state_words,
     store_state,
     store_weight,
 )
 
-# Rows of the address table, each with one entry per tensor.
-WEIGHT, GRAD, STATE1, STATE2, EXTRA, SCALE1, SCALE2, NUMEL = (tl.constexpr(i) for i in range(8))
-NUM_ROWS = 8
+# The address table: gradients, which move from step to step, and behind them a record of these columns for each tensor.
+WEIGHT, STATE1, STATE2, EXTRA, SCALE1, SCALE2, NUMEL, STREAM, START, COUNTER = (tl.constexpr(i) for i in range(10))
+NUM_COLUMNS = tl.constexpr(10)
 # Columns of the group table (float64), and of the table that `decide` derives from it for each tensor (float32).
 NUM_HYPER = 8
 NUM_DERIVED = 8
@@ -28,8 +28,8 @@ def survey_kernel(
     span = tl.program_id(0)
     tensor = tl.load(tensors + span)
     start = tl.multiple_of(tl.load(offsets + span), BLOCK)
-    numel = tl.load(table + NUMEL * num_tensors + tensor)
-    grad = tl.load(table + GRAD * num_tensors + tensor)
+    numel = tl.load(table + num_tensors + tensor * NUM_COLUMNS + NUMEL)
+    grad = tl.load(table + tensor)
     lane = tl.arange(0, BLOCK)
     squares = tl.zeros([BLOCK], tl.float32)
     if (start + SPAN <= numel) & (grad % 16 == 0):
@@ -157,9 +157,6 @@ def step_kernel(
     offsets,
     derived,
     applied,
-    streams,
-    starts,
-    counters,
     seed,
     num_tensors,
     BLOCK: tl.constexpr,
@@ -178,14 +175,15 @@ def step_kernel(
     block = tl.program_id(0)
     tensor = tl.load(tensors + block)
     start = tl.multiple_of(tl.load(offsets + block), BLOCK)
-    numel = tl.load(table + NUMEL * num_tensors + tensor)
-    weight = tl.load(table + WEIGHT * num_tensors + tensor)
-    grad = tl.load(table + GRAD * num_tensors + tensor)
-    state1 = tl.load(table + STATE1 * num_tensors + tensor)
-    state2 = tl.load(table + STATE2 * num_tensors + tensor)
-    extra = tl.load(table + EXTRA * num_tensors + tensor)
-    scale1 = tl.load(table + SCALE1 * num_tensors + tensor)
-    scale2 = tl.load(table + SCALE2 * num_tensors + tensor)
+    record = table + num_tensors + tensor * NUM_COLUMNS
+    numel = tl.load(record + NUMEL)
+    grad = tl.load(table + tensor)
+    weight = tl.load(record + WEIGHT)
+    state1 = tl.load(record + STATE1)
+    state2 = tl.load(record + STATE2)
+    extra = tl.load(record + EXTRA)
+    scale1 = tl.load(record + SCALE1)
+    scale2 = tl.load(record + SCALE2)
     if DECIDED:  # asked for last, so that nothing above waits for the answer
         if tl.load(applied) == 0:
             return
@@ -193,15 +191,13 @@ def step_kernel(
     if (start + BLOCK <= numel) & ((weight | grad | state1 | state2 | extra) % 16 == 0):
         _step_block(
             weight, grad, state1, state2, extra, scale1, scale2, start, numel,
-            derived + tensor * 8, tl.load(streams + tensor), tl.load(starts + tensor),
-            tl.load(counters + tensor), seed,
+            derived + tensor * 8, tl.load(record + STREAM), tl.load(record + START), tl.load(record + COUNTER), seed,
             BLOCK, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, False,
         )  # fmt: skip
     elif PIECE == BLOCK:
         _step_block(
             weight, grad, state1, state2, extra, scale1, scale2, start, numel,
-            derived + tensor * 8, tl.load(streams + tensor), tl.load(starts + tensor),
-            tl.load(counters + tensor), seed,
+            derived + tensor * 8, tl.load(record + STREAM), tl.load(record + START), tl.load(record + COUNTER), seed,
             BLOCK, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, True,
         )  # fmt: skip
     else:
@@ -209,9 +205,8 @@ def step_kernel(
         for piece in range(start, tl.minimum(start + BLOCK, numel), PIECE):
             _step_block(
                 weight, grad, state1, state2, extra, scale1, scale2, piece, numel,
-                derived + tensor * 8, tl.load(streams + tensor), tl.load(starts + tensor),
-                tl.load(counters + tensor), seed,
-                PIECE, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, True,
+                derived + tensor * 8, tl.load(record + STREAM), tl.load(record + START), tl.load(record + COUNTER),
+                seed, PIECE, RULE, UPDATE, STATES, MOMENTUM, NESTEROV, WEIGHT_TYPE, GRAD_TYPE, WHOLE, True,
             )  # fmt: skip
 
 
@@ -233,7 +228,7 @@ def _step_block(
     second_half = 0
     if STATES != "fp32":
         # 16 random bits are enough for a state: one word serves both.
-        words = random_words(start, index, first, seed, step, stream + (1 << 28), BLOCK, WHOLE)
+        words = state_words(start, index, first, seed, step, stream + (1 << 28), BLOCK, WHOLE)
         first_half = words >> 16
         second_half = words & 0xFFFF
     g = load_block(grad, index, mask, GRAD_TYPE, MASKED).to(tl.float32) * tl.load(derived + 7)
@@ -252,8 +247,8 @@ def _step_block(
             denominator = tl.div_rn(tl.sqrt_rn(v), tl.load(derived + 5)) + tl.load(derived + 6)
             quotient = tl.div_rn(m, denominator)
         else:  # moments that were rounded to 8 or 16 bits: the last bits of root and quotient say nothing
-            denominator = tl.sqrt(v) / tl.load(derived + 5) + tl.load(derived + 6)
-            quotient = m / denominator
+            root = tl.rsqrt(tl.fma(tl.sqrt(v), 1.0 / tl.load(derived + 5), tl.load(derived + 6)))
+            quotient = m * root * root
         w = tl.fma(quotient, tl.load(derived + 4), w)
         store_state(state1, scale1, start, index, mask, m, first_half, STATES, True, BLOCK, MASKED)
         store_state(state2, scale2, start, index, mask, v, second_half, STATES, False, BLOCK, MASKED)

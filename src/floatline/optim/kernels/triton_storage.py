@@ -33,13 +33,15 @@ def load_state(
     elif STATES == "bf16":
         x = load_block(address, index, mask, tl.bfloat16, MASKED).to(tl.float32)
     else:
-        x = tl.load(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK)  # a program's block is a block of the scale
+        # A program's block is a block of the scale; its root cannot underflow where it is divided.
+        root = tl.sqrt(tl.load(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK))
         if SIGNED:
-            code = _small_to_float(load_block(address, index, mask, tl.int8, MASKED)) * (1.0 / 127.0)
-            x = x * code * tl.abs(code)
+            x = _small_to_float(load_block(address, index, mask, tl.int8, MASKED)) * (root * (1.0 / 127.0))
+            x = x * tl.abs(x)
         else:
-            code = _small_to_float(load_block(address, index, mask, tl.uint8, MASKED)) * (1.0 / 255.0)
-            x = x * (code * code) * (code * code)
+            code = _small_to_float(load_block(address, index, mask, tl.uint8, MASKED))
+            x = code * code * (root * (1.0 / 65025.0))
+            x = x * x
     return x
 
 
@@ -60,52 +62,56 @@ def store_state(
 def _store_int8(
     address, scale, start, index, mask, x, chance, SIGNED: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr
 ):
-    """The code below or above; compared without a division, and turned to a whole number without a conversion."""
+    """The code below or above, drawn without a division, and turned to a whole number without a conversion.
+
+    With a random u, a signed code is the smallest k for which power <= k**2 + u * (2 * k + 1): that is the ceiling of
+    sqrt(power - u * (1 - u)) - u. Here power and root are shares of 127**2 and 127, and draw is (u - 1/2) / 127. A
+    square's code is the one below, found by rounding, and one more where the draw is below the share of the distance.
+    """
     if MASKED:
         x = tl.where(mask, x, 0.0)
-    size = tl.abs(x)
-    largest = tl.max(size, axis=0)
+    # Of numbers above 0 the largest has the largest bits, and whole numbers are compared in fewer steps.
+    size = x.to(tl.int32, bitcast=True)
+    if SIGNED:
+        size = size & 0x7FFFFFFF
+    largest = tl.max(size, axis=0).to(tl.float32, bitcast=True)
     # 1 / largest must be finite: a block whose largest is subnormal is kept against the smallest normal number.
-    largest = tl.where(largest > 0.0, tl.maximum(largest, 1.1754943508222875e-38), largest)
-    tl.store(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK, largest)
-    share = size * (1.0 / tl.where(largest == 0.0, 1.0, largest))
+    normal = tl.where(largest < 1.1754943508222875e-38, 1.1754943508222875e-38, largest)
+    tl.store(scale.to(tl.pointer_type(tl.float32)) + start // BLOCK, tl.where(largest == 0.0, 0.0, normal))
+    inverse = 1.0 / normal
     if SIGNED:
-        power = share * 16129.0  # 127 ** 2
-        below = _floor(tl.sqrt(power))
-        low = below * below
-        gap = 2.0 * below + 1.0
+        draw = tl.fma(_half_draw(chance), 2.0 / 127.0, -0.5 / 127.0)
+        power = tl.fma(tl.abs(x), inverse, tl.fma(draw, draw, -0.25 / 16129.0))
+        root = tl.sqrt(tl.minimum(tl.maximum(power, 0.0), 1.0)) - draw
+        sign = x.to(tl.int32, bitcast=True) & (-2147483648)
+        root = (root.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
+        # Slightly short of 127: no rounding error makes a code of 128, and a chance is at most 6e-5 too small.
+        code = tl.fma(root, 126.99994, 12582912.0).to(tl.int32, bitcast=True)
+        _store(address, index, mask, code.to(tl.int8), tl.int8, MASKED)
     else:
-        power = share * 4228250625.0  # 255 ** 4
-        below = _floor(tl.sqrt(tl.sqrt(power)))
-        above = (below + 1.0) * (below + 1.0)
-        low = (below * below) * (below * below)
-        gap = above * above - low
-    draw = _small_to_float(chance) + 0.5
-    code = tl.where(draw * gap < (power - low) * 65536.0, below + 1.0, below)
-    if SIGNED:
-        code = tl.minimum(code, 127.0)
-        _store(address, index, mask, _float_to_small(tl.where(x < 0, -code, code)).to(tl.int8), tl.int8, MASKED)
-    else:
-        code = tl.minimum(tl.maximum(code, (x > 0.0).to(tl.float32)), 255.0)
-        _store(address, index, mask, _float_to_small(code).to(tl.uint8), tl.uint8, MASKED)
+        share = x * inverse
+        # Slightly short of 255: the code below is at most 254. A whole number may become the one before, and goes up.
+        shifted = tl.fma(tl.sqrt(tl.sqrt(share)), 254.9998, -0.5) + 12582912.0
+        below = shifted - 12582912.0
+        square = below * below
+        # The distance to the next code is middle * (middle**2 + 1) / 2. Above 0 it is taken as 0: what is more goes up.
+        middle = tl.fma(below, 2.0, tl.minimum(below, 1.0))
+        distance = (_half_draw(chance) * middle) * tl.fma(middle, middle, 1.0)
+        up = distance < tl.fma(-square, square, share * 4228250625.0)
+        code = tl.where(up, shifted + 1.0, shifted)
+        _store(address, index, mask, code.to(tl.int32, bitcast=True).to(tl.uint8), tl.uint8, MASKED)
+
+
+@triton.jit
+def _half_draw(chance):
+    """Half of the number from 0 to 1 that 16 random bits and a half are: the lowest bits of a float32 above 64."""
+    return (chance.to(tl.int32) | 0x42800000).to(tl.float32, bitcast=True) - (64.0 - 2.0**-18)
 
 
 @triton.jit
 def _small_to_float(x):
     """A whole number from -2**22 to 2**22, placed in the low bits of 1.5 * 2**23: conversions are slow on a GPU."""
     return (x.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
-
-
-@triton.jit
-def _float_to_small(x):
-    """The nearest whole number of at most 22 bits, from the low bits of its sum with 1.5 * 2**23."""
-    return (x + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
-
-
-@triton.jit
-def _floor(x):
-    """The whole number below; a whole number may become the one before, from where it is always rounded up again."""
-    return (x - 0.5 + 12582912.0) - 12582912.0
 
 
 @triton.jit
@@ -120,11 +126,14 @@ def load_weight(weight, extra, index, mask, UPDATE: tl.constexpr, TYPE: tl.const
             joined = (high + remainder).to(tl.float32, bitcast=True)
             wide = tl.where(joined == joined, joined, high.to(tl.float32, bitcast=True))
         else:
-            low = load_block(weight, index, mask, TYPE, MASKED)
-            wide = low.to(tl.float32)
-            sign = wide.to(tl.int32, bitcast=True) & (-2147483648)
-            joined = wide + remainder.to(tl.float32) * _half_unit(low)
-            wide = ((joined.to(tl.int32, bitcast=True) & 0x7FFFFFFF) | sign).to(tl.float32, bitcast=True)
+            tl.static_assert(TYPE == tl.float16)
+            wide = load_block(weight, index, mask, TYPE, MASKED).to(tl.float32)
+            bits = wide.to(tl.int32, bitcast=True)
+            # 2**e at the weight; an inf has 2**15, so that a remainder of 0 stays one.
+            power = (bits & 0x7F800000).to(tl.float32, bitcast=True)
+            power = tl.minimum(tl.maximum(power, 0.00006103515625), 32768.0)
+            joined = tl.fma(remainder.to(tl.float32) * 1.4901161193847656e-08, power, wide).to(tl.int32, bitcast=True)
+            wide = (joined + ((joined ^ bits) & (-2147483648))).to(tl.float32, bitcast=True)
     elif UPDATE == "kahan":
         wide = load_block(weight, index, mask, TYPE, MASKED).to(tl.float32)
         rest = load_block(extra, index, mask, TYPE, MASKED).to(tl.float32)
@@ -140,18 +149,21 @@ def load_weight(weight, extra, index, mask, UPDATE: tl.constexpr, TYPE: tl.const
 
 
 @triton.jit
-def _half_unit(low):
-    """2**-16 of the spacing at a float16, as a power of two made from its bits."""
-    field = tl.maximum((low.to(tl.int16, bitcast=True).to(tl.int32) >> 10) & 0x1F, 1)
-    return ((field + 86) << 23).to(tl.float32, bitcast=True)
+def _half_remainder(wide, low):
+    """The difference in 2**-16 spacings, rounded to a whole number: the low bits of its sum with 1.5 * 2**-2."""
+    near = low.to(tl.float32)
+    inverse = (near.to(tl.int32, bitcast=True) ^ 0x7F800000) & 0x7F800000  # of 2**(1-e)
+    inverse = tl.minimum(inverse.to(tl.float32, bitcast=True), 32768.0)
+    return tl.fma(wide - near, inverse, 0.375).to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def _half_remainder(wide, low):
-    """The difference in those units, rounded to a whole number by adding and taking away 1.5 * 2**23."""
-    field = tl.maximum((low.to(tl.int16, bitcast=True).to(tl.int32) >> 10) & 0x1F, 1)
-    units = (wide - low.to(tl.float32)) * ((168 - field) << 23).to(tl.float32, bitcast=True)
-    return (units + 12582912.0) - 12582912.0
+def _above_a_tie(wide, low, remainder):
+    """The neighbour above where a remainder is +32768, one more than int16 holds."""
+    pattern = low.to(tl.int16, bitcast=True).to(tl.int32)
+    above = tl.where(wide > 0, pattern + 1, pattern - 1)
+    tie = (remainder > 32767 + 0x3EC00000) & (tl.abs(low.to(tl.float32)) < float("inf"))
+    return tl.where(tie, above, pattern).to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
@@ -172,12 +184,10 @@ def store_weight(
             _store(extra, index, mask, tl.where(finite, remainder, 0).to(tl.int16), tl.int16, MASKED)
         else:
             low = w.to(tl.float16)
-            pattern = low.to(tl.int16, bitcast=True).to(tl.int32)
-            kept = (pattern & 0x7FFF) < 0x7C00
-            above = tl.where(w > 0, pattern + 1, pattern - 1)
-            pattern = tl.where(kept & (_half_remainder(w, low) > 32767.0), above, pattern)
-            low = pattern.to(tl.int16).to(tl.float16, bitcast=True)
-            remainder = tl.where(kept, _half_remainder(w, low), 0.0)
+            remainder = _half_remainder(w, low)
+            if tl.max(remainder, axis=0) > 32767 + 0x3EC00000:  # a tie, inf or NaN: once in 60 blocks
+                low = _above_a_tie(w, low, remainder)
+                remainder = tl.where(tl.abs(low.to(tl.float32)) < float("inf"), _half_remainder(w, low), 0)
             _store(weight, index, mask, low, TYPE, MASKED)
             _store(extra, index, mask, remainder.to(tl.int16), tl.int16, MASKED)
     elif UPDATE == "stochastic":
@@ -218,6 +228,24 @@ def random_words(start, index, first, seed, step, stream, BLOCK: tl.constexpr, W
 
 
 @triton.jit
+def state_words(start, index, first, seed, step, stream, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
+    """The words of `Wave.state_words`: two neighbours share one, and the second has its halves exchanged."""
+    if WHOLE:
+        pairs = _whole_counters((first + start) // 8, seed, step, stream, BLOCK // 2)
+        words = tl.reshape(tl.join(pairs, _exchanged(pairs)), [BLOCK])
+    else:
+        place = first + index
+        words = _parts_of_counters(place >> 1, seed, step, stream)
+        words = tl.where(place % 2 == 0, words, _exchanged(words))
+    return words
+
+
+@triton.jit
+def _exchanged(words):
+    return (words >> 16) | (words << 16)
+
+
+@triton.jit
 def _whole_counters(counter, seed, step, stream, BLOCK: tl.constexpr):
     """Each counter is computed once and gives four neighbours."""
     a, b, c, d = _philox(counter + tl.arange(0, BLOCK // 4), seed, step, stream)
@@ -234,10 +262,24 @@ def _parts_of_counters(index, seed, step, stream):
 
 @triton.jit
 def _philox(counter, seed, step, stream):
-    low = (counter & 0xFFFFFFFF).to(tl.uint32)
-    high = (counter >> 32).to(tl.uint32)
-    zero = low * 0
-    return tl.philox(seed, low, high, zero + step.to(tl.uint32), zero + stream.to(tl.uint32))
+    """`philox` of numerics/rounding.py; with whole products of 64 bits, which are one instruction."""
+    a = (counter & 0xFFFFFFFF).to(tl.uint32)
+    b = (counter >> 32).to(tl.uint32)
+    zero = a * 0
+    c = zero + step.to(tl.uint32)
+    d = zero + stream.to(tl.uint32)
+    low = tl.to_tensor(seed).to(tl.uint64).to(tl.uint32)
+    high = (tl.to_tensor(seed).to(tl.uint64) >> 32).to(tl.uint32)
+    for _ in tl.static_range(10):
+        first = a.to(tl.uint64) * 0xD2511F53
+        second = c.to(tl.uint64) * 0xCD9E8D57
+        a = (second >> 32).to(tl.uint32) ^ b ^ low
+        c = (first >> 32).to(tl.uint32) ^ d ^ high
+        b = second.to(tl.uint32)
+        d = first.to(tl.uint32)
+        low = tl.add(low, 0x9E3779B9, sanitize_overflow=False)
+        high = tl.add(high, 0xBB67AE85, sanitize_overflow=False)
+    return a, b, c, d
 
 
 @triton.jit

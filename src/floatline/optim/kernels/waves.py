@@ -100,10 +100,28 @@ class Wave:
             seed: Key of the run.
             streams: Stream of each slice.
         """
+        return self._words(seed, streams, shared_by=1)
+
+    def state_words(self, seed: int, streams: list[int]) -> Tensor:
+        """A random number of 32 bits for each element's states, of which each state takes one half.
+
+        Numerics:
+            Elements 2·i and 2·i + 1 of the whole tensor share word i of `numerics.rounding.random_words`, the second
+            with its halves exchanged. So the bits of one state are independent between elements, and within an element
+            those of its two states; only the first state of an element has the bits of its neighbour's second.
+
+        Args:
+            seed: Key of the run.
+            streams: Stream of each slice's states.
+        """
+        return self._words(seed, streams, shared_by=2)
+
+    def _words(self, seed: int, streams: list[int], *, shared_by: int) -> Tensor:
         device = self.slices[0].part.entry.weight.device
         starts = [s.part.entry.start + s.low for s in self.slices]
+        each = 4 * shared_by  # elements that a counter serves
         counters = [
-            torch.arange(start // 4, (start + s.size + 3) // 4, device=device)
+            torch.arange(start // each, -(-(start + s.size) // each), device=device)
             for s, start in zip(self.slices, starts, strict=True)
         ]
         index = torch.cat(counters)
@@ -112,13 +130,15 @@ class Wave:
         stream = torch.tensor(streams, device=device).repeat_interleave(counts)
         key = (index & _MASK, index >> 32, steps.repeat_interleave(counts), stream)
         random = torch.stack(philox(key, seed=seed), dim=1).flatten()
-        if len(self.slices) == 1 and self.widths[0] == len(random):
+        if shared_by == 2:
+            random = torch.stack((random, (random >> 16) | ((random & 0xFFFF) << 16)), dim=1).flatten()
+        if len(self.slices) == 1 and starts[0] % each == 0 and self.widths[0] == len(random):
             return random
         words = torch.zeros(sum(self.widths), dtype=torch.int64, device=device)
         place = 0
         for target, start, counter in zip(self.cut(words), starts, counters, strict=True):
-            target.copy_(random[place + start % 4 :][: len(target)])
-            place += 4 * len(counter)
+            target.copy_(random[place + start % each :][: len(target)])
+            place += each * len(counter)
         return words
 
 
