@@ -1,5 +1,11 @@
 """The fast split gives the bits of the plain one."""
 
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -90,3 +96,29 @@ def test_every_16_bit_number_is_widened_as_torch_does(dtype):
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     assert torch.equal(widen_many(every).nan_to_num(1e9), every.float().nan_to_num(1e9))
     assert torch.equal(widen_many(every).isnan(), every.isnan())
+
+
+SPLIT_OF_MANY = """
+import torch
+from floatline.numerics.compiled import split_loops
+from floatline.numerics.split import split_many
+print(split_loops() is not None, split_many(torch.full((1 << 18,), 1.5), torch.float16)[0][0].item())
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="every other processor has the instructions")
+@pytest.mark.parametrize(("cpu", "looped"), [("generic", False), ("x86-64-v3", True)])
+def test_code_for_a_processor_without_float16_has_no_loops(cpu, looped, way):
+    """A loop would call a function at address 0 there."""
+    if way == "torch":
+        pytest.skip("the process decides")
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CPU_FEATURES"}
+    done = subprocess.run(
+        [sys.executable, "-c", SPLIT_OF_MANY],
+        env={**environment, "NUMBA_CPU_NAME": cpu},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(looped), "1.5"]

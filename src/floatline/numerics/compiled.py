@@ -21,18 +21,15 @@ _SHARE = 1 << 17  # elements below which a second thread costs more than it brin
 def split_loops() -> ModuleType | None:
     """`split_numba`; None where numba is not installed, does not load, must not compile, or would need a library."""
     try:
-        import llvmlite.binding as llvm
         import numba
     except ImportError:  # also raised by a numba that is too old for the NumPy beside it
         return None
     if cast("Any", numba).config.DISABLE_JIT:  # the plain loop would take minutes
         return None
-    features = cast("dict[str, bool]", cast("Any", llvm).get_host_cpu_features())
-    if not (features.get("f16c") or features.get("neon") or features.get("fp-armv8")):
-        return None  # no instruction between float16 and float32
     from floatline.numerics import split_numba
 
-    return cast("ModuleType", split_numba)
+    # Of the code, not the processor: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may keep instructions from it.
+    return cast("ModuleType", split_numba) if cast("Any", split_numba).converts_half() else None
 
 
 def is_worth_compiling(*tensors: Tensor) -> bool:

@@ -94,6 +94,13 @@ def split_brain(master):
     return i16(weight), i16(i32(0) if special else rest)
 
 
+def converts_half() -> bool:
+    """Whether numba's code converts float16 by instructions, not by functions of a library that is not loaded."""
+    probe = numba.njit("int16(int16)")(lambda half: narrow_half(f32(widen_half(half) * f32(3))))
+    code = "".join(probe.inspect_asm().values())
+    return not any(name in code for name in ("extendhfsf", "truncsfhf", "gnu_h2f", "gnu_f2h"))
+
+
 @numba.njit(nogil=True)
 def widen_float16(narrow, wide):
     """float16 numbers, given as bits, as float32."""
