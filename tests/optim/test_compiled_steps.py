@@ -67,6 +67,7 @@ SGD = {
     "plain": {},
     "decay": {"weight_decay": 0.1, "maximize": True},
     "momentum": {"momentum": 0.9, "dampening": 0.3},
+    "momentum and decay": {"momentum": 0.9, "weight_decay": 0.01},
     "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
 }
 

@@ -21,8 +21,15 @@ _SGD = {"lr": 1e-2, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weigh
 _TRIED = (1 << 17) + 3
 _SAMPLES: dict[str, tuple[UpdateRule, tuple[dict[str, Any], ...]]] = {
     "adamw": (ADAMW, (_ADAMW,)),
-    "sgd": (SGD, (_SGD,)),
-    "momentum": (SGD, ({**_SGD, "momentum": 0.9, "dampening": 0.3}, {**_SGD, "momentum": 0.9, "nesterov": True})),
+    "sgd": (SGD, (_SGD, {**_SGD, "weight_decay": 0.0})),
+    "momentum": (
+        SGD,
+        (
+            {**_SGD, "momentum": 0.9, "dampening": 0.3},
+            {**_SGD, "momentum": 0.9, "nesterov": True},
+            {**_SGD, "momentum": 0.9, "weight_decay": 0.0},
+        ),
+    ),
 }
 
 
