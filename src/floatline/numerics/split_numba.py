@@ -63,7 +63,7 @@ def _multiply_add(context, x, y, z):
 def _binade(wide):
     """The power of two below a widened float16, as bits; a subnormal's is the smallest normal number's."""
     field = i32(as_bits(wide) & _EXPONENT)
-    return field if field > _SMALLEST else _SMALLEST
+    return field if field > _SMALLEST else _SMALLEST  # numba's max keeps vectors out of longer loops
 
 
 @numba.njit(inline="always")
