@@ -50,12 +50,14 @@ def run_loop(loop: Callable[..., object], jobs: Sequence[tuple[Sequence[Tensor],
     threads = torch.get_num_threads()
     pieces: list[tuple[Any, ...]] = []
     for tensors, numbers in jobs:
-        flat = [
-            tensor.detach().view(torch.int16) if tensor.element_size() == 2 else tensor.detach() for tensor in tensors
-        ]
-        parts = max(1, min(threads, flat[0].numel() // _SHARE))
-        cuts = zip(*(tensor.view(-1).chunk(parts) for tensor in flat), strict=True)
-        pieces += [(*(tensor.numpy() for tensor in cut), *numbers) for cut in cuts]
+        arrays = [_as_array(tensor) for tensor in tensors]
+        length = len(arrays[0])
+        parts = min(threads, length // _SHARE)
+        if parts < 2:
+            pieces.append((*arrays, *numbers))
+            continue
+        size = -(-length // parts)
+        pieces += [(*(array[low : low + size] for array in arrays), *numbers) for low in range(0, length, size)]
     if threads > 1 and len(pieces) > 1:
         with ThreadPoolExecutor(threads) as pool:
             for done in [pool.submit(loop, *piece) for piece in pieces]:
@@ -63,3 +65,10 @@ def run_loop(loop: Callable[..., object], jobs: Sequence[tuple[Sequence[Tensor],
         return
     for piece in pieces:
         loop(*piece)
+
+
+def _as_array(tensor: Tensor) -> Any:
+    """A tensor's numbers, or its bits where it is of 16 bits; in memory that both share."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    tensor = tensor if tensor.dim() == 1 else tensor.view(-1)
+    return (tensor.view(torch.int16) if tensor.element_size() == 2 else tensor).numpy()

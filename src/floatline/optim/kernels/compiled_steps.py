@@ -59,7 +59,8 @@ def step_compiled(rule: UpdateRule, parts: list[WavePart], factor: float, *, upd
     if loop is None:
         return False
     order = ("weight", "remainder", "grad", *rule.states_for(group))
-    jobs = [([part.flat[key] for key in order], _numbers(name, group, part.step, factor)) for part in parts]
+    numbers = {step: _numbers(name, group, step, factor) for step in {part.step for part in parts}}
+    jobs = [([part.flat[key] for key in order], numbers[part.step]) for part in parts]
     compiled.run_loop(loop, jobs)
     for part in parts:
         if not part.entry.weight.is_inference():
