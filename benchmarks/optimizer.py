@@ -2,7 +2,7 @@
 
 GPU: the weights of a 369M-parameter GPT and of 290 small tensors, against torch AMP (GradScaler, clip_grad_norm_,
 fused AdamW), torch's fused AdamW on bare 16-bit weights, and other libraries where they can be imported.
-CPU: one plain step against torch's foreach AdamW.
+CPU: one plain step of AdamW, Adam and SGD against torch's foreach step.
 """
 
 import importlib
@@ -188,9 +188,16 @@ def on_cpu() -> None:
     count = sum(torch.Size(shape).numel() for shape in shapes)
     cores = torch.get_num_threads()
     print(f"CPU {platform.machine()}, {cores} threads, torch {torch.__version__}, {count / 1e6:.1f}M weights")
-    for name, options in (("AdamW", {"weight_decay": DECAY}), ("Adam", {}), ("SGD", {"momentum": 0.9})):
+    kinds = {
+        "AdamW": ("AdamW", {"weight_decay": DECAY}),
+        "Adam": ("Adam", {}),
+        "SGD, momentum": ("SGD", {"momentum": 0.9}),
+        "SGD, momentum, decay": ("SGD", {"momentum": 0.9, "weight_decay": 1e-4}),
+        "SGD, plain": ("SGD", {}),
+    }
+    for title, (name, options) in kinds.items():
         wide = make_params(shapes, torch.float32, "cpu")
-        steps = {f"torch foreach {name}": getattr(torch.optim, name)(wide, lr=LR, foreach=True, **options).step}
+        steps = {f"torch foreach {title}": getattr(torch.optim, name)(wide, lr=LR, foreach=True, **options).step}
         for label, dtype in (("fp32", torch.float32), ("fp16 exact", torch.float16), ("bf16 exact", torch.bfloat16)):
             params = make_params(shapes, dtype, "cpu")
             steps[f"floatline {label}"] = getattr(fl.optim, name)(params, lr=LR, **options).step
@@ -198,19 +205,20 @@ def on_cpu() -> None:
 
 
 def print_cpu_times(steps: dict[str, Callable[[], object]]) -> None:
-    """Medians of steps that take turns, as shares of the first one's."""
+    """Medians of steps that take turns, as shares of the first one's; processor time where there is one thread."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     times: dict[str, list[float]] = {label: [] for label in steps}
-    for i in range(12):
+    for i in range(24):
         for label, step in steps.items():
-            start = time.perf_counter()
+            start = clock()
             step()
             if i >= 3:
-                times[label].append(time.perf_counter() - start)
+                times[label].append(clock() - start)
     first = next(iter(times))
     base = statistics.median(times[first])
     for label, taken in times.items():
         median = statistics.median(taken)
-        print(f"  {label:<24}{median * 1e3:>8.1f} ms   {median / base:.2f} of {first}")
+        print(f"  {label:<36}{median * 1e3:>8.1f} ms   {median / base:.2f}")
 
 
 if __name__ == "__main__":

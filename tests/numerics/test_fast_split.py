@@ -1,5 +1,11 @@
 """The fast split gives the bits of the plain one."""
 
+import importlib.util
+import os
+import platform
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -90,3 +96,79 @@ def test_every_16_bit_number_is_widened_as_torch_does(dtype):
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
     assert torch.equal(widen_many(every).nan_to_num(1e9), every.float().nan_to_num(1e9))
     assert torch.equal(widen_many(every).isnan(), every.isnan())
+
+
+# Both sides of each half of float16's and of bfloat16's spacing, and what makes a NaN of an infinity.
+LOW_HALVES = [0, 1, 0x0FFF, 0x1000, 0x1001, 0x1FFF, 0x2000, 0x3000, 0x5A5A, 0x7FFF, 0x8000, 0x8001, 0xF000, 0xFFFF]
+EVERY_HALF = torch.arange(-(2**15), 2**15, dtype=torch.int32)
+
+
+def assert_same_numbers(found, expected):
+    """The same bits, of all but NaNs: torch's own have one sign or another."""
+    whole = torch.int16 if found.element_size() == 2 else torch.int32
+    nan = expected.isnan()
+    assert torch.equal(found.isnan(), nan)
+    assert torch.equal(found.view(whole)[~nan], expected.view(whole)[~nan])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_weight_joins_as_in_numerics(dtype):
+    remainders = torch.tensor([-(2**15), 1 - 2**15, -12345, -1, 0, 1, 12345, 2**15 - 2, 2**15 - 1], dtype=torch.int16)
+    weights = EVERY_HALF.to(torch.int16).view(dtype).repeat_interleave(len(remainders))
+    remainders = remainders.repeat(len(EVERY_HALF))
+    assert_same_numbers(join_many(weights, remainders), join_master(weights, remainders))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_high_half_of_a_master_splits_as_in_numerics(dtype):
+    master = ((EVERY_HALF << 16).unsqueeze(1) | torch.tensor(LOW_HALVES, dtype=torch.int32)).view(torch.float32)
+    (weight, remainder), expected = split_many(master, dtype), split_master(master, dtype)
+    assert_same_numbers(weight, expected[0])
+    assert torch.equal(remainder, expected[1])
+
+
+@pytest.mark.parametrize(("bits", "flipped"), [(0x3C00, 1), (0, -(2**15)), (0x7C00, 1), (0x7E00, 0x0200)])
+def test_the_comparison_of_numbers_can_fail(bits, flipped):
+    """On a last bit, the sign of zero, a NaN instead of an infinity and an infinity instead of a NaN."""
+    expected = EVERY_HALF.to(torch.int16)
+    found = torch.where(expected == bits, expected ^ flipped, expected).to(torch.int16)
+    with pytest.raises(AssertionError):
+        assert_same_numbers(found.view(torch.float16), expected.view(torch.float16))
+
+
+def test_a_loop_keeps_the_sign_and_the_high_bits_of_every_nan(way):
+    if way == "torch":
+        pytest.skip("torch's own NaNs have one sign or another")
+    master = ((EVERY_HALF << 16).unsqueeze(1) | torch.tensor(LOW_HALVES, dtype=torch.int32)).view(torch.float32)
+    nan = master[master.isnan()]
+    high = (nan.view(torch.int32) >> 16).to(torch.int16)
+    weight, remainder = split_many(nan, torch.bfloat16)
+    assert torch.equal(weight.view(torch.int16), high | 0x0040)
+    assert torch.equal(split_many(nan, torch.float16)[0].signbit(), high < 0)
+    assert not remainder.any()
+
+
+SPLIT_OF_MANY = """
+import torch
+from floatline.numerics.compiled import split_loops
+from floatline.numerics.split import split_many
+print(split_loops() is not None, split_many(torch.full((1 << 18,), 1.5), torch.float16)[0][0].item())
+"""
+
+
+@pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="every other processor has the instructions")
+@pytest.mark.parametrize(("cpu", "looped"), [("generic", False), ("x86-64-v3", True)])
+def test_code_for_a_processor_without_float16_has_no_loops(cpu, looped, way):
+    """A loop would call a function at address 0 there."""
+    if way == "torch":
+        pytest.skip("the process decides")
+    environment = {name: value for name, value in os.environ.items() if name != "NUMBA_CPU_FEATURES"}
+    done = subprocess.run(
+        [sys.executable, "-c", SPLIT_OF_MANY],
+        env={**environment, "NUMBA_CPU_NAME": cpu},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(looped), "1.5"]

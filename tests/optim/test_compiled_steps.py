@@ -1,5 +1,7 @@
 """Compiled steps on a CPU: the bits of the same step in torch operations, or no loop."""
 
+import re
+
 import pytest
 import torch
 from tests.optim.steps import HALVES, copies, make_params, masters, same_bits, set_grads, snapshot
@@ -67,6 +69,7 @@ SGD = {
     "plain": {},
     "decay": {"weight_decay": 0.1, "maximize": True},
     "momentum": {"momentum": 0.9, "dampening": 0.3},
+    "momentum and decay": {"momentum": 0.9, "weight_decay": 0.01},
     "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
 }
 
@@ -212,3 +215,37 @@ def test_a_loop_that_takes_its_roots_from_torch_has_torchs_bits_on_every_machine
 
     _, with_roots = steps_numba.STEPS["adamw", str(dtype)]
     assert compiled_steps._is_the_same("adamw", with_roots, dtype)
+
+
+def wide_number(value):
+    return torch.tensor(value).numpy()[()]
+
+
+def multiplies_in_vectors(loop, *args):
+    """Whether a loop's code has a multiplication of several float32 at once: x86's, NEON's or SVE's."""
+    loop(*args)
+    code = "".join(loop.inspect_asm().values())
+    return bool(re.search(r"\bv?mulps\b|\bfmul\s+(v\d+\.4s|z\d+\.s)", code))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize(("name", "states", "numbers"), [("adamw", 2, 8), ("sgd", 0, 3), ("momentum", 1, 7)])
+def test_loops_take_several_weights_at_once(name, states, numbers, dtype):
+    """Six times slower otherwise, with the same bits."""
+    from floatline.optim.kernels import steps_numba
+
+    halves = [torch.zeros(1, dtype=torch.int16).numpy() for _ in range(3)]
+    wide = [torch.zeros(1).numpy() for _ in range(states)]
+    loop, *_ = steps_numba.STEPS[name, str(dtype)]
+    assert multiplies_in_vectors(loop, *halves, *wide, *[wide_number(1.0)] * numbers)
+
+
+def test_a_loop_whose_numbers_follow_one_another_takes_them_one_by_one():
+    import numba
+
+    @numba.njit
+    def loop(numbers, factor):
+        for i in range(1, numbers.size):
+            numbers[i] = numbers[i - 1] * factor
+
+    assert not multiplies_in_vectors(loop, torch.ones(4).numpy(), wide_number(2.0))

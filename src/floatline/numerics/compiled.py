@@ -21,18 +21,15 @@ _SHARE = 1 << 17  # elements below which a second thread costs more than it brin
 def split_loops() -> ModuleType | None:
     """`split_numba`; None where numba is not installed, does not load, must not compile, or would need a library."""
     try:
-        import llvmlite.binding as llvm
         import numba
     except ImportError:  # also raised by a numba that is too old for the NumPy beside it
         return None
     if cast("Any", numba).config.DISABLE_JIT:  # the plain loop would take minutes
         return None
-    features = cast("dict[str, bool]", cast("Any", llvm).get_host_cpu_features())
-    if not (features.get("f16c") or features.get("neon") or features.get("fp-armv8")):
-        return None  # no instruction between float16 and float32
     from floatline.numerics import split_numba
 
-    return cast("ModuleType", split_numba)
+    # Of the code, not the processor: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES may keep instructions from it.
+    return cast("ModuleType", split_numba) if cast("Any", split_numba).converts_half() else None
 
 
 def is_worth_compiling(*tensors: Tensor) -> bool:
@@ -53,12 +50,14 @@ def run_loop(loop: Callable[..., object], jobs: Sequence[tuple[Sequence[Tensor],
     threads = torch.get_num_threads()
     pieces: list[tuple[Any, ...]] = []
     for tensors, numbers in jobs:
-        flat = [
-            tensor.detach().view(torch.int16) if tensor.element_size() == 2 else tensor.detach() for tensor in tensors
-        ]
-        parts = max(1, min(threads, flat[0].numel() // _SHARE))
-        cuts = zip(*(tensor.view(-1).chunk(parts) for tensor in flat), strict=True)
-        pieces += [(*(tensor.numpy() for tensor in cut), *numbers) for cut in cuts]
+        arrays = [_as_array(tensor) for tensor in tensors]
+        length = len(arrays[0])
+        parts = min(threads, length // _SHARE)
+        if parts < 2:
+            pieces.append((*arrays, *numbers))
+            continue
+        size = -(-length // parts)
+        pieces += [(*(array[low : low + size] for array in arrays), *numbers) for low in range(0, length, size)]
     if threads > 1 and len(pieces) > 1:
         with ThreadPoolExecutor(threads) as pool:
             for done in [pool.submit(loop, *piece) for piece in pieces]:
@@ -66,3 +65,10 @@ def run_loop(loop: Callable[..., object], jobs: Sequence[tuple[Sequence[Tensor],
         return
     for piece in pieces:
         loop(*piece)
+
+
+def _as_array(tensor: Tensor) -> Any:
+    """A tensor's numbers, or its bits where it is of 16 bits; in memory that both share."""
+    tensor = tensor.detach() if tensor.requires_grad else tensor
+    tensor = tensor if tensor.dim() == 1 else tensor.view(-1)
+    return (tensor.view(torch.int16) if tensor.element_size() == 2 else tensor).numpy()

@@ -11,6 +11,10 @@ i16, i32, f32 = np.int16, np.int32, np.float32
 # Added to a number below 2**22, it leaves the nearest whole number, to even where it is halfway, in the lowest bits.
 _WHOLE, _WHOLE_BITS = f32(12582912.0), i32(0x4B400000)
 _SIGN = i32(-(2**31))
+_EXPONENT, _SMALLEST = i32(0x7F800000), i32(0x38800000)  # of float32; 2**-14, float16's smallest normal number
+# A float16's unit is 2**-26 of the power of two below it: what its exponent is less, and what 1/unit's adds up to.
+_SHIFT, _INVERSE = i32(26 << 23), i32((280 << 23) - 2**32)
+_FMULADD = ir.FunctionType(ir.FloatType(), [ir.FloatType()] * 3)
 
 
 @intrinsic
@@ -43,18 +47,31 @@ def as_bits(context, number):
     return types.int32(types.float32), lambda _, b, __, args: b.bitcast(args[0], ir.IntType(32))
 
 
+@intrinsic
+def _multiply_add(context, x, y, z):
+    """x·y + z where the product is exact: in one instruction where the processor has one."""
+    del context, x, y, z
+    real = types.float32
+
+    def emit(_, b, __, args):
+        return b.call(b.module.declare_intrinsic("llvm.fmuladd", [ir.FloatType()], _FMULADD), args)
+
+    return real(real, real, real), emit
+
+
 @numba.njit(inline="always")
-def _exponent(half):
-    """The exponent field of a float16; a subnormal's counts as 1."""
-    return i32(max(i32(i32(half >> i32(10)) & i32(31)), i32(1)))
+def _binade(wide):
+    """The power of two below a widened float16, as bits; a subnormal's is the smallest normal number's."""
+    field = i32(as_bits(wide) & _EXPONENT)
+    return field if field > _SMALLEST else _SMALLEST  # numba's max keeps vectors out of longer loops
 
 
 @numba.njit(inline="always")
 def join_half(weight, remainder):
     """`join_master` of a float16 weight, given as bits."""
     wide = widen_half(weight)
-    unit = as_float(i32(i32(_exponent(i32(weight)) + i32(86)) << i32(23)))
-    joined = as_bits(f32(wide + f32(f32(i32(remainder)) * unit)))
+    unit = as_float(i32(_binade(wide) - _SHIFT))
+    joined = as_bits(_multiply_add(f32(i32(remainder)), unit, wide))
     return as_float(i32(i32(joined & ~_SIGN) | i32(as_bits(wide) & _SIGN)))
 
 
@@ -62,36 +79,39 @@ def join_half(weight, remainder):
 def split_half(master):
     """`split_master` into a float16, as bits, and its remainder."""
     weight = i32(narrow_half(master))
-    inverse = as_float(i32(i32(i32(168) - _exponent(weight)) << i32(23)))
-    off = f32(f32(master - widen_half(i16(weight))) * inverse)
-    rest = i32(as_bits(f32(off + _WHOLE)) - _WHOLE_BITS)
-    finite = i32(i32(weight & i32(0x7C00)) != i32(0x7C00))
+    wide = widen_half(i16(weight))
+    inverse = as_float(i32(_INVERSE - _binade(wide)))
+    rest = i32(as_bits(_multiply_add(f32(master - wide), inverse, _WHOLE)) - _WHOLE_BITS)
     # int16 ends at 32767: of two equally near numbers take the one above. It has the same spacing: of 2047 and 2048
     # spacings the even one is above already.
-    tie = i32(i32(rest == i32(32768)) & finite)
-    sign = i32(weight >> i32(31))
-    above = i32(weight + i32(i32(tie ^ sign) - sign))
-    return i16(above), i16(i32(i32(rest - i32(tie << i32(16))) & i32(-finite)))
+    tie = i32(-i32(rest == i32(32768)))
+    above = i32(weight + i32(tie & i32(i32(weight >> i32(31)) | i32(1))))
+    finite = i32(-i32(i32(weight & i32(0x7C00)) != i32(0x7C00)))
+    return i16(above), i16(i32(rest & finite))
 
 
 @numba.njit(inline="always")
 def join_brain(weight, remainder):
     """`join_master` of a bfloat16 weight, given as bits."""
     high = i32(i32(weight) << i32(16))
-    bits = i32(high + i32(remainder))
-    return as_float(high if i32(bits & ~_SIGN) > i32(0x7F800000) else bits)
+    joined = as_float(i32(high + i32(remainder)))
+    return as_float(high) if np.isnan(joined) else joined
 
 
 @numba.njit(inline="always")
 def split_brain(master):
     """`split_master` into a bfloat16, as bits, and its remainder; a NaN keeps its sign and becomes quiet."""
     bits = as_bits(master)
-    size = i32(bits & ~_SIGN)
-    rest = i32(i16(bits))
-    special = size >= i32(0x7F800000)
-    quiet = i32(i32(bits >> i32(16)) | i32(i32(size > i32(0x7F800000)) << i32(6)))
-    weight = quiet if special else i32(i32(bits - rest) >> i32(16))
-    return i16(weight), i16(i32(0) if special else rest)
+    # inf needs no selection: its low bits are 0, as its remainder is.
+    near = i32(bits | i32(0x400000)) if np.isnan(master) else i32(bits + i32(0x8000))
+    return i16(i32(near >> i32(16))), i16(i32(0) if np.isnan(master) else bits)
+
+
+def converts_half() -> bool:
+    """Whether numba's code converts float16 by instructions, not by functions of a library that is not loaded."""
+    probe = numba.njit("int16(int16)")(lambda half: narrow_half(f32(widen_half(half) * f32(3))))
+    code = "".join(probe.inspect_asm().values())
+    return not any(name in code for name in ("extendhfsf", "truncsfhf", "gnu_h2f", "gnu_f2h"))
 
 
 @numba.njit(nogil=True)

@@ -21,8 +21,15 @@ _SGD = {"lr": 1e-2, "momentum": 0.0, "dampening": 0.0, "nesterov": False, "weigh
 _TRIED = (1 << 17) + 3
 _SAMPLES: dict[str, tuple[UpdateRule, tuple[dict[str, Any], ...]]] = {
     "adamw": (ADAMW, (_ADAMW,)),
-    "sgd": (SGD, (_SGD,)),
-    "momentum": (SGD, ({**_SGD, "momentum": 0.9, "dampening": 0.3}, {**_SGD, "momentum": 0.9, "nesterov": True})),
+    "sgd": (SGD, (_SGD, {**_SGD, "weight_decay": 0.0})),
+    "momentum": (
+        SGD,
+        (
+            {**_SGD, "momentum": 0.9, "dampening": 0.3},
+            {**_SGD, "momentum": 0.9, "nesterov": True},
+            {**_SGD, "momentum": 0.9, "weight_decay": 0.0},
+        ),
+    ),
 }
 
 
@@ -52,7 +59,8 @@ def step_compiled(rule: UpdateRule, parts: list[WavePart], factor: float, *, upd
     if loop is None:
         return False
     order = ("weight", "remainder", "grad", *rule.states_for(group))
-    jobs = [([part.flat[key] for key in order], _numbers(name, group, part.step, factor)) for part in parts]
+    numbers = {step: _numbers(name, group, step, factor) for step in {part.step for part in parts}}
+    jobs = [([part.flat[key] for key in order], numbers[part.step]) for part in parts]
     compiled.run_loop(loop, jobs)
     for part in parts:
         if not part.entry.weight.is_inference():

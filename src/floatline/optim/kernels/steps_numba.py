@@ -110,20 +110,29 @@ def make_sgd(widen, join, split):
 def make_momentum(widen, join, split):
     """SGD's loop with momentum for a format."""
 
+    @numba.njit(inline="always")
+    def advance(i, weight, remainder, grads, buffer, factor, decay, size, first, momentum, keep, ahead):
+        grad = f32(widen(grads[i]) * factor)
+        master = join(weight[i], remainder[i])
+        # Both are computed and one is chosen: branches would keep the processor's vectors out.
+        decayed = fused_multiply_add(decay, master, grad)
+        grad = decayed if decay != 0 else grad
+        moving = fused_multiply_add(keep, grad, f32(buffer[i] * momentum))
+        moving = grad if first != 0 else moving
+        buffer[i] = moving
+        looking = fused_multiply_add(ahead, moving, grad)
+        moving = looking if ahead != 0 else moving
+        weight[i], remainder[i] = split(fused_multiply_add(size, moving, master))
+
     @numba.njit(nogil=True, error_model="numpy")
     def step(weight, remainder, grads, buffer, factor, decay, size, first, momentum, keep, ahead):
+        none = f32(0)
+        if decay == 0 and first == 0 and ahead == 0:
+            for i in range(weight.size):  # The compiler sees that nothing is chosen.
+                advance(i, weight, remainder, grads, buffer, factor, none, size, none, momentum, keep, none)
+            return
         for i in range(weight.size):
-            grad = f32(widen(grads[i]) * factor)
-            master = join(weight[i], remainder[i])
-            # Both are computed and one is chosen: branches would keep the processor's vectors out.
-            decayed = fused_multiply_add(decay, master, grad)
-            grad = decayed if decay != 0 else grad
-            moving = fused_multiply_add(keep, grad, f32(buffer[i] * momentum))
-            moving = grad if first != 0 else moving
-            buffer[i] = moving
-            looking = fused_multiply_add(ahead, moving, grad)
-            moving = looking if ahead != 0 else moving
-            weight[i], remainder[i] = split(fused_multiply_add(size, moving, master))
+            advance(i, weight, remainder, grads, buffer, factor, decay, size, first, momentum, keep, ahead)
 
     return step
 
