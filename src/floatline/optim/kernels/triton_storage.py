@@ -268,8 +268,9 @@ def _philox(counter, seed, step, stream):
     zero = a * 0
     c = zero + step.to(tl.uint32)
     d = zero + stream.to(tl.uint32)
-    low = tl.to_tensor(seed).to(tl.uint64).to(tl.uint32)
-    high = (tl.to_tensor(seed).to(tl.uint64) >> 32).to(tl.uint32)
+    wide = (step.to(tl.int64) * 0 + seed).to(tl.uint64)  # a seed of 1 is no tensor
+    low = wide.to(tl.uint32)
+    high = (wide >> 32).to(tl.uint32)
     for _ in tl.static_range(10):
         first = a.to(tl.uint64) * 0xD2511F53
         second = c.to(tl.uint64) * 0xCD9E8D57
