@@ -9,6 +9,7 @@ from torch import nn
 
 from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32
 from floatline.probe.trace.recorder import Recorder
+from floatline.probe.trace.zero_products import _count, count_met
 
 NAN, INF = math.nan, math.inf
 MASK = torch.tensor([1.0, 1.0, 0.0])
@@ -147,3 +148,14 @@ def test_counts_are_exact():
     ops = {str(op.index): op.name for op in recorder.trace.ops}
     counts = [(ops[index], *numbers) for index, numbers in recorder.trace.meta["zeroed"].items()]
     assert counts == [("aten.mul", 3, 4), ("aten.mm", 1, 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_a_gpu_counts_is_what_is_counted_elsewhere(dtype):
+    kinds = torch.tensor([0.0, -0.0, 1.0, -3.0, INF, -INF, NAN, torch.finfo(dtype).tiny, torch.finfo(dtype).max]).to(
+        dtype
+    )
+    for a, b in ((kinds[:, None], kinds), (kinds, kinds.roll(4)), (kinds, torch.zeros((), dtype=dtype))):
+        assert count_met(a, b).tolist() == _count(a, b).tolist()[:1]
+        assert count_met(a, b).item() > 0
+    assert count_met(kinds[:4], kinds[:4]).item() == count_met(kinds[2:], kinds[7:][:, None]).item() == 0

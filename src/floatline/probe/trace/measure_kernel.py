@@ -6,14 +6,12 @@ import triton.language as tl
 _INF = tl.constexpr(0x7F800000)
 
 
-@triton.jit(do_not_specialize=["numel", "row"])
-def measure_kernel(
-    x_ptr, twin_ptr, counts, bits, squares, numel, row,
-    HAS_TWIN: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+@triton.jit(do_not_specialize=["numel", "row", "has_twin"])
+def measure_kernel(x_ptr, twin_ptr, counts, bits, squares, numel, row, has_twin, BLOCK: tl.constexpr):
     """Add the figures of a flat tensor to a row of them; see `reduce_on_device`.
 
-    Magnitudes are compared by their bits: for numbers without a sign they are in the same order.
+    Magnitudes are compared by their bits: for numbers without a sign they are in the same order. Whether there is a
+    twin is asked as it runs: compiling the kernel once more takes most of a second.
     """
     lane = tl.arange(0, BLOCK)
     zeros = tl.zeros([BLOCK], tl.int32)
@@ -41,7 +39,7 @@ def measure_kernel(
         nans += (size > _INF).to(tl.int32)
         largest = tl.maximum(largest, tl.where(finite, size, 0))
         smallest = tl.minimum(smallest, tl.where((size > 0) & (size <= _INF), size, _INF))
-        if HAS_TWIN:
+        if has_twin:
             twin = tl.load(twin_ptr + first + lane, mask=inside, other=0.0)
             twin_size = twin.to(tl.int32, bitcast=True) & 0x7FFFFFFF
             twin_finite = twin_size < _INF
@@ -61,7 +59,7 @@ def measure_kernel(
     tl.atomic_max(bits + row * 3, tl.max(largest, 0))
     # The smallest is kept as its distance from infinity: every figure of a row then begins as 0.
     tl.atomic_max(bits + row * 3 + 1, -(tl.min(smallest, 0) - _INF))
-    if HAS_TWIN:
+    if has_twin:
         tl.atomic_add(counts + row * 7 + 4, tl.sum(twin_bad).to(tl.int64))
         tl.atomic_add(counts + row * 7 + 5, tl.sum(lost).to(tl.int64))
         tl.atomic_add(counts + row * 7 + 6, tl.sum(blown).to(tl.int64))

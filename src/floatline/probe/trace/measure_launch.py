@@ -41,12 +41,13 @@ class Rows:
             shapes = ((7, torch.int64), (3, torch.int32), (2, torch.float64))
             table = [torch.zeros(_ROWS, n, dtype=dtype, device=x.device) for n, dtype in shapes]
             self._tables.append((table[0], table[1], table[2]))
+            self._nothing = torch.zeros(4, dtype=torch.float32, device=x.device)  # where a twin would be
         x, twin = _flat(x, twin)
-        tensors = (x, x if twin is None else twin, *self._tables[-1])
+        tensors = (x, self._nothing if twin is None else twin, *self._tables[-1])
         grid = min(-(-x.numel() // (4 * _BLOCK)), _MOST_PROGRAMS)
-        constants = {"HAS_TWIN": twin is not None, "BLOCK": _BLOCK}
-        key = (grid, x.numel() >= 1 << 31, twin is not None, kind_of(x), kind_of(tensors[1]))
-        self._launches(measure_kernel.measure_kernel, grid, (*tensors, x.numel(), row), constants, key=key, num_warps=4)
+        key = (grid, x.numel() >= 1 << 31, kind_of(x), kind_of(tensors[1]))
+        values = (*tensors, x.numel(), row, int(twin is not None))
+        self._launches(measure_kernel.measure_kernel, grid, values, {"BLOCK": _BLOCK}, key=key, num_warps=4)
         self._twins.append(twin is not None)
 
     def read(self) -> list[tuple[list[int], list[float]]]:

@@ -125,7 +125,7 @@ class Measures:
         for (values, exact, *_), (x, twin) in zip(kept, homes, strict=True):
             _fill(values, *_reduce_on_cpu(_to_numpy(x), None if twin is None else _to_numpy(twin)), exact=exact)
         pending, self._pending = self._pending, []
-        rows = zip(_fetch([p[2] for p in pending]), _fetch([p[3] for p in pending]), strict=True)
+        rows = zip(fetch([p[2] for p in pending]), fetch([p[3] for p in pending]), strict=True)
         for (values, exact, *_), (counts, sizes) in zip(pending, rows, strict=True):
             _fill(values, counts, sizes, exact=exact)
         for device, measured in self._in_rows.items():
@@ -136,7 +136,7 @@ class Measures:
         for copy, source in self._copies:
             for name in _FIGURES:
                 setattr(copy, name, getattr(source, name))
-        for (op, _), (moved, stuck) in zip(self._sums, _fetch([s[1] for s in self._sums]), strict=True):
+        for (op, _), (moved, stuck) in zip(self._sums, fetch([s[1] for s in self._sums]), strict=True):
             if op.stuck is None or stuck > op.stuck:  # of several operands, the one that stood still the most
                 op.moved, op.stuck = moved, stuck
         self._copies, self._sums = [], []
@@ -245,7 +245,7 @@ def _parts(x: Tensor) -> Tensor:
     return torch.view_as_real(x.resolve_conj().resolve_neg())
 
 
-def _fetch(rows: list[Tensor]) -> list[list[Any]]:
+def fetch(rows: list[Tensor]) -> list[list[Any]]:
     """Read small vectors of several lengths with one copy a device."""
     result: list[list[Any]] = [[] for _ in rows]
     by_device: dict[torch.device, list[int]] = {}
