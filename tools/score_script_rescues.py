@@ -54,7 +54,7 @@ def rescue(planted: Planted, limit: float | None) -> dict[str, Any]:
             return {**row, "outcome": "not finished", "words": last[-1] if last else ""}
     tried = found["tried"]
     keeps_up = bool(tried) and tried[-1]["shortfall"] == ""
-    verdict = (found.get("validation") or {}).get("verdict")
+    verdict = found["verdict"]
     return {**row, "outcome": found["outcome"], "keeps_up": keeps_up, "verdict": verdict, "words": found["words"]}
 
 
