@@ -74,6 +74,43 @@ def test_the_scale_grows_and_falls_as_a_scaler_by_hand():
     assert force.scale.num_skipped == 3
 
 
+def make_descent():
+    """A class of its own each time: torch prepares one when its first optimizer is made."""
+
+    class Descent(torch.optim.Optimizer):
+        """Written by hand: it does not ask whether there are gradients."""
+
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr})
+
+        @torch.no_grad()
+        def step(self):
+            for group in self.param_groups:
+                for p in group["params"]:
+                    self.state[p]["num"] = self.state[p].get("num", 0) + 1
+                    p.sub_(p.grad, alpha=group["lr"])
+
+    return Descent
+
+
+@pytest.mark.parametrize("bad", [(0, 3), ()])
+def test_a_step_of_an_optimizer_written_by_hand_is_left_out(bad):
+    def train(tools):
+        model = small_model()
+        opt = make_descent()(model.parameters(), lr=0.1)
+        for number, (x, y) in enumerate(batches()):
+            opt.zero_grad()
+            loss = F.mse_loss(tools.call(model, x), y)
+            tools.backward(loss * float("inf") if number in bad else loss)
+            tools.step(opt)
+        return bits(model), [state["num"] for state in opt.state.values()]
+
+    outside, by_hand, force = run_both(train)
+    assert outside == by_hand
+    assert set(outside[1]) == {len(batches()) - len(bad)}
+    assert force.scale.num_skipped == len(bad)
+
+
 def test_two_optimizers_move_the_scale_once_an_iteration():
     def train(tools):
         first, second = small_model(), small_model(1)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType
@@ -26,6 +27,7 @@ from floatline.probe.watch.patches import Patches
 from floatline.running.scaled_passes import ScaledPasses
 
 _Call = Callable[..., Any]
+_HIDDEN: set[int] = set()  # optimizers whose step is being left out: torch prepares a class once in a process
 
 
 class OutsideScale:
@@ -33,9 +35,11 @@ class OutsideScale:
 
     The script sees gradients that were never scaled, see `ScaledPasses`: it may clip, log, accumulate and penalize
     them as in FP32, in any order. Its own scalers do nothing; what they save and load is this scale. What the plan does
-    not set is as in the first of them that is made and on: where the scale begins, and how it moves. An optimizer's
-    step with a gradient that is not finite, on any process, is left out: the optimizer finds no gradients, and its
-    weights and states stay as they are. A step with a closure is judged each time when the closure has been called.
+    not set is as in the first of them that is made and on: where the scale begins, and how it moves.
+
+    An optimizer's step with a gradient that is not finite, on any process, is left out: one that is written outside of
+    torch is not called, torch's own find no gradients, and weights and states stay as they are. A step with a closure
+    is judged each time when the closure has been called.
 
     The scale moves as that of torch.amp.GradScaler, which is updated once for all optimizers of an iteration: an
     iteration begins with an optimizer that has stepped in the last one.
@@ -81,6 +85,7 @@ class OutsideScale:
             patches.wrap(torch.amp.GradScaler, "state_dict", self._saving)
             patches.wrap(torch.amp.GradScaler, "load_state_dict", self._loading)
         patches.wrap(Optimizer, "add_param_group", self._adding)
+        patches.set(Optimizer, "profile_hook_step", staticmethod(self._leaving_out(Optimizer.profile_hook_step)))
         # A scaler that is off: its scale is 1, it unscales and skips nothing, and calls the optimizer's step. While it
         # is made it is on, so that it has its settings, which a script may ask for.
         making: list[torch.amp.GradScaler] = []
@@ -143,6 +148,19 @@ class OutsideScale:
 
         return add_param_group
 
+    @staticmethod
+    def _leaving_out(hook_step: _Call) -> _Call:
+        """What torch makes of an optimizer's own `step`: not every one looks whether there are gradients."""
+
+        def profile_hook_step(func: _Call) -> _Call:
+            @functools.wraps(func)
+            def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+                return None if id(optimizer) in _HIDDEN else func(optimizer, *args, **kwargs)
+
+            return hook_step(step)
+
+        return profile_hook_step
+
     def _begin_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._busy or self._is_part(optimizer):
             return None
@@ -161,6 +179,7 @@ class OutsideScale:
         return self._outer is not None and self._outer is not optimizer and _is_stepping(self._outer)
 
     def _judge(self, optimizer: Optimizer) -> None:
+        _HIDDEN.discard(id(optimizer))
         self._hidden.pop(id(optimizer), None)
         bad = self._is_in_search(optimizer) or (self._scaling is not None and _overflows(optimizer))
         self._move(optimizer, bad=bad)
@@ -187,6 +206,7 @@ class OutsideScale:
             return
         if optimizer is self._outer:
             self._outer = None
+        _HIDDEN.discard(id(optimizer))
         for param, grad in self._hidden.pop(id(optimizer), ()):
             param.grad = grad
 
@@ -194,6 +214,7 @@ class OutsideScale:
         """Let an optimizer find no gradients, until its step is over."""
         held = [(p, p.grad) for p in _params(optimizer) if p.grad is not None]
         self._hidden[id(optimizer)] = held
+        _HIDDEN.add(id(optimizer))
         for param, _ in held:
             param.grad = None
 
