@@ -8,7 +8,7 @@ import torch
 from tests.slow import mostly_slow, slow
 
 from floatline.diagnosis.detectors import silent
-from floatline.diagnosis.detectors.numbers import _lost_decay
+from floatline.diagnosis.detectors.numbers import _lost_decay, name_shares
 from floatline.diagnosis.evidence import Evidence
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.errors import TargetError
@@ -53,6 +53,17 @@ def test_updates_that_are_lost_show_in_a_loss_that_falls_by_a_fraction_of_a_perc
     kept = tmp_path / "kept.py"
     kept.write_text(TARGETS.read_text() + "\ndef kept(steps=40): tuned_at_a_small_rate(steps, dtype=torch.float32)\n")
     assert diagnose(f"{kept}:kept").verdict == "healthy"
+
+
+def stuck_in(*names):
+    """An operation of an update that reads these."""
+    operands = [Operand(Values("bfloat16", (4,), 4), role=name) for name in names]
+    return Op(0, "aten.sub_", "update", inputs=operands)
+
+
+def test_a_weight_of_several_operations_is_named_once_by_the_first():
+    ops = [stuck_in("param:a", "state:a.m"), stuck_in("param:a"), stuck_in("inputs[0]"), stuck_in("param:b")]
+    assert name_shares(list(zip(ops, (0.99, 0.98, 0.97, 0.5), strict=True))) == "99 % of a, 50 % of b"
 
 
 def test_an_offset_that_leaves_the_digits_is_left_in_peace(tmp_path):

@@ -385,18 +385,25 @@ def _lost_decay(evidence: Evidence, trace: Trace) -> list[Finding]:
     grown = evidence.growth([name.removeprefix("param:") for op, _ in stuck for name in _params(op)])
     if due < DECAYED or not (evidence.is_apart if grown is None else grown > due / 2):
         return []
-    names = ", ".join(f"{percent(share)} of {_params(op)[0].removeprefix('param:')}" for op, share in stuck[:3])
     seen = (
-        f"a decay to {factor:.6g} of their size leaves {names} bit-identical; "
+        f"a decay to {factor:.6g} of their size leaves {name_shares(stuck)} bit-identical; "
         f"in FP32 it takes {percent(due)} of them in {num_steps:,} steps"
     )
     return [_of_weights(evidence, "decay-lost-to-rounding", seen)]
 
 
 def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
-    parts = [f"{percent(share)} of {_params(op)[0].removeprefix('param:')}" for op, share in stuck[:3] if _params(op)]
-    seen = f"bit-identical after a step that moves them in FP32: {', '.join(parts)}"
+    seen = f"bit-identical after a step that moves them in FP32: {name_shares(stuck)}"
     return _of_weights(evidence, "update-lost-to-rounding", seen)
+
+
+def name_shares(stuck: list[tuple[Op, float]]) -> str:
+    """Up to three weights and their shares, the worst first; of operations on one weight the first counts."""
+    shares: dict[str, float] = {}
+    for op, share in stuck:
+        for name in _params(op)[:1]:
+            shares.setdefault(name.removeprefix("param:"), share)
+    return ", ".join(f"{percent(share)} of {name}" for name, share in [*shares.items()][:3])
 
 
 def _of_weights(evidence: Evidence, cause_id: str, seen: str) -> Finding:
