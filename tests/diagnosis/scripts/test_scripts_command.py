@@ -154,6 +154,7 @@ def test_a_signal_ends_the_script_and_what_was_seen_is_told(tmp_path, number):
     assert complained.splitlines()[-1].endswith(". Nothing is kept: the same command begins again.")
     assert rest.startswith(f"no verdict  the script was ended by {number.name} after ")
     assert "steps recorded (step 0, 2, 9" in rest
+    assert ("Ctrl-C again ends that, too" in complained) == (number == signal.SIGINT)
 
 
 @pytest.mark.parametrize("is_last", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,8 @@ def diagnose_script(
         ranks, own, code = _run_as_it_is(command, quiet, settings, keep_stdout=keep_stdout)
         if not is_last:
             pass_on_ending(code)
+        elif code in _ENDED_BY_CTRL_C:
+            say("what was seen until Ctrl-C is looked into; Ctrl-C again ends that, too")
         seen = ranks.told
         found = read_report(" ".join(words), seen, code, time.perf_counter() - began)
         found = replace(found, findings=(*ranks.find_apart(), *found.findings))
@@ -107,6 +110,9 @@ def diagnose_script(
             # What shows beside FP32 alone may show in the last number only: a trial is as long as FP32's run.
             found = _Tries(quiet, device, max(steps, limit), runs).try_fixes(found, say)
     return replace(found, seconds=time.perf_counter() - began, notes=(*ranks.describe(), *found.notes))
+
+
+_ENDED_BY_CTRL_C = (130, -signal.SIGINT)
 
 
 def _bound(fp32_steps: int | None, seen: Mapping[str, Any]) -> int:
