@@ -111,6 +111,34 @@ def test_a_step_of_an_optimizer_written_by_hand_is_left_out(bad):
     assert force.scale.num_skipped == len(bad)
 
 
+def test_a_step_that_raised_while_it_was_left_out_leaves_later_ones_alone():
+    class Descent(make_descent()):
+        @torch.no_grad()
+        def step(self, closure):
+            with torch.enable_grad():
+                closure()
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=0.1)  # raises where there is none
+
+    model = small_model()
+    x, y = batches()[0]
+    with plan_in_force(fp16_plan()):
+        opt = Descent(model.parameters(), lr=0.1)
+
+        def closure(factor=float("inf")):
+            loss = F.mse_loss(model(x), y) * factor
+            loss.backward()
+            return loss
+
+        before = bits(model)
+        with pytest.raises(TypeError):
+            opt.step(closure)
+        assert bits(model) == before
+    opt.zero_grad()
+    opt.step(lambda: closure(1.0))
+    assert bits(model) != before
+
+
 def test_two_optimizers_move_the_scale_once_an_iteration():
     def train(tools):
         first, second = small_model(), small_model(1)

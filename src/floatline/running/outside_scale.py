@@ -102,6 +102,7 @@ class OutsideScale:
         def end() -> None:
             for hook in hooks:
                 hook.remove()
+            _HIDDEN.difference_update(self._hidden)  # of a step that raised: nothing would take it back
 
         return end
 
