@@ -8,7 +8,15 @@ import torch
 from tests.slow import mostly_slow
 
 from floatline.probe.trace import measures as module
-from floatline.probe.trace.measures import Measures, _fill, _reduce_on_cpu, _to_numpy, reduce_on_device
+from floatline.probe.trace.measures import (
+    Measures,
+    RunningSum,
+    _fill,
+    _reduce_on_cpu,
+    _to_numpy,
+    count_stuck,
+    reduce_on_device,
+)
 from floatline.probe.trace.trace import Values
 
 CASES = {
@@ -99,6 +107,57 @@ def test_the_kernel_gives_the_figures_of_the_torch_operations(dtype, shape):
         assert sizes[:3] == plain_sizes.tolist()[:3]
         assert sizes[3:] == pytest.approx(plain_sizes.tolist()[3:], rel=1e-12)
     assert rows.read() == []
+
+
+@pytest.mark.parametrize("size", [1, 15, 16, 17, 4096, 9008])
+@pytest.mark.parametrize("worst", [None, 0, -1])
+def test_the_kernel_counts_every_number_once_wherever_what_is_not_finite_stands(size, worst):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from tests.triton_interpreter import allow_tensors_as_bounds
+
+    from floatline.probe.trace.measure_launch import Rows
+
+    allow_tensors_as_bounds()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    twin = torch.randn(size, generator=torch.Generator().manual_seed(size)).to(device) * 1e-6
+    x = twin.half()
+    if worst is not None:
+        x[worst], twin[worst] = math.inf, math.nan
+    rows = Rows()
+    rows.measure(x, twin)
+    ((counts, sizes),) = rows.read()
+    plain_counts, plain_sizes = (figures.tolist() for figures in reduce_on_device(x, twin))
+    assert counts == plain_counts
+    assert sum(counts[1:4]) == (worst is not None)
+    assert sizes[:3] == plain_sizes[:3]
+    assert sizes[3:] == pytest.approx(plain_sizes[3:], rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 16, 9001])
+def test_the_kernel_counts_what_stands_still_in_a_sum_as_torch_does(size, dtype):
+    pytest.importorskip("triton", reason="triton is not installed")
+    from tests.triton_interpreter import allow_tensors_as_bounds
+
+    from floatline.probe.trace.measure_launch import Rows
+
+    allow_tensors_as_bounds()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dice = torch.Generator().manual_seed(size)
+    before = torch.randn(size, generator=dice).to(device, dtype)
+    step = torch.randn(size, generator=dice).to(device) * 1e-3
+    step[::5] = 0.0
+    if size > 20:
+        step[7], step[8], before[9], step[10] = math.inf, math.nan, -math.inf, 1e6
+    exact, result = before.float() + step, (before.float() + step).to(dtype)
+    rows = Rows()
+    counted = rows.count_stuck(before, exact, result)
+    assert counted is not None
+    (plain,) = count_stuck([[RunningSum(before, exact)]], [result])
+    assert counted.tolist() == plain.tolist()
+    assert size < 20 or 0 < counted[1] < counted[0] < size
+    assert rows.count_stuck(before[::2], exact[::2], result[::2]) is None or size == 1
+    assert rows.count_stuck(before[:0], exact[:0], result[:0]) is None
 
 
 def test_the_kernel_is_not_given_what_it_cannot_read():

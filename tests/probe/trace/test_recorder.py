@@ -3,6 +3,7 @@
 import gc
 import inspect
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from tests.slow import mostly_slow
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from floatline.probe.trace.recorder import Recorder
+from floatline.probe.trace.recorder import Recorder, _compare
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
 SEQUENCE = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(2))
@@ -286,3 +287,17 @@ def test_the_garbage_collector_is_as_it_was_before_a_recording_also_after_one_th
     with pytest.raises(ValueError, match="the user's"), Recorder(model):
         raise ValueError("the user's")
     assert gc.get_freeze_count() == 0
+
+
+def test_gradients_are_compared_and_counted_by_exponent_as_python_counts_them():
+    values = [0.0, 1.0, -1.5, 2.0**-149, 2.0**-148 * 1.5, 65504.0, -3.4e38, 2.0**-260, math.inf, math.nan, 5.0]
+    twin = torch.tensor(values, dtype=torch.float64)
+    own = twin.half().double()  # small ones are 0, and large ones inf
+    bad, difference, norm, lost, nonzero, *counts = _compare(own, twin).tolist()
+    fine = [(a, b) for a, b in zip(own.tolist(), values, strict=True) if math.isfinite(a) and math.isfinite(b)]
+    assert bad == len(values) - len(fine) == 3
+    assert (lost, nonzero) == (3, 7)
+    assert difference == sum((a - b) ** 2 for a, b in fine)
+    assert norm == sum(b**2 for _, b in fine)
+    exponents = [max(math.frexp(b)[1] - 1, -200) for _, b in fine if b]
+    assert {k: int(count) for k, count in enumerate(counts, -200) if count} == Counter(exponents)

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
+
+# Of a thread on an NVIDIA GPU, for kernels that need a few more: so few let 32 warps share a multiprocessor.
+FEW_REGISTERS = {"maxnreg": 64} if torch.version.hip is None else {}
 
 
 class Launches:

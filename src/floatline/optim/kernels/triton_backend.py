@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from floatline.optim.kernels import torch_backend, triton_kernels
-from floatline.optim.kernels.launches import kind_of
+from floatline.optim.kernels.launches import FEW_REGISTERS, kind_of
 from floatline.optim.kernels.pointer_table import SURVEY_SPAN, PointerTable
 from floatline.optim.roster import Entries
 from floatline.optim.rules import UpdateRule
@@ -25,8 +25,6 @@ _TENSORS = 512  # tensors that it derives settings for at a time
 # within one warp nothing waits at a barrier.
 _BLOCK = 256
 _WARPS = 1
-# Of a thread with 8-bit states on an NVIDIA GPU: so few let 32 warps share a multiprocessor, and nearly all fits.
-_REGISTERS = {"maxnreg": 64} if torch.version.hip is None else {}
 
 
 def takes(entries: list[Entry]) -> bool:
@@ -238,5 +236,5 @@ def _launch_step(
             key=(bucket, rule.name, applied is None, update, states, seed, kind_of(flag)),
             num_warps=_WARPS,
             enable_fp_fusion=False,
-            **(_REGISTERS if states == "int8" else {}),
+            **(FEW_REGISTERS if states == "int8" else {}),
         )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from floatline.optim.kernels.launches import Launches, kind_of
+from floatline.optim.kernels.launches import FEW_REGISTERS, Launches, kind_of
 from floatline.probe.trace import measure_kernel
 
 _ROWS = 4096  # of one table; 104 bytes each
@@ -44,11 +44,25 @@ class Rows:
             self._nothing = torch.zeros(4, dtype=torch.float32, device=x.device)  # where a twin would be
         x, twin = _flat(x, twin)
         tensors = (x, self._nothing if twin is None else twin, *self._tables[-1])
-        grid = min(-(-x.numel() // (4 * _BLOCK)), _MOST_PROGRAMS)
+        grid = _num_programs(x) + 1
         key = (grid, x.numel() >= 1 << 31, kind_of(x), kind_of(tensors[1]))
         values = (*tensors, x.numel(), row, int(twin is not None))
-        self._launches(measure_kernel.measure_kernel, grid, values, {"BLOCK": _BLOCK}, key=key, num_warps=4)
+        constants = {"BLOCK": _BLOCK}
+        self._launches(measure_kernel.measure_kernel, grid, values, constants, key=key, num_warps=4, **FEW_REGISTERS)
         self._twins.append(twin is not None)
+
+    def count_stuck(self, before: Tensor, exact: Tensor, result: Tensor) -> Tensor | None:
+        """Two counts, as those of `measures.count_stuck`; None of what the kernel cannot read."""
+        tensors = (before, exact, result)
+        known = all(t.dtype in _DTYPES and t.is_contiguous() for t in tensors) and exact.dtype == torch.float32
+        if not known or not before.numel():
+            return None
+        counts = torch.zeros(2, dtype=torch.int64, device=before.device)
+        grid = _num_programs(before)
+        key = ("stuck", grid, before.numel() >= 1 << 31, *map(kind_of, tensors))
+        values = (*tensors, counts, before.numel())
+        self._launches(measure_kernel.stuck_kernel, grid, values, {"BLOCK": _BLOCK}, key=key, num_warps=4)
+        return counts
 
     def read(self) -> list[tuple[list[int], list[float]]]:
         """Counts and magnitudes of every row, in the order of `reduce_on_device`; waits for the device."""
@@ -63,6 +77,10 @@ class Rows:
         read = [(c, s) if twin else (c[:4], s[:2]) for (c, s), twin in zip(rows, self._twins, strict=True)]
         self._tables, self._twins = [], []
         return read
+
+
+def _num_programs(x: Tensor) -> int:
+    return min(-(-x.numel() // (4 * _BLOCK)), _MOST_PROGRAMS)
 
 
 def _flat(x: Tensor, twin: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -42,7 +42,8 @@ from floatline.probe.watch.patches import Aside
 
 # Elements of all gradients up to which they are compared on the host: no operation must be loaded onto a GPU for them.
 _SMALL = 2**18
-_LOWEST = -200  # exponents below are counted there: FP32 itself ends at -149
+_LOWEST, _HIGHEST = -200, 1024  # exponents below are counted there: FP32 itself ends at -149
+_NUM_FIGURES = 5  # of a gradient, before these counts
 
 
 class Recorder(TorchDispatchMode):
@@ -411,39 +412,37 @@ class GradientRecorder(Recorder):
 
     def _read_gradients(self) -> None:
         super()._read_gradients()
-        difference = norm = 0.0
-        lost = nonzero = 0
-        exponents: dict[int, int] = {}
         gradients = self._list_gradients().values()
         gradients = [gradient for gradient in gradients if gradient.layout is torch.strided and gradient.numel()]
         small = sum(gradient.numel() for gradient in gradients) <= _SMALL
+        rows: dict[torch.device, Tensor] = {}
         for gradient in gradients:
             shadow = self._twins.of(gradient) if self._twins else Shadow(exact=True)
             place = "cpu" if small else gradient.device
             own = gradient.detach().to(place).double()
             twin = own if shadow.twin is None else shadow.twin.detach().to(place).double()
-            fine = twin.isfinite() & own.isfinite()
-            if not bool(fine.all()):
-                own, twin, difference = own[fine], twin[fine], math.inf
-            difference += float((own - twin).square().sum())
-            norm += float(twin.square().sum())
-            lost += int(((own == 0) & (twin != 0)).sum())
-            nonzero += int((twin != 0).sum())
-            _count(twin, exponents)
+            row = _compare(own, twin)
+            rows[row.device] = rows[row.device] + row if row.device in rows else row
+        # Read at the end: each gradient by itself would wait for the device.
+        read = torch.stack([row.cpu() for row in rows.values()]).sum(0) if rows else torch.zeros(_NUM_FIGURES)
+        bad, difference, norm, lost, nonzero, *counts = cast("list[float]", read.tolist())
+        difference = math.inf if bad else difference
         error = math.sqrt(difference / norm) if norm else (math.inf if difference else 0.0)
         self.trace.meta["gradients"] = {
             "error": error if math.isfinite(error) else None,
             "lost": lost / max(nonzero, 1),
-            "exponents": {str(k): exponents[k] for k in sorted(exponents)},
+            "exponents": {str(k): int(count) for k, count in enumerate(counts, _LOWEST) if count},
         }
 
 
-def _count(twin: Tensor, exponents: dict[int, int]) -> None:
-    sizes = twin[twin != 0].abs()
-    if not sizes.numel():
-        return
-    powers: Tensor = (torch.frexp(sizes).exponent - 1).clamp(min=_LOWEST)
-    counts = cast("list[int]", torch.bincount((powers - _LOWEST).flatten().long()).tolist())
-    for place, count in enumerate(counts):
-        if count:
-            exponents[place + _LOWEST] = exponents.get(place + _LOWEST, 0) + count
+def _compare(own: Tensor, twin: Tensor) -> Tensor:
+    """What is not finite; the squares of the difference and of the twin; what is 0 in one, and all; by exponent."""
+    fine = twin.isfinite() & own.isfinite()
+    own, twin = torch.where(fine, own, 0.0), torch.where(fine, twin, 0.0)
+    counts = [own.numel() - fine.sum(), ((own == 0) & (twin != 0)).sum(), (twin != 0).sum()]
+    bad, lost, nonzero = (count.double() for count in counts)
+    figures = torch.stack([bad, (own - twin).square().sum(), twin.square().sum(), lost, nonzero])
+    powers = (torch.frexp(twin).exponent.double() - 1).clamp(min=_LOWEST)
+    powers = torch.where(twin != 0, powers, -math.inf)  # below all, and not counted
+    counted = torch.histc(powers, _HIGHEST - _LOWEST + 1, _LOWEST - 0.5, _HIGHEST + 0.5)
+    return torch.cat([figures, counted])

@@ -149,9 +149,10 @@ def _softmax(wide: Wide) -> Any:
 def _attention(wide: Wide) -> Any:
     given = wide.named()
     query, key, value = given["query"], given["key"], given["value"]
-    weights, _ = _attention_weights(given, query, key)
+    weights, is_empty, _ = _attention_weights(given, query, key)
     factors = _dropout_factors(wide, given)
     result = (weights if factors is None else weights * factors) @ _repeat(value, query)
+    result.masked_fill_(is_empty, 0.0)
     # The logarithm of sums and the random state are used by the kernel's own backward only.
     return (result, *([None] * (len(wide.outputs) - 1)))
 
@@ -160,7 +161,8 @@ def _attention_backward(wide: Wide) -> Any:
     given = wide.named()
     gradient = given["grad_out"] if "grad_out" in given else given["grad_out_"]
     query, key, value = given["query"], given["key"], given["value"]
-    weights, scale = _attention_weights(given, query, key)
+    weights, is_empty, scale = _attention_weights(given, query, key)
+    weights.masked_fill_(is_empty, 0.0)
     factors = _dropout_factors(wide, given)
     used = weights if factors is None else weights * factors
     by_weight = gradient @ _repeat(value, query).mT
@@ -185,18 +187,20 @@ def _dropout_factors(wide: Wide, given: dict[str, Any]) -> Tensor | None:
     return find_mask(wide.func, given, wide.outputs, dtype) / (1 - p)
 
 
-def _attention_weights(given: dict[str, Any], query: Tensor, key: Tensor) -> tuple[Tensor, float]:
+def _attention_weights(given: dict[str, Any], query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Weights; where a query has no key, which leaves NaN in its weights and is 0 in torch's kernels; and the scale.
+
+    Weights are the largest tensors of most models: each further copy of them takes as long as their product.
+    """
     scale = given.get("scale") or 1 / math.sqrt(query.shape[-1])
-    scores = query @ _repeat(key, query).mT * scale
+    scores = (query * scale) @ _repeat(key, query).mT
     bias = next((given[name] for name in ("attn_mask", "attn_bias") if given.get(name) is not None), None)
     if given.get("is_causal"):
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(hidden, -math.inf)
+        scores.masked_fill_(hidden, -math.inf)
     if bias is not None:
-        scores = scores.masked_fill(~bias, -math.inf) if bias.dtype is torch.bool else scores + bias
-    weights = scores.softmax(-1)
-    # A row without any key is 0, as in torch's kernels.
-    return weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0), scale
+        scores = scores.masked_fill_(~bias, -math.inf) if bias.dtype is torch.bool else scores + bias
+    return scores.softmax(-1), scores.amax(-1, keepdim=True) == -math.inf, scale
 
 
 def _repeat(x: Tensor, query: Tensor) -> Tensor:
