@@ -44,6 +44,7 @@ from floatline.probe.watch.patches import Aside
 _SMALL = 2**18
 _LOWEST, _HIGHEST = -200, 1024  # exponents below are counted there: FP32 itself ends at -149
 _NUM_FIGURES = 5  # of a gradient, before these counts
+_JOINED = 2**14  # elements of a gradient up to which it is compared with others as one
 
 
 class Recorder(TorchDispatchMode):
@@ -415,16 +416,19 @@ class GradientRecorder(Recorder):
         gradients = self._list_gradients().values()
         gradients = [gradient for gradient in gradients if gradient.layout is torch.strided and gradient.numel()]
         small = sum(gradient.numel() for gradient in gradients) <= _SMALL
-        rows: dict[torch.device, Tensor] = {}
+        rows: list[Tensor] = []
+        joined: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
         for gradient in gradients:
             shadow = self._twins.of(gradient) if self._twins else Shadow(exact=True)
-            place = "cpu" if small else gradient.device
-            own = gradient.detach().to(place).double()
-            twin = own if shadow.twin is None else shadow.twin.detach().to(place).double()
-            row = _compare(own, twin)
-            rows[row.device] = rows[row.device] + row if row.device in rows else row
+            own = gradient.detach().to("cpu" if small else gradient.device).flatten().double()
+            twin = own if shadow.twin is None else shadow.twin.detach().to(own.device).flatten().double()
+            if own.numel() > _JOINED:
+                rows.append(_compare(own, twin))
+            else:
+                joined.setdefault(own.device, []).append((own, twin))
+        rows += [_compare(*map(torch.cat, zip(*pairs, strict=True))) for pairs in joined.values()]
         # Read at the end: each gradient by itself would wait for the device.
-        read = torch.stack([row.cpu() for row in rows.values()]).sum(0) if rows else torch.zeros(_NUM_FIGURES)
+        read = torch.stack([row.cpu() for row in rows]).sum(0) if rows else torch.zeros(_NUM_FIGURES)
         bad, difference, norm, lost, nonzero, *counts = cast("list[float]", read.tolist())
         difference = math.inf if bad else difference
         error = math.sqrt(difference / norm) if norm else (math.inf if difference else 0.0)
