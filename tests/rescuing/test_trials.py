@@ -8,7 +8,7 @@ from floatline.rescuing import trials as module
 from floatline.rescuing.candidates import Candidate
 from floatline.rescuing.finished_stages import Kept
 from floatline.rescuing.short_run import Trial
-from floatline.rescuing.trials import UNCLIPPED, Trials, settle_scale
+from floatline.rescuing.trials import UNCLIPPED, Trials, lower_scale, searches_long, settle_scale
 
 BASE = resolve_plan("fp16-mixed")
 PLAN = BASE.model_copy(update={"name": "rescued", "fp32_modules": (KeptModule(pattern="a", reason="x"),)})
@@ -106,3 +106,19 @@ def test_a_scale_is_settled_where_it_fell_from_where_the_run_began(began, settle
     trial = Trial((1.0,) * 40, (3,), "", 1.0, 2.0**15, began)
     found = settle_scale(Candidate(PLAN, "a in FP32", "why"), trial)
     assert (found is not None and found.plan.scaling.init_scale == 2.0**15) == settles
+
+
+def test_a_plan_that_diverged_gets_a_lower_scale_that_stays():
+    plan = PLAN.model_copy(update={"scaling": Scaling(init_scale=2.0**16)})
+    lower = lower_scale(Candidate(plan, "x", "why"), "1 of 3")
+    assert lower.plan.scaling == Scaling(init_scale=2.0**12, cap=2.0**12)
+    assert lower.does == "a loss scale of 4096 that does not grow"
+    assert "1 of 3 seeds" in lower.plan.reasons["scaling"] and "65536" in lower.why
+    small = plan.model_copy(update={"scaling": Scaling(init_scale=8.0)})
+    assert lower_scale(Candidate(small, "x", "why"), "1 of 3") is None
+    assert lower_scale(Candidate(plan.model_copy(update={"scaling": None}), "x", "why"), "1 of 3") is None
+
+
+@pytest.mark.parametrize(("skipped", "is_long"), [((0, 1), True), ((0,), False), ((), False)])
+def test_a_search_is_long_where_it_skips_more_than_half_of_what_a_validation_bears(skipped, is_long):
+    assert searches_long(Trial(GOOD.losses, skipped, "", 1.0)) == is_long

@@ -178,17 +178,18 @@ def name_own_line(found: Finding, candidates: Sequence[Finding]) -> Finding:
         candidates: In the order in which they run.
     """
     places = [(one.file, one.line) for one in candidates]
-    if not _is_installed(found.file) or (found.file, found.line) not in places:
+    if not is_installed(found.file) or (found.file, found.line) not in places:
         return found
     after = candidates[places.index((found.file, found.line)) + 1 :]
-    own = next((one for one in after if not _is_installed(one.file)), None)
+    own = next((one for one in after if not is_installed(one.file)), None)
     if own is None:
         return found
     there = f"{found.seen}, in {'/'.join(Path(found.file).parts[-2:])}:{found.line}; this line is the next of yours"
     return replace(found, seen=there, file=own.file, line=own.line, module=own.module, op=own.op)
 
 
-def _is_installed(file: str) -> bool:
+def is_installed(file: str) -> bool:
+    """Whether a file is a library's."""
     return "site-packages" in file or "dist-packages" in file
 
 

@@ -29,7 +29,7 @@ from floatline.rescuing.finished_stages import (
 )
 from floatline.rescuing.result import Rescue, Stage, Tried
 from floatline.rescuing.short_run import Trial, find_shortfall
-from floatline.rescuing.trials import settle_scale
+from floatline.rescuing.trials import lower_scale, searches_long, settle_scale
 from floatline.rescuing.verification import SHORT_SEEDS, Margins, Speaker, settle_margins, usual_margins
 from floatline.running.command import parse_launched
 from floatline.validation.result import Validation
@@ -38,7 +38,7 @@ from floatline.validation.script_study import check_metric, check_seeds, name_sc
 from floatline.validation.signoff.status import NOT_COMPARED
 from floatline.validation.study.code_files import command_code
 from floatline.validation.study.script_arms import LOSS, ScriptArm, run_script
-from floatline.validation.verdict.pairs import ArmRun
+from floatline.validation.verdict.pairs import ArmRun, pair_up
 from floatline.validation.verdict.terms import LOOKS
 
 # Steps of a trial where nothing says that more are needed.
@@ -261,7 +261,9 @@ class _ScriptRescuer:
                 "With nothing changed it keeps up, too: the finding shows in no loss of so short a run yet."
             )
         deadline, first, validations = time.monotonic() + self._given.budget, None, 0
-        for way in ways:
+        left = list(ways)
+        while left:
+            way = left.pop(0)
             if time.monotonic() > deadline:
                 self._notes.append("The budget was used up before all plans were tried.")
                 self._complete = False
@@ -278,9 +280,21 @@ class _ScriptRescuer:
                 return kept_up, validation, margins
             if validation is None or validation.verdict != "FAIL" or validations == _MOST_VALIDATIONS:
                 break
+            lower = self._lower(kept_up, validation)
+            left = left if lower is None else [lower, *left]
         if first is None:
             self._end_stage("plan", sum(tried.seconds for tried in self._tried), "nothing trains as FP32 does")
         return first or (None, None, None)
+
+    @staticmethod
+    def _lower(way: _Way, validation: Validation) -> _Way | None:
+        """The same plan with a lower loss scale, where it diverged with seeds with which FP32 did not."""
+        pairs = pair_up(validation.runs, candidate=validation.best.candidate)
+        num_lost = sum(pair.diverged for pair in pairs)
+        if way.plan is None or not num_lost:
+            return None
+        lower = lower_scale(Candidate(way.plan, way.does, way.why), f"{num_lost} of {len(pairs)}")
+        return None if lower is None else _Way(lower.does, lower.why, lower.plan)
 
     def _choose_margins(self, fp32: Trial) -> Margins:
         """What FP32 learnt is known of the loss alone."""
@@ -293,17 +307,19 @@ class _ScriptRescuer:
         """The way if it trains as FP32 does, or the same with another first loss scale; None where neither does."""
         trial = self._train(f"trying {way.does}", way)
         self._note(way, trial, fp32)
-        if not find_shortfall(trial, fp32):
+        keeps_up = not find_shortfall(trial, fp32)
+        if keeps_up:
             self._curves["rescued"] = trial.losses
-            return way
-        settled = None if way.plan is None else settle_scale(Candidate(way.plan, way.does, way.why), trial)
+        if (keeps_up and not searches_long(trial)) or way.plan is None:
+            return way if keeps_up else None
+        settled = settle_scale(Candidate(way.plan, way.does, way.why), trial)
         if settled is None:
-            return None
+            return way if keeps_up else None
         again = _Way(settled.does, settled.why, settled.plan)
         trial = self._train(f"trying {again.does}", again)
         self._note(again, trial, fp32)
         if find_shortfall(trial, fp32):
-            return None
+            return way if keeps_up else None
         self._curves["rescued"] = trial.losses
         return again
 

@@ -22,6 +22,8 @@ from floatline.workload import Target
 UNCLIPPED = Clip(max_norm=1e30)
 # A validation as long as the short run is refused where an arm skips more, and its other seeds may skip twice as often.
 _SKIPS_TO_SETTLE = MOST_SKIPPED / 2
+# Binary orders below the scale at which a run was lost.
+_ROOM = 4
 
 
 class Trials:
@@ -90,7 +92,7 @@ class Trials:
         """
         trial = self._try(candidate)
         keeps_up = not find_shortfall(trial, self.fp32)
-        if keeps_up and len(trial.skipped) <= _SKIPS_TO_SETTLE * self._steps:
+        if keeps_up and not searches_long(trial):
             return candidate
         settled = None if trial.error else settle_scale(candidate, trial)
         if settled is not None and not find_shortfall(self._try(settled), self.fp32):
@@ -143,6 +145,11 @@ class Trials:
             self.notes.append(f"With {does} it keeps up, too, in so short a run: what was found shows in no loss yet.")
 
 
+def searches_long(trial: Trial) -> bool:
+    """Whether the search for a loss scale skipped so many steps that a validation may show, or refuse, it."""
+    return len(trial.skipped) > _SKIPS_TO_SETTLE * len(trial.losses)
+
+
 def settle_scale(candidate: Candidate, trial: Trial) -> Candidate | None:
     """The candidate with the loss scale that its run ended at; None where that is no other one."""
     scaling = candidate.plan.scaling
@@ -160,6 +167,22 @@ def settle_scale(candidate: Candidate, trial: Trial) -> Candidate | None:
         }
     )
     return Candidate(plan, f"{candidate.does}, a loss scale that starts at {trial.scale:g}", why)
+
+
+def lower_scale(candidate: Candidate, seeds: str) -> Candidate | None:
+    """The candidate with a lower loss scale that never grows; None where there is none to lower.
+
+    A step that overflows is left out. What the script itself does with its gradients is not: one that writes them to
+    weights, as sharpness-aware training does, has lost these with the first overflow.
+    """
+    scaling = candidate.plan.scaling
+    if scaling is None or scaling.init_scale * 2.0**-_ROOM < 1.0:
+        return None
+    scale = scaling.init_scale * 2.0**-_ROOM
+    why = f"with a scale that starts at {scaling.init_scale:g} it diverged in {seeds} seeds"
+    lower = scaling.model_copy(update={"init_scale": scale, "cap": scale, "floor": min(scaling.floor, scale)})
+    plan = candidate.plan.model_copy(update={"scaling": lower, "reasons": {**candidate.plan.reasons, "scaling": why}})
+    return Candidate(plan, f"a loss scale of {scale:g} that does not grow", why)
 
 
 def _with_clip(plan: Plan, clip: Clip | None) -> Plan:

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from floatline.probe.watch.functional_gradients import FunctionalGradient, patch_functional_gradients
 from floatline.probe.watch.gradient_scales import find_factor_by_hand
 from floatline.probe.watch.patches import Patches
+from floatline.running.closures import tell_after_closures
 
 # Losses stay on their device until so many are there, so that the host seldom waits.
 _TOGETHER = 16
@@ -52,8 +53,9 @@ def _copy_some(weight: Tensor) -> Tensor:
 class LossLog:
     """Hears backward passes and steps, and writes a line for each step of the optimizer that stepped first.
 
-    A loss is the sum of what went backward since the last step of any optimizer: with accumulated batches, of all. In
-    a script whose optimizers never step while its weights move, or that makes none, every backward pass is a step.
+    A loss is the sum of what went backward since the last step of any optimizer: with accumulated batches, of all. An
+    optimizer that takes a closure, such as LBFGS, makes one step with each call of it. In a script whose optimizers
+    never step while its weights move, or that makes none, every backward pass is a step.
     `torch.autograd.grad` is such a pass, too, where it is for an update of weights.
 
     A loss scale that the script multiplies its loss by itself is taken out: it falls in 16 bits, and does not in FP32.
@@ -130,9 +132,12 @@ class LossLog:
         """Whether no loss is wanted any more."""
         return not self._ends and self._most is not None and self.num_steps >= self._most
 
-    def _bare_step(self, optimizer: Optimizer, *_: Any) -> None:
+    def _bare_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._stepped = True
-        self.step(optimizer, True)
+        told = tell_after_closures(args, kwargs, lambda: self.step(optimizer, True))
+        if told is None:
+            self.step(optimizer, True)
+        return told
 
     def _value_of(self, root: Tensor) -> Tensor:
         scaled, value = self._unscaled

@@ -24,6 +24,7 @@ from floatline.optim.mesh import agree_on_overflow
 from floatline.plans.plan import Clip, Scaling
 from floatline.probe.steps.other_precision import keep_switch
 from floatline.probe.watch.patches import Patches
+from floatline.running.closures import tell_after_closures
 from floatline.running.scaled_passes import ScaledPasses
 
 _Call = Callable[..., Any]
@@ -166,14 +167,10 @@ class OutsideScale:
         if self._busy or self._is_part(optimizer):
             return None
         self._outer = optimizer
-        if not any(callable(argument) for argument in (*args[1:], *kwargs.values())):
+        told = tell_after_closures(args, kwargs, lambda: self._judge(optimizer))
+        if told is None:
             self._judge(optimizer)
-            return None
-
-        def judged(closure: Any) -> Any:
-            return _Judged(closure, lambda: self._judge(optimizer)) if callable(closure) else closure
-
-        return (args[0], *map(judged, args[1:])), {key: judged(value) for key, value in kwargs.items()}
+        return told
 
     def _is_part(self, optimizer: Optimizer) -> bool:
         """Whether the step is one inside of another optimizer's, as of one that wraps it."""
@@ -237,18 +234,6 @@ class OutsideScale:
             self._good += 1
             if self._good >= scaling.growth_interval:
                 self.scale, self._good = min(self.scale * scaling.growth_factor, scaling.cap), 0
-
-
-class _Judged:
-    """A closure that an optimizer calls for its gradients, which are judged when they are there."""
-
-    def __init__(self, closure: Callable[[], Any], judge: Callable[[], None]) -> None:
-        self._closure, self._judge = closure, judge
-
-    def __call__(self) -> Any:
-        loss = self._closure()
-        self._judge()
-        return loss
 
 
 def _fill_in(scaling: Scaling, scaler: torch.amp.GradScaler) -> Scaling:

@@ -16,7 +16,7 @@ from floatline.diagnosis.beside_fp32 import (
     look_closer,
     stays_sound,
 )
-from floatline.diagnosis.blame import UNSURE, UNTRIED, Blame, Line, name_own_line
+from floatline.diagnosis.blame import UNSURE, UNTRIED, Blame, Line, is_installed, name_own_line
 from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.scripts.fp32_runs import FP32Runs
@@ -97,7 +97,9 @@ def _blame_a_line(
     if if_it_helps and blamed.finding is None:
         return before
     first = blamed.finding or next(iter(sure), None)
-    if first is not None:  # what was seen as well names the user's own line where a library makes the step
+    if first is not None and is_installed(
+        first.file
+    ):  # a library's line: what was seen as well may name the user's own
         first = next((one for one in sure if one.cause.id == first.cause.id), name_own_line(first, candidates))
     notes = (*found.notes, blamed.note) if blamed.note else found.notes
     if first is None:
