@@ -1,6 +1,8 @@
 """The pages of the reference workloads show what `floatline diagnose` says at lines of today, and every setting."""
 
 import importlib
+import re
+import sys
 
 import pytest
 from tests.slow import mostly_slow
@@ -58,6 +60,14 @@ def test_a_rescue_is_shown_up_to_where_the_page_leaves_off():
         workload_pages.cut_as("rescued\n  found  a\n  tried  b\n…\n", printed) == printed.partition("  code")[0] + "…\n"
     )
     assert workload_pages.cut_as("rescued\n  plan   e\n", printed) == printed
+
+
+def test_no_page_names_a_folder_of_the_machine_that_made_it():
+    place = f"  where  {sys.prefix}/lib/scatter.py:70, aten.add\n"
+    assert workload_pages.name_environment(place) == "  where  .venv/lib/scatter.py:70, aten.add\n"
+    places = re.compile(r"^  where  /", re.MULTILINE)
+    assert places.search(place)
+    assert [page.name for page in PAGES if places.search(page.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.parametrize(
