@@ -138,7 +138,7 @@ class _Reader:
             self.settings[path] = self._setting(path, call, "float16")
             place = self._setting(root, call, NESTED)
             self.configs.append(RunConfig("checkpoint", root, self.document, place, self.source.code(call.func)))
-            self.document.text += text  # what it says of adapters and formats counts as if it stood here
+            self.document.beside += text  # what it says of adapters and formats counts as if it stood here
 
     def _read_base(self, root: Path, node: ast.Call) -> None:
         """What the base of an adapter is loaded in, as a setting of the adapter."""
