@@ -99,6 +99,14 @@ def test_a_page_has_every_setting_with_its_default(name):
         assert f"| `{setting}` |" in page
 
 
+def test_the_page_of_dbnet_has_the_tables_that_its_benchmark_made():
+    page = (workload_pages.PAGES / "dbnet.md").read_text(encoding="utf-8")
+    made = (workload_pages.ROOT / "benchmarks/results/dbnet_formats_cpu.md").read_text(encoding="utf-8")
+    shown = page.partition("made by benchmarks/dbnet_formats.py -->")[2].partition("<!-- End of formats -->")[0]
+    assert shown.strip() == made.partition("\n")[2].strip()
+    assert shown.replace("0.482", "0.483").strip() != made.partition("\n")[2].strip()
+
+
 def test_a_default_that_was_changed_would_be_found():
     page = (workload_pages.PAGES / "mmgcn.md").read_text(encoding="utf-8")
     wrong = page.replace("| `0.005` |", "| `0.004` |")
