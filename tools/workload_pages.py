@@ -64,8 +64,13 @@ def run_command(command: str) -> str:
         )
     if run.returncode not in (0, 1):
         raise SystemExit(f"{command}: {run.stderr}")
-    said = run.stdout.partition(_CHART)[0].rstrip() + "\n"
+    said = name_environment(run.stdout.partition(_CHART)[0].rstrip() + "\n")
     return said.replace(folder, shown.replace(":", "_")) if words[3] == "rescue" else said
+
+
+def name_environment(said: str) -> str:
+    """What was printed, with the environment's folder as it is named where it lies in the project."""
+    return said.replace(f"{sys.prefix}/", ".venv/")
 
 
 def fill(page: str, verb: str = "diagnose") -> str:

@@ -1,6 +1,8 @@
 """The pages of the reference workloads show what `floatline diagnose` says at lines of today, and every setting."""
 
 import importlib
+import re
+import sys
 
 import pytest
 from tests.slow import mostly_slow
@@ -60,6 +62,14 @@ def test_a_rescue_is_shown_up_to_where_the_page_leaves_off():
     assert workload_pages.cut_as("rescued\n  plan   e\n", printed) == printed
 
 
+def test_no_page_names_a_folder_of_the_machine_that_made_it():
+    place = f"  where  {sys.prefix}/lib/scatter.py:70, aten.add\n"
+    assert workload_pages.name_environment(place) == "  where  .venv/lib/scatter.py:70, aten.add\n"
+    places = re.compile(r"^  where  /", re.MULTILINE)
+    assert places.search(place)
+    assert [page.name for page in PAGES if places.search(page.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize(
     "command", mostly_slow([one for one in COMMANDS if not any(word in one for word in LONG)], every=100, rare=6)
 )
@@ -87,6 +97,14 @@ def test_a_page_has_every_setting_with_its_default(name):
     assert workload_pages.fill_settings(page, name) == page
     for setting in importlib.import_module(f"floatline.systems.{name}").Config.model_fields:
         assert f"| `{setting}` |" in page
+
+
+def test_the_page_of_dbnet_has_the_tables_that_its_benchmark_made():
+    page = (workload_pages.PAGES / "dbnet.md").read_text(encoding="utf-8")
+    made = (workload_pages.ROOT / "benchmarks/results/dbnet_formats_cpu.md").read_text(encoding="utf-8")
+    shown = page.partition("made by benchmarks/dbnet_formats.py -->")[2].partition("<!-- End of formats -->")[0]
+    assert shown.strip() == made.partition("\n")[2].strip()
+    assert shown.replace("0.482", "0.483").strip() != made.partition("\n")[2].strip()
 
 
 def test_a_default_that_was_changed_would_be_found():

@@ -32,6 +32,23 @@ class Trainer(Base):
             self.amp.update()
             self.rate.step()
 """
+LOADS = """import torch
+from transformers import AutoModelForCausalLM, AutoProcessor
+
+
+def load(path):
+    processor = AutoProcessor.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float16)
+    model.gradient_checkpointing_enable()
+    return model, processor
+"""
+TRAINS = """from transformers import Trainer, TrainingArguments
+from model_configs import load as load_model
+
+model, processor = load_model("m")
+settings = {"fp16": False, "gradient_checkpointing": True}
+Trainer(model=model, args=TrainingArguments("out", **settings)).train()
+"""
 
 
 def write(folder, files):
@@ -107,3 +124,55 @@ def test_what_is_left_after_a_fix_still_sees_the_tree(tmp_path):
     result = lint_paths([tmp_path], fix=True, jobs=1)
     assert [one.rule.code for one in result.fixed] == ["FL102"]
     assert [one.rule.code for one in result.findings] == ["FL105"]
+
+
+# --- models that a function of another file loads ------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fp16", "code"), [("False", "FL311"), ("True", "FL301")])
+def test_a_model_that_another_file_loads_in_fp16_is_trained_in_fp16(tmp_path, fp16, code):
+    write(tmp_path, {"src/model_configs.py": LOADS, "src/train.py": TRAINS.replace("False", fp16)})
+    (found,) = lint_paths([tmp_path], jobs=1).findings
+    assert (found.rule.code, found.line, found.text) == (code, 4, 'model, processor = load_model("m")')
+    assert not found.fix
+    assert codes(tmp_path / "src" / "train.py") == []  # the twin: the other file is not linted
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("torch.float16", "torch.float32"),
+        ("torch.float16", "dtype"),  # whoever calls it decides
+        ("return model, processor", "return processor, model"),
+        ("return model, processor", "return wrap(model), processor"),
+        ("    return model", "    if path:\n        return None, None\n    return model"),
+        ("    model.gradient", "    model = model.float()\n    model.gradient"),
+        ("    model.gradient", "    model = get_peft_model(model, lora)\n    model.gradient"),
+        ("def load(", "def load_it("),
+        ("def load(", "def load(:"),
+    ],
+)
+def test_a_model_that_may_be_another_one_is_left_alone(tmp_path, old, new):
+    assert old in LOADS
+    write(tmp_path, {"model_configs.py": LOADS.replace(old, new), "train.py": TRAINS})
+    assert [one for one in codes(tmp_path) if one != "FL001"] == []
+
+
+def test_a_model_that_this_file_changes_is_left_alone(tmp_path):
+    write(tmp_path, {"model_configs.py": LOADS, "train.py": TRAINS})
+    assert codes(tmp_path) == ["FL311"]
+    write(tmp_path, {"train.py": TRAINS.replace("settings =", "model = wrap(model)\nsettings =")})
+    assert codes(tmp_path) == []
+    write(tmp_path, {"train.py": TRAINS.replace("settings =", "model.requires_grad_(False)\nsettings =")})
+    assert codes(tmp_path) == []
+
+
+def test_one_model_alone_is_followed_as_well(tmp_path):
+    alone = {
+        "model_configs.py": LOADS.replace("return model, processor", "return model"),
+        "train.py": TRAINS.replace("model, processor =", "model ="),
+    }
+    write(tmp_path, alone)
+    assert codes(tmp_path) == ["FL311"]
+    write(tmp_path, {"model_configs.py": LOADS})  # what it gives now is a tuple
+    assert codes(tmp_path) == []

@@ -296,3 +296,52 @@ def test_it_works_together_with_half_on_cpu():
     assert mode.computed == {"aten.addmm": 1, "aten.mm": 1}
     assert layer.weight.grad is not None
     assert layer.weight.grad.dtype == torch.float32
+
+
+# --- regions that name "cuda" ------------------------------------------------------------------------
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there such a region is a GPU's own")
+ONES = torch.ones(2, 2)
+OFF: dict[str, Callable[[], Any]] = {
+    "torch.autocast": lambda: torch.autocast("cuda", enabled=False),
+    "by name": lambda: torch.autocast(device_type="cuda", dtype=HALF, enabled=False),
+    "torch.cuda.amp": lambda: torch.cuda.amp.autocast(enabled=False),
+}
+
+
+def product_dtype(region: Callable[[], Any], low: torch.dtype = HALF, *, enabled: bool = True) -> torch.dtype:
+    """Of a product in a region inside of one of the CPU."""
+    with torch.autocast("cpu", dtype=low, enabled=enabled), region():
+        return (ONES @ ONES).dtype
+
+
+@without_gpu
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("spelling", OFF)
+def test_a_region_that_is_off_for_cuda_is_off_for_the_cpu_and_only_inside(spelling):
+    with cuda_autocast_lists():
+        assert product_dtype(OFF[spelling]) == torch.float32
+    assert product_dtype(OFF[spelling]) == HALF
+
+
+@without_gpu
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+def test_a_region_that_is_on_has_the_dtype_of_a_gpu_or_of_the_region_around_it():
+    def region() -> Any:
+        return torch.autocast("cuda")
+
+    with cuda_autocast_lists():
+        assert product_dtype(region, enabled=False) == HALF
+        assert product_dtype(region, torch.bfloat16) == torch.bfloat16
+    assert product_dtype(region, enabled=False) == torch.float32
+
+
+@without_gpu
+def test_leaving_gives_torch_its_own_regions_whoever_wrapped_them_meanwhile(monkeypatch):
+    own = torch.autocast.__init__
+    with cuda_autocast_lists():
+        assert torch.autocast.__init__ is not own
+        between = torch.autocast.__init__
+    assert torch.autocast.__init__ is own
+    monkeypatch.setattr(torch.autocast, "__init__", between)  # put back later by somebody who had wrapped it
+    assert product_dtype(OFF["torch.autocast"]) == HALF

@@ -10,7 +10,7 @@ from tests.slow import slow
 from tests.systems.test_dbnet_data import save_icdar
 
 import floatline as fl
-from floatline.errors import TargetError
+from floatline.errors import FloatlineError, TargetError
 from floatline.systems import dbnet
 from floatline.systems.dbnet.__main__ import train
 from floatline.validation.metrics.text import read_csv
@@ -115,6 +115,16 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_same_weights(tmp_path: Path)
     )
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert not all(torch.equal(whole[name], early[name]) for name in whole)
+
+
+def test_a_folder_that_holds_a_run_is_refused_in_words_of_the_command(tmp_path: Path) -> None:
+    said = r"holds a run\. Name this one \(exp_name=NAME\), or go on with that: resume=.*last\.ckpt"
+    for made, error in ((False, "nonsense"), (True, said)):
+        if made:
+            (tmp_path / "floatline").mkdir()
+            (tmp_path / "floatline" / "ledger-00000.jsonl").touch()
+        with pytest.raises(FloatlineError, match=error):
+            run(tmp_path, "trainer.precision=nonsense")
 
 
 @slow

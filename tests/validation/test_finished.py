@@ -171,6 +171,17 @@ def test_run_folders_with_ledgers_are_compared_by_their_training_loss(tmp_path):
         compare(tmp_path / "fp32", tmp_path / "fp16", metric="val/hmean", higher_is_better=True)
 
 
+def test_a_run_whose_ledger_lies_below_its_metrics_is_compared_by_either(tmp_path):
+    for arm, h_mean in (("fp32", 0.8863), ("fp16", 0.7816)):
+        ledger(tmp_path / arm / "seed_0" / "floatline", falling(0))
+        write(tmp_path / arm / "seed_0" / "metrics.csv", f"step,val/hmean\n1,0.1\n2,{h_mean}\n")
+    sides = tmp_path / "fp32" / "seed_0", tmp_path / "fp16" / "seed_0"
+    assert compare(*sides, metric="val/hmean", higher_is_better=True).means == pytest.approx((0.8863, 0.7816))
+    assert compare(*sides).terms.metric == "loss"
+    with pytest.raises(ComparisonError, match="ledger, which has no metric 'val/recall'"):
+        compare(*sides, metric="val/recall", higher_is_better=True)
+
+
 def test_a_loss_that_is_not_finite_in_a_ledger_is_a_divergence(tmp_path):
     for seed in range(3):
         ledger(tmp_path / "fp32" / f"seed_{seed}", falling(seed))

@@ -174,8 +174,8 @@ def diagnose(
         raise typer.BadParameter("--once and --fp32-steps are for a script: give its command after --.")
     if as_device is not None:
         raise typer.BadParameter(
-            f"--as {as_device.value} is for a script: give its command after --. A target's FP16 is computed as a GPU "
-            "does already."
+            f"--as {as_device.value} is for a script: give its command after --. A target's 16-bit products "
+            "are a GPU's already."
         )
     if formats:
         _foresee(target, tuple(formats), steps, seed, output)

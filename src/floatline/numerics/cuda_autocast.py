@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ContextDecorator, ExitStack
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ContextDecorator, ExitStack, contextmanager
+from functools import wraps
 from typing import Any, Literal
 
 import torch
@@ -69,6 +70,36 @@ _WITH_DTYPE = {
 }
 
 
+@contextmanager
+def cuda_regions() -> Generator[None]:
+    """Where there is no GPU, let a region of autocast that is made inside and names "cuda" be one of the CPU.
+
+    By itself torch passes over it: `torch.cuda.amp.autocast(enabled=False)` around a layer of a model changes nothing
+    on a CPU, and makes the layer raise on a GPU, if nothing casts what it is given. It holds for all threads.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    region = torch.amp.autocast_mode.autocast
+    make, is_on = region.__init__, True
+
+    @wraps(make)
+    def make_for_cpu(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **named: Any) -> None:
+        if is_on and device_type == "cuda":
+            if dtype is None and not torch.is_autocast_enabled("cpu"):
+                dtype = torch.get_autocast_dtype("cuda")  # a GPU's own; inside of another region it is that one's
+            device_type = "cpu"
+        make(self, device_type, dtype, *args, **named)
+
+    region.__init__ = make_for_cpu
+    try:
+        yield
+    finally:
+        is_on = False  # who has put something above it may put it back later: it does nothing then
+        if region.__init__ is make_for_cpu:
+            region.__init__ = make
+
+
 class cuda_autocast_lists(ContextDecorator):  # noqa: N801 - used as contextlib's are, in `with` and as a decorator
     """Let `torch.autocast("cpu")` treat every operation as CUDA's autocast does.
 
@@ -84,6 +115,8 @@ class cuda_autocast_lists(ContextDecorator):  # noqa: N801 - used as contextlib'
     follows CUDA's lists in all threads; whether autocast is on stays a matter of each thread. Enter
     before other threads work under CPU autocast; the last one out restores torch. The fast path of
     nn.MultiheadAttention and nn.TransformerEncoder is off meanwhile, as it is under CUDA's autocast.
+
+    Regions that are made meanwhile and name "cuda" are those of the CPU (`cuda_regions`).
 
     Entered by hand, at the top of a file, it holds until it is left, or to the end of the process::
 
@@ -131,6 +164,7 @@ class _Registration:
             warnings.filterwarnings("ignore", message="Warning only once for all operators")
             undo.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
             torch.backends.mha.set_fastpath_enabled(False)
+            undo.enter_context(cuda_regions())
             library = Library("aten", "IMPL", "AutocastCPU")
             undo.callback(library._destroy)
             for name, kernel in _kernels():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from floatline.errors import FloatlineError
 from floatline.guard.outcome import Outcome
+from floatline.numerics.cuda_autocast import cuda_regions
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plans import Plan
 from floatline.training.settings import shared_policy
@@ -81,7 +82,7 @@ def run_trial(target: Target, plan: Plan, *, steps: int, seed: int) -> Trial:
             )  # fmt: skip
             with contextlib.closing(trainer.guard):
                 on_cpu = trainer.device.type == "cpu" and plan.compute != "fp32"
-                with HalfOnCPU() if on_cpu else contextlib.nullcontext():
+                with cuda_regions(), HalfOnCPU() if on_cpu else contextlib.nullcontext():
                     for _ in range(steps):
                         trainer.step()
                     trainer.guard.drain()

@@ -198,7 +198,7 @@ def find_runs(place: Path, *, arm: str, metric: str | None, candidate: bool) -> 
         runs = [ArmRun.from_json(_read_json(path)) for path in sorted(own.glob("*.json"), key=_number)]
         return _named(runs, arm, seeded=True, study=own.parent.parent)
     ledgers = _ledger_folders(place)
-    if ledgers:
+    if ledgers and (metric in (None, "loss") or not _records(place, metric)):
         _check_ledger_metric(metric, place)
         pairs = [(_ledger_run(folder), _seed_of([], folder, place)) for folder in ledgers]
         return _with_seeds(pairs, arm)
@@ -257,6 +257,11 @@ def _ledger_folders(place: Path) -> list[Path]:
     if list_parts(place):
         return [place]
     return sorted(path for path in place.iterdir() if path.is_dir() and list_parts(path))
+
+
+def _records(place: Path, metric: str) -> bool:
+    """Whether a file of metrics has this one: a script's own, beside the folder of its ledger."""
+    return any(run.spelling(metric) is not None for run in read_all(sorted(list_files(place)), strict=False)[0])
 
 
 def _check_ledger_metric(metric: str | None, place: Path) -> None:

@@ -829,3 +829,23 @@ def losses_far_apart(fixed):
         return loud + faint if fixed else 3e5 * loud + 1e-7 * faint
 
     return Apart(), curve(4, seed=43), loss, "fp16-mixed", adam(3e-2, eps=1e-20)
+
+
+class Protected(nn.Module):
+    """A head in FP32, in the spelling of a model that was written for a GPU."""
+
+    def __init__(self, fixed):
+        super().__init__()
+        self.fixed = fixed
+        self.body, self.head = nn.Conv2d(1, 6, 3), nn.Conv2d(6, 4, 3)
+
+    def forward(self, x):
+        h = F.relu(self.body(x))
+        with torch.autocast("cuda", enabled=False):
+            h = self.head(h.float() if self.fixed else h)  # guilty: island_of_a_gpu
+        return h.mean((2, 3))
+
+
+@target("autocast-region-misuse", "head")
+def island_of_a_gpu(fixed):
+    return Protected(fixed), blobs(1, 7, 7, seed=44), F.cross_entropy, "fp16-mixed", sgd(0.05)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from floatline.lint.configs.kinds import OPTIMIZERS, recognise
+from floatline.lint.configs.loads import LOADED_ELSEWHERE, find_half_load, find_load, read_torch_name
 from floatline.lint.configs.view import NESTED, UNKNOWN, Key, Kind, Path, RunConfig, Setting, SettingsDocument
 from floatline.lint.reading.source import Source
 from floatline.lint.reading.source_tree import keyword, read_once
@@ -33,7 +34,6 @@ _POSITIONS: dict[str, tuple[str, ...]] = {
 }
 _MOST = 5_000  # settings of a file
 _DEEPEST = 8  # of dictionaries in each other
-_STAYS_ITSELF = frozenset(("to", "cuda", "train"))  # methods that give the model back
 
 
 @read_once
@@ -128,9 +128,17 @@ class _Reader:
         self.configs.append(RunConfig(kind, root, self.document, place, path, is_open=is_open))
 
     def _read_checkpoint(self, node: ast.expr) -> None:
-        """A model that is trained, where this file loads it."""
-        if (loaded := self._find_load(node)) is not None:
+        """A model that is trained, where this file loads it, or calls a function of another one that does."""
+        if (loaded := find_load(self.source, node)) is not None:
             self._add("checkpoint", loaded, self.source.path(loaded.func))
+        elif (elsewhere := find_half_load(self.source, node)) is not None:
+            call, text = elsewhere
+            root: Path = (f"{call.lineno}:{call.col_offset}",)
+            path = (*root, LOADED_ELSEWHERE)
+            self.settings[path] = self._setting(path, call, "float16")
+            place = self._setting(root, call, NESTED)
+            self.configs.append(RunConfig("checkpoint", root, self.document, place, self.source.code(call.func)))
+            self.document.beside += text  # what it says of adapters and formats counts as if it stood here
 
     def _read_base(self, root: Path, node: ast.Call) -> None:
         """What the base of an adapter is loaded in, as a setting of the adapter."""
@@ -140,22 +148,11 @@ class _Reader:
             path = (*root, "base_dtype")
             self.settings[path] = self._setting(path, made, "float16")
             return
-        loaded = None if model is None else self._find_load(model)
+        loaded = None if model is None else find_load(self.source, model)
         for word in loaded.keywords if loaded is not None else ():
             if word.arg in ("dtype", "torch_dtype"):
                 path = (*root, "base_dtype")
                 self.settings[path] = self._setting(path, word, self._value(word.value))
-
-    def _find_load(self, node: ast.expr) -> ast.Call | None:
-        """The from_pretrained call that a model comes from, where nothing in between changes its dtype."""
-        made = self.source.value(node)
-        while isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr in _STAYS_ITSELF:
-            if self.source.path(made.func) or any(self._dtype(arg) for arg in made.args) or made.keywords:
-                return None
-            made = self.source.value(made.func.value)
-        if not isinstance(made, ast.Call) or self.source.call_name(made) != "from_pretrained":
-            return None
-        return made if self.source.path(made.func).startswith("transformers.") else None
 
     def _is_part_of_lightning_module(self, node: ast.Call) -> bool:
         """`self.model = AutoModel.from_pretrained(...)` in a LightningModule."""
@@ -182,14 +179,10 @@ class _Reader:
             return node.value
         if isinstance(node, ast.Dict):
             return NESTED
-        if dtype := self._dtype(node):
+        if dtype := read_torch_name(self.source, node):
             return dtype
         number = self.source.number(node)
         return UNKNOWN if number is None else number
-
-    def _dtype(self, node: ast.expr) -> str:
-        path = self.source.path(node)
-        return path.removeprefix("torch.") if path.startswith("torch.") and path.count(".") == 1 else ""
 
     def _setting(self, path: Path, node: ast.expr | ast.keyword, value: object, end: ast.expr | None = None) -> Setting:
         last = end or node

@@ -139,6 +139,7 @@ class SettingsDocument:
         is_python: Whether the settings are arguments of calls.
         configs: Those of its parts that are known.
         is_open: Whether other files add to it (Hydra's defaults, an include): what is absent may be there.
+        beside: The text of other files that load what it trains.
     """
 
     file: str
@@ -147,14 +148,15 @@ class SettingsDocument:
     is_python: bool = False
     configs: tuple[RunConfig, ...] = ()
     is_open: bool = False
+    beside: str = ""
 
     def mentions(self, *words: str) -> bool:
-        """Whether one of these (lower-case) words is anywhere in the file, comments too."""
+        """Whether one of these (lower-case) words is anywhere in the file or beside it, comments too."""
         return any(word in self._lower for word in words)
 
     @cached_property
     def _lower(self) -> str:
-        return self.text.lower()
+        return (self.text + self.beside).lower()
 
     def find(self, *keys: str) -> Iterator[Setting]:
         """Every setting whose last key is one of these, wherever it is."""

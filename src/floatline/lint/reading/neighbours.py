@@ -35,7 +35,7 @@ class LintedTree:
             module: What it imports it from, with the dots in front.
             name: The name in that module.
         """
-        text = self._read(file, module)
+        text = self.read(file, module)
         given = re.findall(rf"^{re.escape(name)}[ \t]*(?::[^=\n]*)?=(?!=)([^#\n]*)", text, re.MULTILINE)
         number = given[0].strip() if len(given) == 1 else ""
         return float(number) if _NUMBER.fullmatch(number) else None
@@ -48,12 +48,12 @@ class LintedTree:
             module: What it imports it from, with the dots in front.
             name: The class.
         """
-        text = self._read(file, module)
+        text = self.read(file, module)
         if not re.search(rf"^class {re.escape(name)}\b", text, re.MULTILINE):
             return set()
         return {found[1] for found in _SCHEDULER.finditer(text)}
 
-    def _read(self, file: str, module: str) -> str:
+    def read(self, file: str, module: str) -> str:
         """The text of a module of the tree; '' where it is none of it, or cannot be read."""
         found = self._find(PurePath(file), module)
         if found and found not in self._texts:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from floatline import optim
+from floatline.numerics.cuda_autocast import cuda_regions
 from floatline.plans import Clip, Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.applied_plan import AppliedPlan
@@ -77,7 +78,8 @@ class PlainLoop:
         for inputs, targets in batches_of(self._workload, plan, first_batch(self._workload, plan, step)):
             if seen is not None:
                 seen.targets = tuple(targets)
-            with torch.autocast(self.device, DTYPES[plan.compute]) if self._mixed else contextlib.nullcontext():
+            around = torch.autocast(self.device, DTYPES[plan.compute]) if self._mixed else contextlib.nullcontext()
+            with cuda_regions(), around:
                 loss = self._workload.compute_loss(inputs, targets)
             self.scaler.scale(loss if plan.accumulate == 1 else loss / plan.accumulate).backward()
             losses.append(loss)

@@ -60,6 +60,9 @@ def train(conf: dict[str, Any]) -> float:
         conf: As in conf/config.yaml.
     """
     folder, options = Path(conf["folder"]), dict(conf["trainer"])
+    if conf["resume"] is None and any((folder / "floatline").glob("ledger-*")):
+        last = folder / "checkpoints" / "last.ckpt"
+        raise TargetError(f"{folder} holds a run. Name this one (exp_name=NAME), or go on with that: resume={last}.")
     config = dbnet.Config(**conf["workload"])
     workload = dbnet.build(config, seed=conf["seed"])
     _, held_out = dbnet.find_scenes(config)

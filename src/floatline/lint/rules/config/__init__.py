@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from floatline.lint.configs import Setting, SettingsDocument, read_dtype
+from floatline.lint.configs.loads import LOADED_ELSEWHERE
+
+if TYPE_CHECKING:
+    from floatline.fixes import FixKind
 
 # With any of these in the file, what is trained may not be the FP16 weights: adapters, master weights, frozen parts.
 OTHER_TRAINING = ("deepspeed", "fsdp", "4bit", "8bit", "quant")
@@ -16,6 +21,11 @@ def half_checkpoints(document: SettingsDocument) -> Iterator[Setting]:
     if document.mentions("float32", ".float()"):
         return
     for model in document.of_kind("checkpoint"):
-        dtype = model.first("torch_dtype", "dtype")
+        dtype = model.first("torch_dtype", "dtype", LOADED_ELSEWHERE)
         if dtype is not None and read_dtype(dtype) == "fp16":
             yield dtype
+
+
+def fix_of(dtype: Setting) -> FixKind | None:
+    """The rewrite of such a dtype, where it stands in the file that is linted."""
+    return None if dtype.key == LOADED_ELSEWHERE else "fp32-setting"

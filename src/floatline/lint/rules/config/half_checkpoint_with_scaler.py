@@ -5,7 +5,7 @@ from __future__ import annotations
 from floatline.causes.scaler import FP16_PARAMS_WITH_SCALER
 from floatline.lint.configs import ConfigRule, RunConfig, read_dtype
 from floatline.lint.rule import Bad
-from floatline.lint.rules.config import OTHER_WEIGHTS, half_checkpoints
+from floatline.lint.rules.config import OTHER_WEIGHTS, fix_of, half_checkpoints
 
 
 class HalfCheckpointWithScaler(ConfigRule):
@@ -97,7 +97,7 @@ class HalfCheckpointWithScaler(ConfigRule):
             return
         for dtype in half_checkpoints(document):
             seen = f"the model is loaded in FP16 and trained with {said} (line {said.line}): {_THEN}"
-            self.report_setting(dtype, seen=seen, fix="fp32-setting")
+            self.report_setting(dtype, seen=seen, fix=fix_of(dtype))
 
 
 _THEN = 'GradScaler raises "Attempting to unscale FP16 gradients"'

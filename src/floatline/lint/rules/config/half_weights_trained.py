@@ -5,7 +5,7 @@ from __future__ import annotations
 from floatline.causes.rounding import UPDATE_LOST_TO_ROUNDING
 from floatline.lint.configs import ConfigRule, RunConfig, read_dtype
 from floatline.lint.rule import Bad
-from floatline.lint.rules.config import OTHER_TRAINING, OTHER_WEIGHTS, half_checkpoints
+from floatline.lint.rules.config import OTHER_TRAINING, OTHER_WEIGHTS, fix_of, half_checkpoints
 
 _TRAINS = ("max_epochs", "max_steps", "min_epochs", "accumulate_grad_batches", "gradient_clip_val")
 
@@ -140,7 +140,7 @@ class HalfWeightsTrained(ConfigRule):
             return
         for dtype in half_checkpoints(document):
             advice = "load in float32, and TrainingArguments(fp16=True) for the compute"
-            self.report_setting(dtype, advice=advice, fix="fp32-setting")
+            self.report_setting(dtype, advice=advice, fix=fix_of(dtype))
 
     def _check_adapters(self, config: RunConfig) -> None:
         document, fp16 = config.document, config.get("fp16")

@@ -257,7 +257,7 @@ def train(model, loader):
                 continue
             if isinstance(node, ast.Call) and node.args and self._is_layer(node.func):
                 if self._is_half(node.args[0], inside):
-                    self.report(node)
+                    self._report_layer(node)
             elif given := self._widened(node):
                 if asks_for_dtype(self.source, node) or not has_gradient(self.source, node, surely=False):
                     continue
@@ -265,6 +265,12 @@ def train(model, loader):
                     self._report_narrow(node, given[0], "autocast")
                 elif all(self._is_half(one, inside, surely=False) for one in given):
                     self._report_narrow(node, given[0], "input")
+
+    def _report_layer(self, node: ast.Call) -> None:
+        given, called = self.source.code(node.args[0]), self.source.code(node.func)
+        more = ", …" if len(node.args) + len(node.keywords) > 1 else ""
+        named = given.isidentifier() and len(called) <= 40
+        self.report(node, advice=f"cast at the border: {called}({given}.float(){more})" if named else "")
 
     def _report_narrow(self, node: ast.Call | ast.BinOp, given: ast.expr, holds: Holds) -> None:
         name = "a power" if isinstance(node, ast.BinOp) else self.source.call_name(node)

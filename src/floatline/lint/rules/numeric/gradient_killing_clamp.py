@@ -8,6 +8,7 @@ import math
 from floatline.causes.elsewhere import CLAMP_KILLS_GRADIENT
 from floatline.lint.reading.gradients import has_gradient
 from floatline.lint.reading.reaching import owned_values
+from floatline.lint.reading.values import reaching_values
 from floatline.lint.rule import Rule
 from floatline.lint.rules.numeric.nan_to_num import is_differentiated
 
@@ -18,6 +19,9 @@ _LOSSES = frozenset(
 _CRITERIA = ("torch.nn.CrossEntropyLoss", "torch.nn.BCEWithLogitsLoss")
 _SELDOM = 10.0  # few logits go beyond, and they stand against others that do not
 _OF_LOGITS = frozenset(("softmax", "log_softmax", "cross_entropy", "binary_cross_entropy_with_logits", "logsumexp"))
+# What they make is made of the same numbers.
+_SHAPES = frozenset(("view", "reshape", "flatten", "transpose", "permute", "contiguous", "float"))
+_DEPTH = 6  # of these, one of another
 
 
 class GradientKillingClamp(Rule):
@@ -43,6 +47,8 @@ class GradientKillingClamp(Rule):
         "import torch\ny = torch.softmax(x, dim=-1).clamp(1e-4, 1.0)",
         "import torch\nratio = torch.clamp(x, 0.8, 1.2)",
         "import torch\ny = torch.sigmoid(torch.clamp(x, max=0.0))",
+        "import torch\nimport torch.nn.functional as F\nbounded = torch.clamp(x, -5, 5)\n"
+        "loss = F.cross_entropy((x - bounded.sum()) / 2.0, labels)",
     )
     bad = (
         "import torch.nn.functional as F\nloss = F.cross_entropy(x, labels)\ny = loss.clamp(0, 6)",
@@ -53,6 +59,15 @@ class GradientKillingClamp(Rule):
         ),
         "import torch\nlogits = x.clamp(-5, 5)\ny = torch.log_softmax(logits, dim=-1)",
         "import torch\ny = torch.softmax(torch.clamp(x, -10, 10), dim=-1)",
+        (
+            "import torch\nimport torch.nn.functional as F\n"
+            "x = torch.clamp(x, -5, 5)\ny = F.log_softmax(x / temperature, dim=-1)"
+        ),
+        (
+            "import torch\nimport torch.nn.functional as F\nfor x, labels in batches:\n"
+            "    loss = F.cross_entropy(x, labels)\n    loss = torch.clamp(loss, 0, 6)\n"
+            "    (loss + penalty).backward()"
+        ),
     )
 
     def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
@@ -63,7 +78,7 @@ class GradientKillingClamp(Rule):
         high = self.source.number(found.argument(0 if found.name == "clamp_max" else 1, "max"))
         if high is None or math.isinf(high) or not has_gradient(self.source, node):
             return
-        if self._is_loss(found.operand) or self._is_trained_on(node):
+        if self._is_loss(found.operand, node) or self._is_trained_on(node):
             self.report(
                 node,
                 seen=f"a loss is clamped to at most {high:g}: above, the gradient is 0, and nothing brings it down",
@@ -84,8 +99,11 @@ class GradientKillingClamp(Rule):
         made = [self.source.value(call.func), *owned_values(self.source, call.func)]
         return any(self.source.is_call_to(one, *_CRITERIA) for one in made)
 
-    def _is_loss(self, node: ast.expr) -> bool:
-        made = self.source.value(node)
+    def _is_loss(self, node: ast.expr, clamp: ast.Call) -> bool:
+        """Whether a loss is clamped; what the clamp made in the turn of a loop before does not count."""
+        reaching = reaching_values(self.source, node) if isinstance(node, ast.Name) else []
+        before = [one for one in reaching if one is not clamp]
+        made = before[0] if len(before) == 1 and before[0] is not None else self.source.value(node)
         found = self.source.operation(made)
         if found is not None and found.name in _LOSSES and not found.is_method:
             return True
@@ -103,39 +121,32 @@ class GradientKillingClamp(Rule):
         target = statement.targets[0]
         return isinstance(target, ast.Name) and is_differentiated(self.source.function(node), target.id)
 
-    def _goes_to_softmax(self, node: ast.AST) -> bool:
-        """What it made is given to a softmax or a cross entropy, directly or by its name in the same function."""
-        above = self.source.parents.get(node)
-        if isinstance(above, ast.Attribute):
-            above = self.source.parents.get(above)
-        if isinstance(above, ast.Call) and self._first_of_softmax(above, node):
-            return True
-        statement = self.source.statement(node)
-        if (
-            not isinstance(statement, ast.Assign)
-            or not isinstance(statement.targets[0], ast.Name)
-            or statement.value is not node
-        ):
-            return False
-        name = statement.targets[0].id
+    def _goes_to_softmax(self, node: ast.Call) -> bool:
+        """What it made is given to a softmax or a cross entropy in the same function, in any shape, or divided."""
         for part in ast.walk(self.source.function(node)):
-            if isinstance(part, ast.Call) and part.lineno > statement.lineno:
-                if self._is_criterion(part) and part.args and isinstance(part.args[0], ast.Name):
-                    if part.args[0].id == name:
-                        return self.source.value(part.args[0]) is node
-                    continue
-                found = self.source.operation(part)
-                if (
-                    found is not None
-                    and found.name in _OF_LOGITS
-                    and isinstance(found.operand, ast.Name)
-                    and found.operand.id == name
-                ):
-                    return self.source.value(found.operand) is node
+            if not isinstance(part, ast.Call):
+                continue
+            found = self.source.operation(part)
+            if self._is_criterion(part) and part.args:
+                given = part.args[0]
+            elif found is not None and found.name in _OF_LOGITS:
+                given = found.operand
+            else:
+                continue
+            if self._is_made_of(given, node):
+                return True
         return False
 
-    def _first_of_softmax(self, call: ast.Call, node: ast.AST) -> bool:
-        if self._is_criterion(call) and call.args and call.args[0] is node:
-            return True
-        found = self.source.operation(call)
-        return found is not None and found.name in _OF_LOGITS and found.operand is node
+    def _is_made_of(self, given: ast.expr, clamp: ast.Call) -> bool:
+        """Whether it is what the clamp made, by its names, its parts and shapes, or times a number."""
+        for _ in range(_DEPTH):
+            given = self.source.value(given)
+            if given is clamp:
+                return True
+            if isinstance(given, ast.Subscript):
+                given = given.value
+            elif isinstance(given, ast.BinOp) and isinstance(given.op, (ast.Div, ast.Mult)):
+                given = given.left
+            elif isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) and given.func.attr in _SHAPES:
+                given = given.func.value
+        return False
