@@ -88,6 +88,13 @@ def test_copies_that_are_never_copied_back_are_named(tmp_path, flat):
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["each", "flat"])
+@pytest.mark.parametrize("copy_back", [True, False])
+def test_copies_that_stand_still_are_not_said_to_be_in_no_optimizer(tmp_path, copy_back, flat):
+    answer = observe_loop(tmp_path, RATE=0.0, COPY_BACK=copy_back, FLAT=flat)
+    assert "params-not-trained" not in causes_of(answer), answer
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["each", "flat"])
 def test_gradients_of_the_copies_that_keep_the_scale_are_named(tmp_path, flat):
     answer = observe_loop(tmp_path, UNSCALE=False, RATE=0.1 / 256, FLAT=flat)
     assert causes_of(answer)[:1] == ["scaler-misuse"], answer

@@ -23,6 +23,7 @@ from floatline.probe.watch.events import (
 from floatline.probe.watch.loop import MadeOptimizer, Watch
 from floatline.probe.watch.own_updates import Updates
 from floatline.probe.watch.patches import unwrap
+from floatline.probe.watch.weights import match_masters
 
 _Kind = TypeVar("_Kind", bound=LoopEvent)
 
@@ -248,7 +249,7 @@ def fill_record(record: RunRecord, seen: Watch) -> None:
     names = _name_parameters(record, seen)
     _fill_motion(record, seen, names)
     record.optimizers = [_sum_up(record, made, seen, names) for made in seen.optimizers.values()]
-    record.untrained = list(_find_untrained(seen, names))
+    record.untrained = list(_find_untrained(record, seen, names))
     # A loop that clips meets the scaler's refusal in unscale_, before any step.
     halves: list[tuple[int, int]] = [
         (e.optimizer, i) for e in record.of(ScalerStepEvent, UnscaleEvent) for i in e.halves
@@ -328,12 +329,12 @@ def _sum_up(record: RunRecord, made: MadeOptimizer, seen: Watch, names: dict[int
     )
 
 
-def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
+def _find_untrained(record: RunRecord, seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
     """Tensors that get gradients and are in no optimizer; and tensors in one that never get any, though used."""
     if not seen.optimizers:
         return
     held = {id(parameter) for made in seen.optimizers.values() for parameter in made.parameters}
-    held |= {id(part) for parts in seen.weights.masters.values() for part in parts}
+    held |= {id(part) for parts in (*seen.weights.masters.values(), *_find_copies(record, seen)) for part in parts}
     hidden = {id(t): name for model in seen.modules.roots.values() for name, t in _hidden_tensors(model)}
     for key, leaf in seen.weights.leaves.items():
         start, now = seen.weights.start.get(key), local_part(leaf).detach()
@@ -356,6 +357,15 @@ def _find_untrained(seen: Watch, names: dict[int, str]) -> Iterator[Untrained]:
                 missing = id(parameter) in held and parameter.requires_grad and id(parameter) not in seen.weights.leaves
                 if missing and id(module) in seen.modules.called:
                     yield Untrained(f"{path}.{name}".lstrip("."), registered=True, held=True)
+
+
+def _find_copies(record: RunRecord, seen: Watch) -> Iterator[list[Tensor]]:
+    """Weights of which an optimizer that had gradients holds copies that are equal still, since all updates were 0."""
+    own = [parameter for model in seen.modules.roots.values() for parameter in model.parameters()]
+    fed = {e.optimizer for e in record.of(StepEvent) if e.num_without_gradient < e.num_parameters}
+    for made in seen.optimizers.values():
+        if made.number in fed:
+            yield from match_masters(made.parameters, own).values()
 
 
 def _hidden_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
