@@ -9,6 +9,8 @@ from floatline.causes import find_cause
 from floatline.diagnosis.beside_fp32 import NUDGE, Beside, StepErrors, compare_with_fp32, keep_steady, look_closer
 from floatline.diagnosis.blame import ANY, Blame, name_own_line
 from floatline.diagnosis.gaps import Gap, Shown, measure_difference, measure_loss_gap
+from floatline.diagnosis.scripts.against_fp32 import _blame_a_line
+from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
 from floatline.findings import Finding
 
 FP32 = Shown(tuple(2.0 - 0.02 * i for i in range(60)), lines={"a.py:90": (4.0,)})
@@ -272,3 +274,29 @@ def test_a_librarys_line_is_named_at_the_next_one_of_the_users():
     assert "in precision/utils.py:22" in named.seen
     assert name_own_line(rows[1], rows) is rows[1]
     assert name_own_line(casts, [*rows, casts]) is casts  # none of the user's runs after it
+
+
+class ScriptRuns(Runs):
+    """The same, as a script's runs are asked for."""
+
+    source = ""
+
+    def in_part(self, lines):
+        return self(lines)
+
+    def nudged(self, _size):
+        return FP32
+
+
+@pytest.mark.parametrize(("file", "named"), [("a.py", 20), ("site-packages/torch/optim/adam.py", 60)])
+def test_a_suspect_of_the_same_cause_takes_the_place_of_a_librarys_line_alone(beside, file, named):
+    """It was tried by itself before, and did not help."""
+    candidates = [replace(at(20, "cancellation"), file=file), at(60, "cancellation")]
+    report = {
+        "suspects": [at(60, "cancellation").as_json()],
+        "suspects_beside": [],
+        "candidates": [one.as_json() for one in candidates],
+    }
+    found = ScriptDiagnosis("python train.py", "bf16-mixed", (), 1.0)
+    told = _blame_a_line(found, report, beside, ScriptRuns([20]))
+    assert told.primary.line == named

@@ -1,5 +1,6 @@
 """The losses of a script, one line for each step."""
 
+import contextlib
 import json
 
 import pytest
@@ -230,3 +231,33 @@ def test_the_time_before_the_first_pass_is_kept(tmp_path):
         log.end()
     assert first is not None and first > 0
     assert log.start_seconds == first
+
+
+@pytest.mark.parametrize("plan", [None, "fp32", "bf16-mixed"])
+def test_each_call_of_a_closure_is_a_step_with_a_plan_and_without(tmp_path, plan):
+    """A run under a plan is held against one without: both must count the same."""
+    model, closures = small_model(), []
+    x, y = batches(1)[0]
+    log, patches = LossLog(tmp_path / "log"), Patches()
+    with contextlib.ExitStack() as stack:
+        if plan is None:
+            stack.callback(log.patch_bare(patches))
+        else:
+            log.patch(patches)
+            stack.enter_context(plan_in_force(PLANS[plan], log.step))
+        opt = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+
+        def closure():
+            opt.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            closures.append(loss.item())
+            return loss
+
+        for _ in range(3):
+            opt.step(closure)
+    patches.undo()
+    log.end()
+    lines = [json.loads(line) for line in (tmp_path / "log").read_text("utf-8").splitlines()]
+    assert [line["loss"] for line in lines] == closures
+    assert len(closures) > 3
