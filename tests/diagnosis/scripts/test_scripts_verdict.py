@@ -235,3 +235,28 @@ def test_nobody_is_told_to_let_a_script_run_for_20_steps():
     assert len(sources) > 100
     told = [path.name for path in sources if "let it run for" in path.read_text(encoding="utf-8").lower()]
     assert told == []
+
+
+DECAYING = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+net = nn.Linear(6, 2).to(torch.bfloat16)
+opt = torch.optim.AdamW(net.parameters(), lr=1e-3, weight_decay=DECAY)
+for step in range(40):
+    x = torch.randn(16, 6)
+    loss = (net(x.bfloat16()).float() - x[:, :2]).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@pytest.mark.parametrize(("decay", "is_told"), [(1.9, True), (0.5, False), (100.0, False)])
+def test_a_decay_that_takes_nothing_from_weights_is_told_where_fp32s_takes_much(tmp_path, decay, is_told):
+    """0.5 takes 2 % in 40 steps; 100 is more than half a spacing of BF16 and is not lost."""
+    script = tmp_path / "train.py"
+    script.write_text(DECAYING.replace("DECAY", str(decay)), encoding="utf-8")
+    answer = observe(str(script))
+    told = [note for note in answer["notes"] if "in FP32 it takes 7 %" in note]
+    assert bool(told) == is_told and len(told) <= 1, answer

@@ -376,20 +376,29 @@ def _find_precision(given: RunRecord) -> tuple[str, int]:
 
 def _lost_decay(evidence: Evidence, trace: Trace) -> list[Finding]:
     """Weights that keep a size which FP32's decay takes from them, seen at the end of the run, or in its losses."""
-    stuck = [(op, share) for op, share in silent.stuck_decays(trace) if _params(op) and op.scalars]
-    if not stuck:
+    stuck, due, seen = measure_lost_decay(evidence, trace)
+    grown = evidence.growth([name.removeprefix("param:") for op, _ in stuck for name in _params(op)])
+    if not stuck or not (evidence.is_apart if grown is None else grown > due / 2):
         return []
-    factor = stuck[0][0].scalars[0]
+    return [_of_weights(evidence, "decay-lost-to-rounding", seen)]
+
+
+def measure_lost_decay(evidence: Evidence, trace: Trace) -> tuple[list[tuple[Op, float]], float, str]:
+    """Decays that leave weights as they are, what they take of these in FP32, as a share, and both in words.
+
+    Nothing, where FP32's would take little in as many steps.
+    """
+    stuck = [(op, share) for op, share in silent.stuck_decays(trace) if _params(op) and op.scalars]
+    factor = stuck[0][0].scalars[0] if stuck else 1.0
     num_steps = evidence.given.num_steps - len(set(evidence.given.skipped))
     due = 1 - factor**num_steps if 0 < factor < 1 else 0.0
-    grown = evidence.growth([name.removeprefix("param:") for op, _ in stuck for name in _params(op)])
-    if due < DECAYED or not (evidence.is_apart if grown is None else grown > due / 2):
-        return []
+    if due < DECAYED:
+        return [], due, ""
     seen = (
         f"a decay to {factor:.6g} of their size leaves {name_shares(stuck)} bit-identical; "
         f"in FP32 it takes {percent(due)} of them in {num_steps:,} steps"
     )
-    return [_of_weights(evidence, "decay-lost-to-rounding", seen)]
+    return stuck, due, seen
 
 
 def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:
