@@ -44,6 +44,7 @@ from floatline.probe.watch.patches import Aside
 _SMALL = 2**18
 _LOWEST, _HIGHEST = -200, 1024  # exponents below are counted there: FP32 itself ends at -149
 _NUM_FIGURES = 5  # of a gradient, before these counts
+_FROZEN_BY_PYTHON = 2000  # objects: 3.12 begins with some 400, and a gc.freeze() beside torch has 100,000 and more
 _JOINED = 2**14  # elements of a gradient up to which it is compared with others as one
 
 
@@ -150,7 +151,7 @@ class Recorder(TorchDispatchMode):
 
     def __enter__(self) -> Recorder:
         # A trace is many small objects: Python would look through all that there is for garbage again and again.
-        self._freezes = gc.get_freeze_count() == 0
+        self._freezes = gc.get_freeze_count() < _FROZEN_BY_PYTHON
         if self._freezes:
             gc.freeze()
         self._whereabouts.__enter__()
