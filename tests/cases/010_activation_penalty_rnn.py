@@ -2,12 +2,12 @@
 
 Symptom:   the logged loss is inf from the first step under FP16 and a stop-on-inf guard kills the run, although hardly
            any step is skipped and all gradients are finite.
-Truth:     the penalty adds h.pow(2).sum() over time*batch*hidden in half: ~1e5 squares of size ~1 sum to > 65504.
-           The derivative of a sum is finite, so only the value is lost.
+Truth:     the penalty stands outside of autocast's region, and adds h.pow(2).sum() over time*batch*hidden in half:
+           ~1e5 squares of size ~1 sum to > 65504. The derivative of a sum is finite, so only the value is lost.
 Right fix: use a mean, or accumulate the penalty in FP32.
 Wrong fix: multiply the penalty by 1e-6 *after* the sum (inf * 1e-6 is inf); gradient clipping; blame the recurrence.
 Source:    Xilinx/brevitas#1496 (loss over many elements overflows in half); own repro
-CUDA:      same in pure FP16; CUDA autocast promotes sum/pow.
+CUDA:      same; inside of the region CUDA autocast would promote sum.
 """
 
 import torch
@@ -36,7 +36,8 @@ def _loss(alt):
     def loss_fn(out, y):
         logits, hs = out
         h = hs.float() if alt else hs
-        penalty = (h * h * 220).sum()
+        with torch.autocast(hs.device.type, enabled=False):
+            penalty = (h * h * 220).sum()
         return F.cross_entropy(logits.flatten(0, 1), y.flatten()) + 2e-7 * penalty
 
     return loss_fn
@@ -64,7 +65,7 @@ def fixed():
 
 EXPECT = dict(
     cause="reduction-overflow",
-    where="loss_fn|010_activation_penalty_rnn.py:39",
+    where="loss_fn|010_activation_penalty_rnn.py:40",
     code="penalty = (h * h * 220).sum()",
     op="aten.sum",
     fix="accumulate the penalty in FP32 (hs.float()) or use mean()",

@@ -1,12 +1,12 @@
 """Text detector with an approximate binarisation step 1 / (1 + exp(-k x)).
 
 Symptom:   finite loss, but the gradients are NaN: under FP16 every step is skipped, the scale goes to 0. FP32 is fine.
-Truth:     exp(-50 * x) overflows to inf in half once x < -0.22. The forward 1/(1+inf) = 0 looks right; the backward
-           multiplies 0 by inf = NaN.
+Truth:     the step is taken outside of autocast, on half maps: exp(-50 * x) overflows to inf in half once x < -0.22.
+           The forward 1/(1+inf) = 0 looks right; the backward multiplies 0 by inf = NaN.
 Right fix: torch.sigmoid(k * x) (stable by construction).
 Wrong fix: clamp the output map; add eps to the denominator; smaller init_scale.
 Source:    mindee/doctr#1409 (formula), open-mmlab/mmocr#1375
-CUDA:      same in pure FP16; CUDA autocast promotes exp (but not in code run after an explicit .half()).
+CUDA:      same; inside of the region CUDA autocast would promote exp.
 """
 
 import torch
@@ -25,18 +25,20 @@ class DBHead(nn.Module):
 
     def forward(self, img):
         f = self.feat(img)
-        p, t = torch.sigmoid(self.prob(f)), torch.sigmoid(self.thresh(f))
-        if self.alt:
-            b = torch.sigmoid(self.k * (p - t))
-        else:
-            b = 1 / (1 + torch.exp(-self.k * (p - t)))
-        return p, b
+        logits = self.prob(f)
+        p, t = torch.sigmoid(logits), torch.sigmoid(self.thresh(f))
+        with torch.autocast(p.device.type, enabled=False):
+            if self.alt:
+                b = torch.sigmoid(self.k * (p - t))
+            else:
+                b = 1 / (1 + torch.exp(-self.k * (p - t)))
+        return logits, b
 
 
 def loss_fn(out, y):
-    p, b = (o.float() for o in out)
+    logits, b = (o.float() for o in out)
     dice = 1 - 2 * (b * y).mean() / (b.mean() + y.mean() + 1e-4)
-    return F.binary_cross_entropy(p, y) + 0.5 * dice
+    return F.binary_cross_entropy_with_logits(logits, y) + 0.5 * dice
 
 
 def _make(alt):
@@ -58,7 +60,7 @@ def fixed():
 
 EXPECT = dict(
     cause="exp-overflow",
-    where="|012_steep_step_function.py:32",
+    where="|012_steep_step_function.py:34",
     code="b = 1 / (1 + torch.exp(-self.k * (p - t)))",
     op="aten.exp",
     fix="use torch.sigmoid(k * (p - t))",

@@ -6,7 +6,7 @@ Truth:     masked (padding / stale) tokens have log-ratio ~12; exp() overflows t
 Right fix: compute the ratio in FP32, and select with torch.where instead of multiplying.
 Wrong fix: PPO clipping (min(inf*0, ...) is NaN); grad-norm clipping; mask the loss once more.
 Source:    PrimeIntellect-ai/prime-rl#2972, OpenRLHF/OpenRLHF#1314
-CUDA:      same in pure FP16 (CUDA autocast promotes exp).
+CUDA:      same; inside of the region CUDA autocast would promote exp.
 """
 
 import torch
@@ -29,7 +29,8 @@ def _loss(alt):
         logp = logits.float().log_softmax(-1).to(logits.dtype).gather(-1, act[..., None])[..., 0]
         if alt:
             logp = logp.float()
-        ratio = torch.exp(logp - old_logp.to(logp.dtype))
+        with torch.autocast(logp.device.type, enabled=False):
+            ratio = torch.exp(logp - old_logp.to(logp.dtype))
         if alt:
             ratio = torch.where(mask > 0, ratio, torch.ones_like(ratio))
         surr = torch.minimum(ratio * adv, ratio.clamp(0.8, 1.2) * adv)
@@ -66,7 +67,7 @@ def fixed():
 
 EXPECT = dict(
     cause="exp-overflow",
-    where="loss_fn|014_stale_policy_ratio.py:32",
+    where="loss_fn|014_stale_policy_ratio.py:33",
     code="ratio = torch.exp(logp - old_logp.to(logp.dtype))",
     op="aten.exp",
     fix="take the ratio in FP32 and drop masked tokens with torch.where, not by multiplying with 0",

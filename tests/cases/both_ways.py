@@ -24,7 +24,7 @@ from floatline.diagnosis.scripts.main import explain
 from floatline.diagnosis.scripts.script_report import read_report
 from floatline.diagnosis.target_diagnosis import diagnose
 from floatline.errors import FloatlineError
-from floatline.numerics.cuda_autocast import cuda_autocast_lists
+from floatline.numerics.cuda_autocast import cpu_autocast_lists, cuda_autocast_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.probe.scripts.run import ScriptWatch
 
@@ -143,12 +143,8 @@ def diagnose_as_script(script: Path) -> Said:
 @contextlib.contextmanager
 def under(lists: Lists) -> Generator[None]:
     """CPU's autocast lists as they are, or CUDA's and a GPU's 16-bit products."""
-    if lists == "cpu":
-        with HalfOnCPU():
-            yield
-    else:
-        with cuda_autocast_lists(), HalfOnCPU():
-            yield
+    with HalfOnCPU(), cpu_autocast_lists() if lists == "cpu" else cuda_autocast_lists():
+        yield
 
 
 def ask(case: Case, lists: Lists, *, name: str = "") -> tuple[Said, Said]:

@@ -25,6 +25,8 @@ from typing import Any, Literal
 
 import torch
 
+from floatline.numerics.cuda_autocast import cuda_autocast_lists
+
 FOLDER = Path(__file__).parent
 Variant = Literal["as given", "same in fp32", "fixed"]
 VARIANTS: tuple[Variant, ...] = ("as given", "same in fp32", "fixed")
@@ -88,11 +90,11 @@ class Case:
         return {"as given": self.healthy, "same in fp32": self.module.FP32_TRAINS, "fixed": True}[variant]
 
     def run(self, variant: Variant) -> Outcome:
-        """Train, and judge: no error, finite weights and buffers, the final metric under TARGET."""
+        """Train as on a GPU, and judge: no error, finite weights and buffers, the final metric under TARGET."""
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
-            with on_path(), warnings.catch_warnings():
+            with on_path(), cuda_autocast_lists(), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return _judge(self.module, lambda: self._train(variant))
         finally:

@@ -19,13 +19,6 @@ from tests.diagnosis.test_cases_on_gpu import diagnose_on_gpu
 from tests.slow import mark_of, mostly_slow, slow
 
 CASES = {case.name: case for case in all_cases() if is_judged_here(case)}
-# What CUDA's lists make of a case, where that is not what CPU's do: they sum and exponentiate in FP32, and refuse
-# F.binary_cross_entropy.
-UNDER_CUDA = {
-    "010_activation_penalty_rnn": "healthy",
-    "012_steep_step_function": "rounded-onto-singularity",
-    "014_stale_policy_ratio": "healthy",
-}
 # What one run of a script cannot tell: that labels do not follow from inputs, or that a line is to blame for losses
 # that are finite and not FP32's, takes a second training; that weights end larger than FP32's, those: it is a note.
 NOT_TOLD_OF_A_SCRIPT = dict.fromkeys(
@@ -50,14 +43,10 @@ def each_case() -> list:
     ]
 
 
-def check(case: Case, target: Said, script: Said, lists: str) -> None:
+def check(case: Case, target: Said, script: Said) -> None:
     """The target is what the case says, and the script is what the target is."""
-    cause = UNDER_CUDA.get(case.name) if lists == "cuda" else None
-    if cause is None:
-        assert (target.verdict, target.cause or "healthy") == (expected_verdict(case), case.expect["cause"]), target
-        assert case.healthy or is_right(case, target), target
-    else:
-        assert (target.cause or target.verdict) == cause, target
+    assert (target.verdict, target.cause or "healthy") == (expected_verdict(case), case.expect["cause"]), target
+    assert case.healthy or is_right(case, target), target
     if case.name in NOT_TOLD_OF_A_SCRIPT:
         assert (script.verdict, script.cause) == (NOT_TOLD_OF_A_SCRIPT[case.name], ""), script
     else:
@@ -68,8 +57,7 @@ def check(case: Case, target: Said, script: Said, lists: str) -> None:
 @pytest.mark.parametrize("lists", LISTS)
 @pytest.mark.parametrize("case", each_case())
 def test_a_script_is_told_what_a_target_is(case, lists):
-    target, script = ask(case, lists)
-    check(case, target, script, lists)
+    check(case, *ask(case, lists))
 
 
 @pytest.mark.parametrize("lists", LISTS)
@@ -77,8 +65,6 @@ def test_a_script_is_told_what_a_target_is(case, lists):
 def test_a_fixed_script_is_left_in_peace(case, lists, tmp_path):
     if case.name == "085_rank_skips_bad_batch":
         pytest.skip("trains in processes of its own, which are not watched")
-    if case.name == "012_steep_step_function" and lists == "cuda":
-        pytest.skip("F.binary_cross_entropy is in the fixed case, too, and CUDA's autocast refuses it")
     with under(lists):
         said = diagnose_as_script(write_script(case, tmp_path, name="fixed"))
     assert said.verdict == "healthy", said

@@ -13,7 +13,7 @@ from tools.score_cases import diagnose_quietly
 CASES = {
     case.name: case
     for case in all_cases()
-    if case.kind == "build" and re.search(r"^CUDA: +same(\.| \()", case.path.read_text(), re.MULTILINE)
+    if case.kind == "build" and re.search(r"^CUDA: +same(\.|;| \()", case.path.read_text(), re.MULTILINE)
 }
 TARGET = """
 import importlib

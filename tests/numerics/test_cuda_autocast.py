@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from floatline.numerics import cuda_autocast
-from floatline.numerics.cuda_autocast import cuda_autocast_lists
+from floatline.numerics.cuda_autocast import cpu_autocast_lists, cuda_autocast_lists, follows_cuda_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
 
 RECORD = Path(__file__).parents[1] / "data" / "cuda_autocast.json"
@@ -192,6 +192,18 @@ def test_left_without_being_entered_is_an_error_and_changes_nothing():
     with cuda_autocast_lists():
         assert exp_dtype() is torch.float32
     assert exp_dtype() is HALF
+
+
+def test_held_off_they_change_nothing_whoever_enters_them_and_hold_again_afterwards():
+    with cuda_autocast_lists():
+        with cpu_autocast_lists():
+            with cuda_autocast_lists():
+                assert dtype_of(torch.exp) == HALF
+            assert not follows_cuda_lists()
+        assert dtype_of(torch.exp) == torch.float32
+        assert follows_cuda_lists()
+    assert dtype_of(torch.exp) == HALF
+    assert not follows_cuda_lists()
 
 
 def test_as_a_decorator_they_hold_for_each_call():

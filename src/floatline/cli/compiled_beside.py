@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from floatline.cli.output import AsDevice, show_progress, text_console
+from floatline.cli.output import DiagnoseAs, show_progress, text_console
 
 if TYPE_CHECKING:
     from floatline.agreement.compiled.compiled_report import CompiledReport
@@ -31,7 +31,7 @@ class CompiledAsked:
     backend: str | None
     out: str | None
 
-    def check(self, *, forward: bool, would_fit: bool, as_device: AsDevice | None) -> None:
+    def check(self, *, forward: bool, would_fit: bool, as_device: DiagnoseAs | None) -> None:
         """Refuse options that do not go together."""
         if not self.wanted and (self.backend is not None or self.out is not None):
             raise typer.BadParameter("--backend and --out say how compiled code is compared. Give --compiled, too.")

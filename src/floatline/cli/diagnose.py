@@ -11,8 +11,7 @@ from floatline.cli.compiled_beside import CompiledAsked, print_compiled
 from floatline.cli.endings import say_ended, saying_how_to_go_on
 from floatline.cli.output import (
     COMMAND,
-    AsDevice,
-    AsOption,
+    DiagnoseAs,
     FormatOption,
     OutputFormat,
     SeedOption,
@@ -85,7 +84,14 @@ def diagnose(
             help="How many steps of a script are run in FP32. The default is 100, or all of up to 250. Only with --.",
         ),
     ] = None,
-    as_device: AsOption = None,
+    as_device: Annotated[
+        DiagnoseAs | None,
+        typer.Option(
+            "--as",
+            help="cuda: run a script written for a GPU on a CPU, computing as the GPU would. "
+            "cpu: let a target on a CPU follow the CPU's autocast instead of a GPU's.",
+        ),
+    ] = None,
     forward: Annotated[
         bool,
         typer.Option(
@@ -172,11 +178,12 @@ def diagnose(
         return
     if once or fp32_steps is not None:
         raise typer.BadParameter("--once and --fp32-steps are for a script: give its command after --.")
-    if as_device is not None:
+    if as_device is DiagnoseAs.cuda:
         raise typer.BadParameter(
-            f"--as {as_device.value} is for a script: give its command after --. A target's 16-bit products "
-            "are a GPU's already."
+            "--as cuda is for a script: give its command after --. A target on a CPU computes as a GPU already."
         )
+    if formats and as_device is not None:
+        raise typer.BadParameter("--would-fit computes as a GPU. Leave out --as.")
     if formats:
         _foresee(target, tuple(formats), steps, seed, output)
         return
@@ -193,6 +200,7 @@ def diagnose(
             bundle=bundle,
             with_data=with_data,
             tries_fixes=tries,
+            as_device="cuda" if as_device is None else "cpu",
         )
     with saying_how_to_go_on(_ENDED):
         also = beside.compare(target, None, seed)
@@ -223,7 +231,7 @@ def _diagnose_command(
     context: typer.Context,
     output: OutputFormat,
     trace: str | None,
-    as_device: AsDevice | None,
+    as_device: DiagnoseAs | None,
     *,
     tries: bool,
     quiet: bool,
@@ -240,7 +248,7 @@ def _diagnose_command(
             context.meta[COMMAND],
             trace_path=trace,
             keep_stdout=quiet or output is OutputFormat.json,
-            as_device="cuda" if as_device is AsDevice.cuda else None,
+            as_device="cuda" if as_device is DiagnoseAs.cuda else None,
             tries_fixes=tries,
             fp32_steps=fp32_steps,
             on_progress=stages,

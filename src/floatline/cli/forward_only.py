@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from floatline.cli.output import AsDevice, OutputFormat, show_progress
+from floatline.cli.output import DiagnoseAs, OutputFormat, show_progress
 
 if TYPE_CHECKING:
     from floatline.diagnosis.forward.result import ForwardDiagnosis
@@ -23,7 +23,7 @@ class ForwardOptions:
     tries: bool
     trace: str | None
     output: OutputFormat
-    as_device: AsDevice | None
+    as_device: DiagnoseAs | None
 
 
 def diagnose_forward_any(
@@ -75,5 +75,5 @@ def _diagnose_command(words: list[str], options: ForwardOptions) -> ForwardDiagn
         words,
         searches=options.tries,
         keep_stdout=options.output is OutputFormat.json,
-        as_device="cuda" if options.as_device is AsDevice.cuda else None,
+        as_device="cuda" if options.as_device is DiagnoseAs.cuda else None,
     )

@@ -38,6 +38,13 @@ class AsDevice(str, Enum):
     cuda = "cuda"
 
 
+class DiagnoseAs(str, Enum):
+    """What a script or a target is diagnosed as on."""
+
+    cuda = "cuda"
+    cpu = "cpu"
+
+
 AsOption = Annotated[
     AsDevice | None,
     typer.Option("--as", help="Run a script written for a GPU on a CPU, computing as the GPU would. Only with --."),

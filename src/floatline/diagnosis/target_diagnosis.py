@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from floatline.base.work_clock import WorkClock
 from floatline.diagnosis.beside_fp32 import Beside, StepErrors, compare_with_fp32
@@ -31,6 +32,7 @@ from floatline.diagnosis.result import Diagnosis
 from floatline.diagnosis.trials.counterfactual import Counterfactuals, apply_scale, try_formats
 from floatline.errors import TargetError
 from floatline.findings import Finding
+from floatline.numerics.cuda_autocast import cpu_autocast_lists
 from floatline.probe.bundles.bundle import write_bundle
 from floatline.probe.runs.conditions import Change
 from floatline.probe.runs.failures import Failure
@@ -58,6 +60,7 @@ def diagnose(
     bundle: str | None = None,
     with_data: bool = False,
     tries_fixes: bool = False,
+    as_device: Literal["cuda", "cpu"] = "cuda",
 ) -> Diagnosis:
     """Name what a target's training suffers from, or say that nothing is wrong.
 
@@ -74,6 +77,7 @@ def diagnose(
         with_data: Put the step's batch into the bundle, and the inputs of a wrong kernel with a script that calls it.
         tries_fixes: Whether changes of the source are tried: the target is then diagnosed again, in another process,
             with its line changed.
+        as_device: Whose autocast a CPU follows, that of a GPU, or its own.
 
     Raises:
         TargetError: The target cannot be run, or ends in an exception that has nothing to do with precision.
@@ -81,7 +85,7 @@ def diagnose(
     began, clock = time.perf_counter(), WorkClock()
     say: Callable[[str], None] = on_progress or _say_nothing
     loaded = load_target(target)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), cpu_autocast_lists() if as_device == "cpu" else contextlib.nullcontext():
         warnings.simplefilter("ignore")  # the target's own: they are not what was asked for
         say("running the target as it is")
         given = run_target(loaded, steps=steps, seed=seed)
@@ -134,7 +138,7 @@ def diagnose(
         return found_out
     tried_out = try_fixes(
         found_out,
-        lambda sources: run_changed_target(target, sources, steps=steps, seed=seed),
+        lambda sources: run_changed_target(target, sources, steps=steps, seed=seed, as_device=as_device),
         root=Path.cwd(),
         say=say,
     )
@@ -253,7 +257,14 @@ def _find(evidence: Evidence) -> list[Finding]:
     return []
 
 
-def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | None, seed: int) -> Diagnosis | str:
+def run_changed_target(
+    target: str,
+    sources: Mapping[str, str],
+    *,
+    steps: int | None,
+    seed: int,
+    as_device: Literal["cuda", "cpu"] = "cuda",
+) -> Diagnosis | str:
     """Diagnose a target in a process of its own, with changed texts.
 
     Args:
@@ -261,8 +272,9 @@ def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | 
         sources: Texts by path.
         steps: Steps to run.
         seed: Seed of every run.
+        as_device: Whose autocast a CPU follows.
     """
-    seen = run_changed(__name__, sources, target=target, steps=steps, seed=seed)
+    seen = run_changed(__name__, sources, target=target, steps=steps, seed=seed, as_device=as_device)
     if isinstance(seen, str):
         return seen
     if "error" in seen:
@@ -276,7 +288,7 @@ def run_changed_target(target: str, sources: Mapping[str, str], *, steps: int | 
 
 def diagnose_changed(job: Mapping[str, Any]) -> dict[str, Any]:
     """Diagnose a target whose source is taken to be another; in a process of its own."""
-    found = diagnose(job["target"], steps=job["steps"], seed=job["seed"])
+    found = diagnose(job["target"], steps=job["steps"], seed=job["seed"], as_device=job["as_device"])
     return {
         "precision": found.precision,
         "findings": [finding.as_json() for finding in found.findings],

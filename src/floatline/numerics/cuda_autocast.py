@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from collections.abc import Callable, Generator, Iterable
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.library import Library, fallthrough_kernel
+
+from floatline.numerics.half_on_cpu import HalfOnCPU
 
 # low       autocast's dtype
 # float32   float32
@@ -131,33 +134,55 @@ class cuda_autocast_lists(ContextDecorator):  # noqa: N801 - used as contextlib'
     """
 
     def __enter__(self) -> None:
-        _registration.add_user()
+        _registration.change(users=1)
 
     def __exit__(self, *_: object) -> None:
-        _registration.remove_user()
+        _registration.change(users=-1)
+
+
+@contextmanager
+def gpu_arithmetic() -> Generator[None]:
+    """16 bits as a GPU has them: on a CPU its products and its autocast; what lies on a GPU passes through."""
+    with HalfOnCPU(), cuda_autocast_lists():
+        yield
+
+
+@contextmanager
+def cpu_autocast_lists() -> Generator[None]:
+    """Let `cuda_autocast_lists` change nothing inside, whoever enters it: autocast on the CPU stays the CPU's."""
+    _registration.change(holds=1)
+    try:
+        yield
+    finally:
+        _registration.change(holds=-1)
+
+
+def follows_cuda_lists() -> bool:
+    """Whether autocast on the CPU follows CUDA's lists now."""
+    return _registration.in_force
 
 
 class _Registration:
-    """CUDA's rules instead of the CPU's, for as long as anyone uses them."""
+    """CUDA's rules instead of the CPU's, for as long as anyone uses them and nobody holds them off."""
 
     def __init__(self) -> None:
+        self.in_force = False
         self._lock = threading.Lock()
-        self._num_users = 0
+        self._num_users = self._num_holds = 0
         self._undo = ExitStack()
 
-    def add_user(self) -> None:
+    def change(self, *, users: int = 0, holds: int = 0) -> None:
+        """Add so many who use the rules, and who hold them off, and put in force what follows."""
         with self._lock:
-            if self._num_users == 0:
-                self._register()
-            self._num_users += 1
-
-    def remove_user(self) -> None:
-        with self._lock:
-            if self._num_users == 0:
+            num_users, num_holds = self._num_users + users, self._num_holds + holds
+            if num_users < 0:
                 raise RuntimeError("cuda_autocast_lists was left more often than it was entered. Enter it first.")
-            self._num_users -= 1
-            if self._num_users == 0:
+            wanted = num_users > 0 and num_holds == 0
+            if wanted and not self.in_force:
+                self._register()
+            elif self.in_force and not wanted:
                 self._undo.close()
+            self.in_force, self._num_users, self._num_holds = wanted, num_users, num_holds
 
     def _register(self) -> None:
         with ExitStack() as undo, warnings.catch_warnings():
@@ -198,11 +223,12 @@ def _by_name(lists: dict[Rule, str]) -> dict[str, Rule]:
     return {name: rule for rule, names in lists.items() for name in names.split()}
 
 
-def _listed(key: str) -> set[str]:
+@functools.cache  # of torch's own rules: it takes longer than to register all of CUDA's
+def _listed(key: str) -> frozenset[str]:
     """Names of the operations for which torch has a rule under a dispatch key."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     names: list[str] = torch._C._dispatch_get_all_op_names()
-    return {name[6:] for name in names if name.startswith("aten::") and has_kernel(name, key)}
+    return frozenset(name[6:] for name in names if name.startswith("aten::") and has_kernel(name, key))
 
 
 def _overload(name: str) -> OpOverload[..., Any]:

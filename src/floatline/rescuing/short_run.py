@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from floatline.errors import FloatlineError
 from floatline.guard.outcome import Outcome
 from floatline.numerics.cuda_autocast import cuda_regions
-from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plans import Plan
 from floatline.training.settings import shared_policy
 from floatline.training.trainer import Trainer
@@ -60,8 +59,7 @@ def run_trial(target: Target, plan: Plan, *, steps: int, seed: int) -> Trial:
     """Train a target under a plan for a few steps.
 
     Numerics:
-        The loop, the scaler and the optimizer are those of `floatline train`. On a CPU the autocast lists are the
-        CPU's, as in a diagnosis: they keep less in FP32 than CUDA's.
+        The loop, the scaler, the optimizer and the arithmetic are those of `floatline train`.
 
     Args:
         target: A target with build().
@@ -81,8 +79,7 @@ def run_trial(target: Target, plan: Plan, *, steps: int, seed: int) -> Trial:
                 on_step=outcomes.append,
             )  # fmt: skip
             with contextlib.closing(trainer.guard):
-                on_cpu = trainer.device.type == "cpu" and plan.compute != "fp32"
-                with cuda_regions(), HalfOnCPU() if on_cpu else contextlib.nullcontext():
+                with cuda_regions(), trainer.arithmetic():
                     for _ in range(steps):
                         trainer.step()
                     trainer.guard.drain()

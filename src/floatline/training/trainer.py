@@ -22,8 +22,7 @@ from floatline.guard.guard import Guard
 from floatline.guard.outcome import Outcome
 from floatline.guard.policy import Policy, resolve_policy
 from floatline.ledger.parts import list_parts
-from floatline.numerics.cuda_autocast import cuda_autocast_lists
-from floatline.numerics.half_on_cpu import HalfOnCPU
+from floatline.numerics.cuda_autocast import gpu_arithmetic
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.dtypes import DTYPES
@@ -255,7 +254,7 @@ class Trainer:
         if self.device.type != "cpu" or self.plan.compute == "fp32":
             yield
             return
-        with HalfOnCPU(), cuda_autocast_lists():
+        with gpu_arithmetic():
             yield
 
     def step(self) -> Outcome:

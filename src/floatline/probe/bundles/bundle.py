@@ -192,6 +192,7 @@ def _put_in(bundle: Bundle, workload: Workload) -> CapturedStep:
     )
     step.around = loss.in_force
     step.checked, step.autocast = bool(fields["checked"]), AutocastState.from_json(fields["autocast"])
+    step.cuda_lists = bool(fields.get("cuda_lists"))  # bundles of version 0.1.0 have none
     for name in step.state.captured:
         if name.startswith("optimizer["):  # trained, and no part of the model
             step.state.captured[name] = bundle.tensors[f"model.{name}"].to(step.device)

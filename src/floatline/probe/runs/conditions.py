@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from floatline.numerics.half_on_cpu import HalfOnCPU
+from floatline.numerics.cuda_autocast import gpu_arithmetic
 from floatline.precision.dtypes import NARROW
 from floatline.precision.islands import Line, LineIslands
 from floatline.probe.steps.other_precision import as_bf16, as_fp32
@@ -144,8 +144,8 @@ def prepared(target: Target, precision: Precision | None, seed: int) -> Generato
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         stack.enter_context(_on_path(str(target.folder)))
-        if precision != "fp32":  # what lies on a GPU passes through it
-            stack.enter_context(HalfOnCPU())
+        if precision != "fp32":
+            stack.enter_context(gpu_arithmetic())
         if precision is not None:
             stack.enter_context(as_fp32() if precision == "fp32" else as_bf16())
         yield

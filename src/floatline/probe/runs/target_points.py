@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from floatline.errors import ReplayError
-from floatline.numerics.half_on_cpu import HalfOnCPU
+from floatline.numerics.cuda_autocast import gpu_arithmetic
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.random_state import RandomState
@@ -87,7 +87,7 @@ class _CapturingLoop:
         found: list[CapturedStep] = []
         skips = number = 0
         loop = PlainLoop(self._workload, self._plan)
-        with HalfOnCPU() if loop.device == "cpu" else contextlib.nullcontext():
+        with gpu_arithmetic() if loop.device == "cpu" else contextlib.nullcontext():
             try:
                 for number in range(steps):
                     if number in capture:

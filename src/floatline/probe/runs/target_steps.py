@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from floatline.errors import ReplayError
+from floatline.numerics.cuda_autocast import gpu_arithmetic
 from floatline.plans import Plan
 from floatline.plans.presets import resolve_plan
 from floatline.precision.applied_plan import AppliedPlan
@@ -79,17 +80,17 @@ def capture_target(target: Target, *, step: int, seed: int = 0) -> CapturedStep:
     first = first_batch(workload, plan, step)
     origin = replace(origin_of(target, seed=seed, step=step), batch=first)
     loss = PlannedLoss(workload, plan)
-    captured = capture_step(
-        workload.model,
-        made["optimizer"],
-        loss,
-        *batches_of(workload, plan, first),
-        plan=plan,
-        scaler=made["scaler"],
-        random_state=made["random"],
-        half_on_cpu=True,  # what lies on a GPU passes through it
-        origin=replace(origin, islands=tuple(plan.check_modules(workload.model))),
-    )
+    with gpu_arithmetic():  # as in the run
+        captured = capture_step(
+            workload.model,
+            made["optimizer"],
+            loss,
+            *batches_of(workload, plan, first),
+            plan=plan,
+            scaler=made["scaler"],
+            random_state=made["random"],
+            origin=replace(origin, islands=tuple(plan.check_modules(workload.model))),
+        )
     captured.around = loss.in_force
     return captured
 

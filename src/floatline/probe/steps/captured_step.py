@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from floatline import optim
 from floatline.errors import ReplayError, suggest
 from floatline.findings import Finding
+from floatline.numerics.cuda_autocast import cuda_autocast_lists, follows_cuda_lists
 from floatline.numerics.half_on_cpu import HalfOnCPU
 from floatline.plans import Plan
 from floatline.precision.dtypes import DTYPES
@@ -90,6 +91,7 @@ class CapturedStep:
         self.optimizer = copy.deepcopy(optimizer, {id(p): p for p in held}) if keep_optimizer else None
         self.autocast = AutocastState.now()
         self.half_on_cpu = half_on_cpu
+        self.cuda_lists = follows_cuda_lists()
         self.device = next((t.device for t in self.state.live.values()), torch.device("cpu"))
 
     def replay(
@@ -232,6 +234,8 @@ class CapturedStep:
             wanted = wanted if half_on_cpu is None else half_on_cpu
             if wanted and not is_half_on_cpu():
                 stack.enter_context(HalfOnCPU())
+            if wanted and (self.cuda_lists or precision in ("fp16", "bf16")):
+                stack.enter_context(cuda_autocast_lists())
             if precision == "fp32":
                 stack.enter_context(as_fp32())
             elif precision is not None:
@@ -319,6 +323,7 @@ def write_step(step: CapturedStep, folder: Path, *, with_data: bool, findings: S
         "scale": step.scale,
         "checked": step.checked,
         "half_on_cpu": step.half_on_cpu,
+        "cuda_lists": step.cuda_lists,
         "training": step.state.training,
         "autocast": step.autocast.as_json(),
         "random": random_state,
