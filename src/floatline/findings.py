@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from floatline.causes import Cause
 from floatline.errors import FloatlineError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The operation that rounded what another one fails of.
+
+    Args:
+        file: Source file.
+        line: Line in that file, counted from 1.
+        op: The operation, such as 'aten.sigmoid'.
+    """
+
+    file: str
+    line: int
+    op: str
 
 
 @dataclass(frozen=True)
@@ -23,6 +38,7 @@ class Finding:
         op: The operation, such as 'aten.mm'.
         patch: The fix as a unified diff, where it is a change of the user's source that was tried; '' where it is not.
         tried: What came of trying fixes in the user's source, as one sentence; '' where none was tried.
+        origin: Where what fails here was rounded, if that is another line.
     """
 
     cause: Cause
@@ -34,6 +50,7 @@ class Finding:
     op: str = ""
     patch: str = ""
     tried: str = ""
+    origin: Origin | None = None
 
     @property
     def where(self) -> str:
@@ -55,6 +72,7 @@ class Finding:
             "patch": self.patch,
             "tried": self.tried,
             "remedies": list(self.cause.remedies),
+            **({} if self.origin is None else {"origin": asdict(self.origin)}),
         }
 
     def __str__(self) -> str:

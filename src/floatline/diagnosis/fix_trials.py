@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from floatline.base.files import write_whole
 from floatline.causes import find_cause
 from floatline.diagnosis.result import Diagnosis
-from floatline.findings import Finding
+from floatline.findings import Finding, Origin
 
 if TYPE_CHECKING:  # libcst takes half a second to import, and a healthy run needs no fix
     from floatline.fixes import CodeFix
@@ -261,4 +261,5 @@ def _replace_primary(diagnosis: Diagnosis, primary: Finding) -> Diagnosis:
 def read_finding(entry: Mapping[str, Any]) -> Finding:
     """A finding from the JSON that one is written as."""
     names = ("seen", "fix", "module", "file", "line", "op")
-    return Finding(find_cause(entry["cause"]), **{name: entry[name] for name in names})
+    origin = Origin(**entry["origin"]) if "origin" in entry else None
+    return Finding(find_cause(entry["cause"]), **{name: entry[name] for name in names}, origin=origin)

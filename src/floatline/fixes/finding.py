@@ -114,13 +114,19 @@ def find_fixes(finding: Finding, *, root: str | Path | None = None, text: str | 
         text: What the file is taken to hold; None reads it.
     """
     kinds = KINDS_OF_CAUSES.get(finding.cause.id, ())
-    if finding.file and finding.line and kinds:
-        sources = KINDS_OF_SOURCES.get(finding.cause.id, ())
-        yield from _fix_by(
-            finding.file, finding.line, kinds, op=finding.op, root=root, is_sure=True, text=text, sources=sources,
-            origins=KINDS_OF_ORIGINS.get(finding.cause.id, ()), steps=KINDS_OF_STEPS.get(finding.cause.id, ()),
-            part=finding.module,
-        )  # fmt: skip
+    if not (finding.file and finding.line and kinds):
+        return
+    origin = finding.origin
+    if origin is not None:  # no cast on the line that fails brings back what another one rounded
+        same = text if origin.file == finding.file else None
+        exact = [kind for kind in kinds if kind not in _FLOATS + _REGIONS]
+        yield from _fix_by(finding.file, finding.line, exact, op=finding.op, root=root, is_sure=True, text=text)
+        yield from _fix_by(origin.file, origin.line, _FLOATS, op=origin.op, root=root, is_sure=True, text=same)
+    yield from _fix_by(
+        finding.file, finding.line, kinds, op=finding.op, root=root, is_sure=True, text=text,
+        sources=KINDS_OF_SOURCES.get(finding.cause.id, ()), origins=KINDS_OF_ORIGINS.get(finding.cause.id, ()),
+        steps=KINDS_OF_STEPS.get(finding.cause.id, ()), part=finding.module,
+    )  # fmt: skip
 
 
 def fix_line(

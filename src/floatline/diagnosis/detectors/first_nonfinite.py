@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 
 from floatline.causes import find_cause
 from floatline.diagnosis.detectors.operations import (
@@ -28,8 +29,9 @@ from floatline.diagnosis.detectors.operations import (
     reaches_gradient,
     source_of,
 )
-from floatline.findings import Finding
+from floatline.findings import Finding, Origin
 from floatline.formats import find_format
+from floatline.precision.user_frames import is_installed
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
 
 # A loss that is off by this share of its size lacks something; rounding alone does less.
@@ -45,27 +47,44 @@ class Birth:
         cause: Id of the cause.
         seen: The numbers.
         at: The operation that showed it; None where it is the same.
+        rounded: The operation that rounded what this one fails of, where that is known.
     """
 
     op: Op
     cause: str
     seen: str
     at: Op | None = None
+    rounded: Op | None = None
 
 
 def describe_birth(birth: Birth, *, module: str | None = None, op: str = "") -> Finding:
     """A birth as a finding; another module or operation than its own may be named."""
     cause = find_cause(birth.cause)
     named = op or (birth.op.node if birth.op.phase == "backward" and birth.op.node else birth.op.name)
+    origin = _find_origin(birth)
     return Finding(
         cause,
-        seen=birth.seen,
+        seen=birth.seen if origin is None else f"{birth.seen}: {_say_origin(origin, birth.op)}",
         fix=cause.advice,
         module=birth.op.module if module is None else module,
         file=birth.op.file,
         line=birth.op.line,
         op=named,
+        origin=origin,
     )
+
+
+def _find_origin(birth: Birth) -> Origin | None:
+    """The line that rounded, where it is one of the user's and another one than the birth's."""
+    op = birth.rounded
+    if op is None or not op.line or is_installed(op.file) or (op.file, op.line) == (birth.op.file, birth.op.line):
+        return None
+    return Origin(op.file, op.line, op.name)
+
+
+def _say_origin(origin: Origin, failing: Op) -> str:
+    place = f"line {origin.line}" if origin.file == failing.file else f"{Path(origin.file).name}:{origin.line}"
+    return f"{base_name(origin.op)} rounds them in {place}"
 
 
 def find_births(trace: Trace, *, phases: tuple[str, ...] = ("forward", "outside", "backward")) -> list[Birth]:
@@ -185,7 +204,7 @@ def _classify(op: Op, trace: Trace) -> Birth:
     if name in POLES | ENDS:
         pole = find_pole(op, trace)
         if pole is not None:
-            return Birth(op, *pole)
+            return Birth(op, pole.cause, pole.seen, rounded=pole.rounded)
         below = cancelled_before(op, trace)
         if below is not None:
             return Birth(below[0], "cancellation", below[1], op)
@@ -243,7 +262,7 @@ def _classify_backward(op: Op, trace: Trace, out: Values) -> Birth:
     if forward is not None:
         pole = find_pole(forward, trace)
         if pole is not None:
-            return Birth(op, *pole)
+            return Birth(op, pole.cause, pole.seen, rounded=pole.rounded)
     size = f"its FP32 value is {out.twin_largest:.4g}, and {out.dtype} ends at {_limit(out.dtype):g}"
     if out.dtype not in FORMATS and (out.twin_largest or 0.0) < _limit(out.dtype):
         size = (

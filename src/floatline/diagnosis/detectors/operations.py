@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from floatline.base.texts import percent
 from floatline.formats import find_format
@@ -54,6 +55,7 @@ AT_ZERO = POLES - {"log1p"} | {"logit"}
 AT_ONE = ENDS | {"log1p"}
 # Operations that make a large error of a small one where what they read is large against their period.
 PERIODIC = _names("sin cos tan remainder fmod frac")
+CLAMPS = _names("clamp clamp_min clamp_max minimum maximum")
 CASTS = _names("_to_copy to copy")
 # Operations that hand numbers on as they are.
 CARRIERS = CASTS | _names(
@@ -161,8 +163,23 @@ def first_holder(operand: Operand, trace: Trace) -> Op | None:
     return None
 
 
-def find_pole(op: Op, trace: Trace) -> tuple[str, str] | None:
-    """Cause and numbers, where an operand was rounded onto a point at which the operation is singular."""
+@dataclass(frozen=True)
+class Pole:
+    """An operand that was rounded onto a point at which its operation is singular.
+
+    Args:
+        cause: Id of the cause.
+        seen: The numbers.
+        rounded: The operation that rounded it, where that is known.
+    """
+
+    cause: str
+    seen: str
+    rounded: Op | None = None
+
+
+def find_pole(op: Op, trace: Trace) -> Pole | None:
+    """The operand that was rounded onto a point at which the operation is singular; None where none was."""
     name = base_name(op.name)
     for place, operand in enumerate(op.inputs):
         value = operand.value
@@ -172,15 +189,31 @@ def find_pole(op: Op, trace: Trace) -> tuple[str, str] | None:
             guard = _lost_guard(operand, trace)
             if guard is not None:
                 seen = f"{value.lost:,} operands of {name} are 0: the guard {guard[0]:g} rounds to 0 in {guard[1]}"
-                return "eps-underflow", seen
-            return "rounded-onto-singularity", (
-                f"{value.lost:,} operands of {name} are exactly 0 in {_narrowest(operand, trace)} and not in FP32"
-            )
+                return Pole("eps-underflow", seen)
+            seen = f"{value.lost:,} operands of {name} are exactly 0 in {_narrowest(operand, trace)} and not in FP32"
+            return Pole("rounded-onto-singularity", seen, _find_first_rounding(operand, trace))
         top = value.twin_largest
         if name in AT_ONE and top is not None and value.largest >= 1.0 > top:
-            return "rounded-onto-singularity", (
-                f"an operand of {name} is exactly 1 in {_narrowest(operand, trace)} and {top:.9g} in FP32"
-            )
+            seen = f"an operand of {name} is exactly 1 in {_narrowest(operand, trace)} and {top:.9g} in FP32"
+            return Pole("rounded-onto-singularity", seen, _find_first_rounding(operand, trace))
+    return None
+
+
+def _find_first_rounding(operand: Operand, trace: Trace) -> Op | None:
+    """The operation that rounded an operand onto a pole; None where that was before the step.
+
+    A difference that is 0 is exact, and a clamp rounds nothing: what they read was rounded before, as `p` of
+    `1 - p.clamp(max=1 - 1e-7)`.
+    """
+    may_differ = True
+    while operand.made_by is not None:
+        op = trace.ops[operand.made_by]
+        hands_on = base_name(op.name) in (CLAMPS | ADDITIONS if may_differ else CLAMPS) | CARRIERS
+        rounded = [own for own in op.inputs if own.value.error]
+        if not (hands_on and rounded):
+            return op if any(out.dtype in FORMATS for out in op.outputs) else None
+        may_differ = may_differ and base_name(op.name) not in ADDITIONS
+        operand = max(rounded, key=lambda own: own.value.error or 0.0)
     return None
 
 
