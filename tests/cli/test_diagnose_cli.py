@@ -26,9 +26,15 @@ def asked(monkeypatch):
     """Stands in for the diagnosis itself: records how it is called, answers with `asked.findings`."""
     asked = types.SimpleNamespace(findings=(), target=None, options=None)
 
-    def diagnose(target, *, steps, seed, on_progress, trace_path, bundle, with_data, tries_fixes):
+    def diagnose(target, *, steps, seed, on_progress, trace_path, bundle, with_data, tries_fixes, as_device):
         asked.target = target
-        asked.options = {"steps": steps, "seed": seed, "trace_path": trace_path, "tries_fixes": tries_fixes}
+        asked.options = {
+            "steps": steps,
+            "seed": seed,
+            "trace_path": trace_path,
+            "tries_fixes": tries_fixes,
+            "as_device": as_device,
+        }
         sys.stdout.write("the target says hello\n")
         on_progress("replay in FP32")
         return Diagnosis(target, "fp16-mixed", asked.findings, 1.0)
@@ -71,7 +77,7 @@ def test_the_options_reach_the_diagnosis(asked, tmp_path):
     trace = str(tmp_path / "step.npz")
     assert invoke("net.py:fixed", "--steps", "7", "--seed", "3", "--trace", trace, "--no-try").exit_code == 0
     assert asked.target == "net.py:fixed"
-    assert asked.options == {"steps": 7, "seed": 3, "trace_path": trace, "tries_fixes": False}
+    assert asked.options == {"steps": 7, "seed": 3, "trace_path": trace, "tries_fixes": False, "as_device": "cuda"}
 
 
 def test_settings_behind_a_target_are_kept_with_it(asked):
@@ -82,7 +88,7 @@ def test_settings_behind_a_target_are_kept_with_it(asked):
 
 def test_without_options_forty_steps_are_looked_at(asked):
     invoke("net.py")
-    assert asked.options == {"steps": 40, "seed": 0, "trace_path": None, "tries_fixes": True}
+    assert asked.options == {"steps": 40, "seed": 0, "trace_path": None, "tries_fixes": True, "as_device": "cuda"}
 
 
 def test_each_stage_is_a_line_where_stderr_is_no_terminal(asked):

@@ -61,7 +61,7 @@ def test_without_the_option_such_a_script_fails_and_nothing_is_said_of_it():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--as", "mps", "--", "written_for_cuda.py"), "--as takes cuda, not 'mps'"),
+        (("--as", "mps", "--", "written_for_cuda.py"), "--as takes cuda or cpu, not 'mps'"),
         (("--as", "cuda", "written_for_cuda.py"), "--as cuda is for a script: give its command after --"),
     ],
 )

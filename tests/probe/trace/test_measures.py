@@ -255,6 +255,21 @@ def test_triton_is_asked_for_at_the_first_large_tensor(monkeypatch):
 
 
 @pytest.mark.usefixtures("no_triton")
+@pytest.mark.parametrize(("num", "size", "place", "expected"), [
+    (32, 2**14 + 1, "meta", 1), (31, 2**14 + 1, "meta", 0), (99, 2**14, "meta", 0), (99, 2**14 + 1, "cpu", 0),
+])  # fmt: skip
+def test_triton_is_asked_for_from_the_first_tensor_of_a_model_with_many_large_weights_on_a_device(
+    monkeypatch, num, size, place, expected
+):
+    asked = []
+    monkeypatch.setattr(module, "_make_rows", asked.append)
+    measures = Measures()
+    measures.expect(torch.empty(size, device=place) for _ in range(num))
+    measures._measure_later(Values("float32", (4,), 4), torch.ones(4), None, exact=False)
+    assert len(asked) == expected
+
+
+@pytest.mark.usefixtures("no_triton")
 def test_triton_is_asked_for_once_many_tensors_are_too_large_to_keep(monkeypatch):
     asked = []
     monkeypatch.setattr(module, "_make_rows", asked.append)

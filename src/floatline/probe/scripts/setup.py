@@ -9,6 +9,7 @@ from torch._ops import OpOverload
 
 from floatline.probe.trace.recorder import Recorder
 from floatline.probe.trace.schemas import tensors_of
+from floatline.probe.trace.triton_start import begin_triton
 from floatline.probe.trace.twin_rules import LOW
 from floatline.probe.watch.patches import is_tracing
 
@@ -30,6 +31,7 @@ class SetupRecorder(Recorder):
     def __init__(self) -> None:
         super().__init__(nn.Module())
         self._elements = self._left_out = 0
+        self._meets_gpu = False
         self.paused = False
 
     def __torch_dispatch__(
@@ -43,6 +45,9 @@ class SetupRecorder(Recorder):
         kwargs = kwargs or {}
         if self.paused:
             return func(*args, **kwargs)
+        if not self._meets_gpu and "cuda" in str(kwargs.get("device")):
+            self._meets_gpu = True
+            begin_triton()
         tensors = [t for t in tensors_of([*args, *kwargs.values()]) if t is not None]
         if not self._concerns(tensors, kwargs) or is_tracing():
             return func(*args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from floatline.probe.trace.schemas import TracedCall, tensors_of
 from floatline.probe.trace.trace import Op, Values
+from floatline.probe.trace.triton_start import await_triton
 from floatline.probe.trace.twin_rules import LOW, widened
 
 if TYPE_CHECKING:
@@ -26,6 +28,8 @@ _NUM_OWN = 4  # counts that do not need a twin
 # on that is worth it: of all, and of one, since without Triton measuring takes five copies of it; and the number of
 # tensors, each of which takes `reduce_on_device` most of a millisecond of the host, and the kernel a twentieth of it.
 _KERNEL, _WORTH_TRITON, _LARGE, _MANY = "floatline.probe.trace.measure_launch", 2**34, 2**26, 256
+# A model with so many large weights on a GPU has more tensors than that in every step.
+_LARGE_WEIGHTS = 32
 # Until then, tensors of up to so many elements are kept, so many elements in all, and measured on the host at the end:
 # on a GPU, each of the twenty operations of `reduce_on_device` takes milliseconds when it runs for the first time.
 _SMALL, _MOST_KEPT = 2**14, 2**22
@@ -54,10 +58,16 @@ class Measures:
         self._pending: list[tuple[Values, bool, Tensor, Tensor]] = []
         self._kept: list[tuple[Values, bool, Tensor, Tensor | None]] = []
         self._num_kept = self._bytes = 0
+        self._expects_many = False
         self._rows: dict[torch.device, Rows | None] = {}
         self._in_rows: dict[torch.device, list[tuple[Values, bool]]] = {}
         self._copies: list[tuple[Values, Values]] = []
         self._sums: list[tuple[Op, Tensor]] = []
+
+    def expect(self, weights: Iterable[Tensor]) -> None:
+        """Tell what a model holds whose step is measured: of a large one all tensors are worth Triton."""
+        large = sum(weight.device.type != "cpu" and weight.numel() > _SMALL for weight in weights)
+        self._expects_many = self._expects_many or large >= _LARGE_WEIGHTS
 
     def measure(self, x: Tensor, twin: Tensor | None, *, exact: bool) -> Values:
         """Figures of a tensor; complete after `read`.
@@ -99,7 +109,7 @@ class Measures:
         """The kernel's table; None while it is not worth it, and for a device that Triton does not know."""
         size = x.numel() * x.element_size()
         self._bytes += size
-        many = len(self._pending) >= _MANY
+        many = self._expects_many or len(self._pending) >= _MANY
         worth = many or self._bytes > _WORTH_TRITON or size > _LARGE or _KERNEL in sys.modules
         if worth and x.device not in self._rows:
             self._rows[x.device] = _make_rows(x.device)
@@ -174,6 +184,7 @@ def _make_rows(device: torch.device) -> Rows | None:
         return None
     from floatline.probe.trace.measure_launch import Rows
 
+    await_triton()
     return Rows()
 
 

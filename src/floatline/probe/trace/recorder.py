@@ -103,6 +103,7 @@ class Recorder(TorchDispatchMode):
         self._given: Mapping[str, Tensor] = {}
         self._is_cut = False
         self._failures: Counter[str] = Counter()
+        self._measures.expect(model.parameters())
         with Aside():
             name_start(self._storages, model, batch)
             for _, name, tensor in weights_of(model):
@@ -115,6 +116,7 @@ class Recorder(TorchDispatchMode):
     def adopt(self, model: nn.Module) -> None:
         """Name modules, parameters and buffers by a model that was not known when the step began."""
         self.model = model
+        self._measures.expect(model.parameters())
         self._whereabouts.name_modules(model)
         name_start(self._storages, model, ((), ()))
 
