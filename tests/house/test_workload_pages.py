@@ -1,10 +1,13 @@
-"""The pages of the reference workloads show what `floatline diagnose` says at lines of today, and every setting."""
+"""The pages of the reference workloads show what `floatline diagnose` and `train` say today, and every setting."""
 
 import importlib
 import re
+import shlex
 import sys
 
 import pytest
+from tests.house.test_docs import find_missing
+from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import mostly_slow
 from tools import workload_pages
 
@@ -12,6 +15,12 @@ PAGES = sorted(path for path in workload_pages.PAGES.glob("*.md") if "diagnose" 
 NAMES = ("audio_lora", "conditioned", "dbnet", "distill", "mmgcn")
 COMMANDS = {
     command: shown for page in PAGES for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"))
+}
+TRAINED = {
+    command: shown
+    for page in PAGES
+    for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"), "train")
+    if shown
 }
 # Minutes on two cores: the whole model, at its full size.
 LONG = ("dbnet:", "mmgcn:stagnating", "conditioned:overflow")
@@ -83,6 +92,18 @@ def test_the_page_shows_what_diagnose_says_today(command):
 def test_the_page_shows_what_a_long_diagnosis_says_today(command):
     printed = workload_pages.run_command(command)
     assert workload_pages.comparable(COMMANDS[command]) == workload_pages.comparable(printed)
+
+
+@pytest.mark.parametrize("command", mostly_slow(TRAINED, every=4, rare=2))
+def test_the_page_shows_what_a_training_prints_today(command, tmp_path):
+    run = run_preloaded(["-c", COMMAND, *shlex.split(command)[1:]], cwd=tmp_path)
+    assert find_missing(TRAINED[command].splitlines(), run.stdout + run.stderr) == []
+
+
+def test_a_training_whose_folder_or_events_are_others_would_be_found():
+    printed = next(shown for command, shown in TRAINED.items() if "conditioned:overflow" in command)
+    for now, then in (("runs/conditioned-overflow", "runs/conditioned_overflow"), ("last event: note", "no events")):
+        assert find_missing(printed.replace(now, then).splitlines(), printed)
 
 
 def test_another_place_is_another_answer_and_another_time_is_none():
