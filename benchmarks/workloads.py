@@ -41,9 +41,10 @@ ARMS = {
 }
 LORA_ARMS = {
     "AMP, base in FP32": Arm("fp16-mixed", settings=("base_weights=fp32",)),
+    "fp32": Arm("fp32", settings=("base_weights=fp32",)),
+    "fp32, TF32": Arm("fp32", tf32=True, settings=("base_weights=fp32",)),
     "AMP, base in FP16": Arm("fp16-mixed"),
     "native FP16, exact": Arm("fp16-true", settings=("adapters=base", "optimizer=exact")),
-    "fp32, TF32": Arm("fp32", tf32=True, settings=("base_weights=fp32",)),
 }
 WARM_UP = 3
 

@@ -30,7 +30,7 @@ from floatline.workload import WorkloadConfig
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "workloads"
 _BLOCK = re.compile(
-    r"^```(?:text|console)\n\$ (floatline (diagnose|rescue) [^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL
+    r"^```(?:text|console)\n\$ (floatline (diagnose|rescue|train) [^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
 # What follows the findings: a chart of exponents, whose bars are for a terminal.
 _CHART = "\nThe step in "

@@ -1,10 +1,13 @@
-"""The pages of the reference workloads show what `floatline diagnose` says at lines of today, and every setting."""
+"""The pages of the reference workloads show what `floatline diagnose` and `train` say today, and every setting."""
 
 import importlib
 import re
+import shlex
 import sys
 
 import pytest
+from tests.house.test_docs import find_missing
+from tests.preloaded import COMMAND, run_preloaded
 from tests.slow import mostly_slow
 from tools import workload_pages
 
@@ -12,6 +15,12 @@ PAGES = sorted(path for path in workload_pages.PAGES.glob("*.md") if "diagnose" 
 NAMES = ("audio_lora", "conditioned", "dbnet", "distill", "mmgcn")
 COMMANDS = {
     command: shown for page in PAGES for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"))
+}
+TRAINED = {
+    command: shown
+    for page in PAGES
+    for command, shown in workload_pages.read_blocks(page.read_text(encoding="utf-8"), "train")
+    if shown
 }
 # Minutes on two cores: the whole model, at its full size.
 LONG = ("dbnet:", "mmgcn:stagnating", "conditioned:overflow")
@@ -85,6 +94,18 @@ def test_the_page_shows_what_a_long_diagnosis_says_today(command):
     assert workload_pages.comparable(COMMANDS[command]) == workload_pages.comparable(printed)
 
 
+@pytest.mark.parametrize("command", mostly_slow(TRAINED, every=4, rare=2))
+def test_the_page_shows_what_a_training_prints_today(command, tmp_path):
+    run = run_preloaded(["-c", COMMAND, *shlex.split(command)[1:]], cwd=tmp_path)
+    assert find_missing(TRAINED[command].splitlines(), run.stdout + run.stderr) == []
+
+
+def test_a_training_whose_folder_or_events_are_others_would_be_found():
+    printed = next(shown for command, shown in TRAINED.items() if "conditioned:overflow" in command)
+    for now, then in (("runs/conditioned-overflow", "runs/conditioned_overflow"), ("last event: note", "no events")):
+        assert find_missing(printed.replace(now, then).splitlines(), printed)
+
+
 def test_another_place_is_another_answer_and_another_time_is_none():
     shown = next(shown for command, shown in COMMANDS.items() if "mmgcn:eps" in command)
     assert workload_pages.comparable(shown.replace(":48", ":49")) != workload_pages.comparable(shown)
@@ -97,6 +118,17 @@ def test_a_page_has_every_setting_with_its_default(name):
     assert workload_pages.fill_settings(page, name) == page
     for setting in importlib.import_module(f"floatline.systems.{name}").Config.model_fields:
         assert f"| `{setting}` |" in page
+
+
+@pytest.mark.parametrize(("name", "count"), [("audio_lora", 1), ("distill", 1), ("mmgcn", 4)])
+def test_a_page_has_the_tables_of_its_remedies_as_the_benchmark_made_them(name, count):
+    page = (workload_pages.PAGES / f"{name}.md").read_text(encoding="utf-8")
+    made = (workload_pages.ROOT / f"benchmarks/results/{name}_remedies_cpu.md").read_text(encoding="utf-8")
+    tables = [part.strip() for part in made.split("\n\n") if part.startswith("|")]
+    assert len(tables) == count
+    for table in tables:
+        row = table.splitlines()[-1]
+        assert table in page and table not in page.replace(row, row.replace("|", "| 1", 1))
 
 
 def test_the_page_of_dbnet_has_the_tables_that_its_benchmark_made():

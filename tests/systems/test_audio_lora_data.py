@@ -24,6 +24,7 @@ from floatline.systems.audio_lora.hf import train  # noqa: E402
 from floatline.systems.audio_lora.model import build_base, make_model  # noqa: E402
 from floatline.systems.audio_lora.recordings import read_samples, resample_recording  # noqa: E402
 from floatline.systems.audio_lora.speech import Utterance, speak  # noqa: E402
+from floatline.systems.audio_lora.tokens import read_tokens  # noqa: E402
 
 WORDS = ("go", "no", "up", "stop", "yes", "two")
 
@@ -309,3 +310,12 @@ def test_a_shard_that_is_missing_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="cannot be loaded") as error:
         build_base(Config(base_path=str(tmp_path / "base")))
     assert "\n" not in str(error.value) and str(tmp_path) in str(error.value)
+
+
+def test_a_damaged_tokenizer_is_one_line_with_its_file(tmp_path: Path) -> None:
+    model = make_model(Config())
+    assert read_tokens(str(tmp_path / "none"), model.config, question="").encode("a")  # without a file it spells
+    (tmp_path / "tokenizer.json").write_text('{"version"')
+    with pytest.raises(TargetError, match=r"base_path: '.*tokenizer\.json' is no tokenizer: ") as error:
+        read_tokens(str(tmp_path), model.config, question="")
+    assert "\n" not in str(error.value)

@@ -35,6 +35,16 @@ def test_the_loss_falls_in_every_plan(plan: Plan | str) -> None:
     assert result.last_loss < 0.85 * result.first_loss
 
 
+@pytest.mark.parametrize(("limit", "told"), [(1e-6, True), (1e9, False)])
+def test_a_norm_above_the_limit_is_told_and_trained_on(
+    limit: float, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workload = dbnet.build(dbnet.Config(**TINY, warn_norm_above=limit))
+    result = Trainer(workload, plan="fp32", folder=None, steps=1).run(evaluate=False)
+    assert result.applied == 1
+    assert ("large gradient norm in step 1" in capsys.readouterr().err) is told
+
+
 def test_maps_of_the_words_themselves_are_found_and_beat_brightness() -> None:
     _, held_out = dbnet.find_scenes(dbnet.Config(num_images=1, held_out=12))
     found = [match_words(find_words(make_maps(scene).text), scene.polygons, scene.ignored) for scene in held_out]

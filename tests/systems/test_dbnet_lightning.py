@@ -18,6 +18,7 @@ from floatline.validation.study.commands import as_run
 from floatline.validation.verdict.terms import Terms
 from floatline.validation.verdict.verdict import decide
 
+ROOT = Path(__file__).parents[2]
 CONF = str(Path(dbnet.__file__).parent / "conf")
 TINY = [
     "workload.image_size=64",
@@ -181,6 +182,10 @@ def test_a_comparison_of_runs_that_trained_on_nothing_is_refused(tmp_path: Path)
     runs = [as_run(each, "val/hmean", arm=name, seed=seed) for name, each in recorded.items() for seed in range(3)]
     verdict = decide(runs, candidate="fp16", terms=Terms(metric="val/hmean", higher_is_better=True))
     assert verdict.verdict == "REFUSED"
+    page = " ".join((ROOT / "docs/workloads/dbnet.md").read_text(encoding="utf-8").split())
+    assert page.count(f"{verdict.reason}.") == 2  # of validate, and of approve
+    older = verdict.reason.removesuffix(", and nothing shows that any of them was trained")
+    assert older != verdict.reason and f"{older}." not in page
 
 
 @pytest.mark.parametrize("override", ["trainer=fp8", "workload=brokn"])

@@ -433,6 +433,17 @@ def test_local_models_are_loaded_from_safetensors_with_their_tokenizer(tmp_path,
         build(Config(**QUICK, student_path=str(theirs)))
 
 
+@pytest.mark.parametrize("damaged", ['{"version"', "{}", ""])
+def test_a_damaged_tokenizer_is_one_line_with_its_file(tmp_path, damaged):
+    (tmp_path / "tokenizer.json").write_text(damaged)
+    load_tokenizer.cache_clear()
+    with pytest.raises(TargetError, match=r"teacher_path: '.*tokenizer\.json' is no tokenizer: ") as error:
+        load_tokenizer(str(tmp_path), "teacher")
+    assert "\n" not in str(error.value)
+    load_tokenizer(None, "teacher").save(str(tmp_path / "tokenizer.json"))
+    assert load_tokenizer(str(tmp_path), "teacher").get_vocab_size() == 1024  # a whole one is read
+
+
 def test_a_loaded_teacher_is_read_at_its_last_layer_unless_others_are_asked_for(tmp_path):
     teacher = build(Config(**QUICK, teacher="random", teacher_layers=2, exits=())).model.teacher
     teacher.save_pretrained(tmp_path)

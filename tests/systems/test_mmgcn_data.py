@@ -126,6 +126,19 @@ def test_a_whole_overall_yaml_trains_on_a_folder_of_mmrec(tmp_path: Path, plante
     assert result.applied >= 6 and result.metric is not None and result.metric > 0
 
 
+def test_the_data_path_of_mmrec_is_right_from_its_src_and_from_nowhere_else(
+    tmp_path: Path, planted: Interactions, monkeypatch
+) -> None:
+    save_mmrec(tmp_path / "data" / "baby", planted)
+    (tmp_path / "src" / "configs").mkdir(parents=True)
+    (tmp_path / "src" / "configs" / "overall.yaml").write_text(OVERALL.replace("DATA", "'../data/'"))
+    monkeypatch.chdir(tmp_path / "src")
+    load_target("mmgcn", config=Path("configs/overall.yaml"), pairs=["dataset=baby"]).build()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TargetError, match=r"dataset '\.\./data/baby' is no folder"):
+        load_target("mmgcn", config=Path("src/configs/overall.yaml"), pairs=["dataset=baby"]).build()
+
+
 def test_a_file_of_mmgcns_own_keys_is_taken_as_it_is(tmp_path: Path, capsys) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("learning_rate: 0.01\nsteps_of_mine: 3\n")

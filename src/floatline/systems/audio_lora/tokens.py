@@ -70,7 +70,10 @@ def read_tokens(folder: str, config: Any, *, question: str) -> Tokens:
         if text.vocab_size <= 32 and config.audio_token_id == _AUDIO:
             return spell()
         raise TargetError(f"base_path '{folder}' has no tokenizer.json. Copy the model's there.")
-    tokenizer = Tokenizer.from_file(str(file))
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # tokenizers raises no class of its own
+        raise TargetError(f"base_path: '{file}' is no tokenizer: {error}. Save or download it again.") from None
     around = [tokenizer.token_to_id(name) for name in ("<|audio_bos|>", "<|audio_eos|>")]
     before, closing = ((i,) if i is not None else () for i in around)
     end = text.eos_token_id if text.eos_token_id is not None else tokenizer.token_to_id("<|endoftext|>")

@@ -38,6 +38,7 @@ class Config(WorkloadConfig):
         precision: A plan's name, such as `fp16-mixed` or Lightning's `16-mixed`.
         gradient_clip_val: Bound of the norm of the gradients; null is that of the plan, or none.
         accumulate_grad_batches: Batches for one update.
+        warn_norm_above: A gradient norm above this is told, and trained on; null tells none.
         learning_rate: Of AdamW, at its highest.
         total_steps: Steps by which the learning rate has fallen to 0: those of the whole run.
         batch_size: Pictures in a batch.
@@ -66,6 +67,7 @@ class Config(WorkloadConfig):
     precision: str = "fp16-mixed"
     gradient_clip_val: Annotated[float, Field(gt=0)] | None = 5.0
     accumulate_grad_batches: Count = 1
+    warn_norm_above: Annotated[float, Field(gt=0)] | None = None
     learning_rate: Annotated[float, Field(gt=0)] = 0.005
     total_steps: Count = 800
     batch_size: Count = 8
@@ -175,6 +177,7 @@ def build(config: Config, seed: int = 0) -> Workload:
         evaluate=partial(measure_hmean, scenes=held_out, at_once=num_at_once(config)),
         metric="hmean",
         higher_is_better=True,
+        policy={} if config.warn_norm_above is None else {"warn_norm_above": config.warn_norm_above},
     )
 
 

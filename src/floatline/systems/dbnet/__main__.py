@@ -31,13 +31,13 @@ from floatline.systems import dbnet
 from floatline.systems.dbnet.detector import TextDetector
 from floatline.workload import OnDemand
 
-# What the Trainer says itself.
-_TRAINERS = ("precision", "gradient_clip_val", "accumulate_grad_batches")
+# What the Trainer says itself, and what is said beside it.
+_OUTSIDE = ("precision", "gradient_clip_val", "accumulate_grad_batches", "warn_norm_above")
 
 
 def _settings(variant: str) -> dict[str, Any]:
     values = dbnet.Config(**cast("dict[str, Any]", dbnet.VARIANTS.get(variant, {}))).model_dump(mode="json")
-    return {name: value for name, value in values.items() if name not in _TRAINERS}
+    return {name: value for name, value in values.items() if name not in _OUTSIDE}
 
 
 for _name in ("default", *dbnet.VARIANTS):

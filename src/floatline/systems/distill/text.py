@@ -62,7 +62,10 @@ def load_tokenizer(folder: str | None, name: str) -> Tokenizer:
     path = TOKENIZERS[name] if folder is None else Path(folder) / "tokenizer.json"
     if not path.is_file():
         raise TargetError(f"{name}_path '{folder}' has no tokenizer.json. Save the tokenizer beside the model.")
-    return Tokenizer.from_file(str(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises no class of its own
+        raise TargetError(f"{name}_path: '{path}' is no tokenizer: {error}. Save or download it again.") from None
 
 
 def cut_windows(text: str, starts: list[int], *, length: int, student: Tokenizer, teacher: Tokenizer) -> Windows:
