@@ -8,6 +8,7 @@ import torch
 from tests.running.by_hand import batches, fp16_plan, small_model
 from torch.nn import functional as F
 
+from floatline.diagnosis.gaps import Shown
 from floatline.plans.presets import PLANS
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import EnoughSteps, LossLog
@@ -31,7 +32,9 @@ def logged(tmp_path):
         finally:
             patches.undo()
             log.end()
-        return [json.loads(line) for line in path.read_text("utf-8").splitlines()], returned
+        *lines, sizes = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+        assert list(sizes) == ["sizes"]
+        return lines, returned
 
     return run
 
@@ -258,6 +261,27 @@ def test_each_call_of_a_closure_is_a_step_with_a_plan_and_without(tmp_path, plan
             opt.step(closure)
     patches.undo()
     log.end()
-    lines = [json.loads(line) for line in (tmp_path / "log").read_text("utf-8").splitlines()]
+    *lines, _ = [json.loads(line) for line in (tmp_path / "log").read_text("utf-8").splitlines()]
     assert [line["loss"] for line in lines] == closures
     assert len(closures) > 3
+
+
+@pytest.mark.parametrize("most", [None, 7, 99])
+def test_sizes_of_weights_are_those_where_the_log_ends(tmp_path, most):
+    log, patches, norms = LossLog(tmp_path / "log", most=most, ends=False), Patches(), []
+    remove = log.patch_bare(patches)
+    model = small_model()
+    opt = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in batches(20):
+        opt.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        norms.append([p.norm().item() for p in model.parameters()])
+        opt.step()
+    norms.append([p.norm().item() for p in model.parameters()])
+    remove()
+    patches.undo()
+    log.end()
+    shown = Shown.read(tmp_path / "log", tmp_path / "none")
+    assert len(shown.losses) == min(most or 20, 20)
+    assert shown.sizes == pytest.approx(norms[7 if most == 7 else 20], rel=1e-6)
+    assert shown.sizes != pytest.approx(norms[0], rel=1e-3)

@@ -41,6 +41,7 @@ class Shown:
         quanta: The last digit of those that were printed.
         error: What ended it; '' where it came to its end, or was ended after enough steps.
         cut: Whether it was ended after enough steps.
+        sizes: Of some weights of each optimizer, where the losses end.
     """
 
     losses: tuple[float, ...]
@@ -49,6 +50,7 @@ class Shown:
     error: str = ""
     quanta: Mapping[str, float] = field(default_factory=dict[str, float])
     cut: bool = False
+    sizes: tuple[float, ...] = ()
 
     def until_failure(self) -> Shown:
         """The same without the steps from the first one on whose loss is not finite."""
@@ -59,7 +61,8 @@ class Shown:
     def read(cls, log: Path, reads: Path, *, error: str = "", cut: bool = False) -> Shown:
         """What LossLog and ReadValues wrote; a line that was cut short is left out."""
         text = log.read_text(encoding="utf-8") if log.exists() else ""
-        rows: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        written: list[dict[str, Any]] = [json.loads(line) for line in text.splitlines() if line.endswith("}")]
+        rows = [row for row in written if "loss" in row]
         numbers: dict[str, Any] = (
             json.loads(reads.read_text("utf-8")) if reads.exists() else {"lines": {}, "quanta": {}}
         )
@@ -71,6 +74,7 @@ class Shown:
             error,
             numbers["quanta"],
             cut,
+            next((tuple(map(_number, row["sizes"])) for row in written if "sizes" in row), ()),
         )
 
 

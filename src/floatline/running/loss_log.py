@@ -16,7 +16,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from floatline.probe.watch.functional_gradients import FunctionalGradient, patch_functional_gradients
 from floatline.probe.watch.gradient_scales import find_factor_by_hand
-from floatline.probe.watch.patches import Patches
+from floatline.probe.watch.patches import Aside, Patches
 from floatline.running.closures import tell_after_closures
 
 # Losses stay on their device until so many are there, so that the host seldom waits.
@@ -58,6 +58,8 @@ class LossLog:
     never step while its weights move, or that makes none, every backward pass is a step.
     `torch.autograd.grad` is such a pass, too, where it is for an update of weights.
 
+    The last line has the sizes of some weights of each optimizer, as they are where the log ends.
+
     A loss scale that the script multiplies its loss by itself is taken out: it falls in 16 bits, and does not in FP32.
     It begins at a power of two; a factor that does not is a weight, and stays.
 
@@ -73,6 +75,7 @@ class LossLog:
         self._parts: list[Tensor] = []
         self._passes: list[list[Tensor]] = []  # while no optimizer has stepped: each may be a step by hand
         self._weights: list[tuple[Tensor, Tensor]] = []  # of optimizers, and what some of each was when they were made
+        self._sizes: Tensor | None = None
         self._kept: list[tuple[int, Tensor | None, bool]] = []
         self._inner: list[Tensor] = []  # losses of torch.func's gradients that another loss may be made of
         self._first: int | None = None
@@ -234,6 +237,7 @@ class LossLog:
 
     def _keep(self, parts: list[Tensor], *, applied: bool) -> None:
         if self._most is not None and self.num_steps >= self._most:
+            self._measure_weights()
             if self._ends:
                 raise EnoughSteps
             return
@@ -243,10 +247,21 @@ class LossLog:
         if len(self._kept) >= _TOGETHER:
             self.flush()
 
+    def _measure_weights(self) -> None:
+        if self._sizes is not None or not self._weights:
+            return
+        with Aside():
+            sizes = [torch.linalg.vector_norm(weight, dtype=torch.float32) for weight, _ in self._weights]
+            self._sizes = torch.stack([size.to(sizes[0].device) for size in sizes])
+
     def end(self) -> None:
         """The script is over."""
         self._take_passes()
+        self._measure_weights()
         self.flush()
+        if self._sizes is not None:
+            self._file.write(json.dumps({"sizes": self._sizes.tolist()}) + "\n")
+            self._file.flush()
 
     def flush(self) -> None:
         """Write what is kept."""

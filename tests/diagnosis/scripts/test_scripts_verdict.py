@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -258,5 +259,57 @@ def test_a_decay_that_takes_nothing_from_weights_is_told_where_fp32s_takes_much(
     script = tmp_path / "train.py"
     script.write_text(DECAYING.replace("DECAY", str(decay)), encoding="utf-8")
     answer = observe(str(script))
-    told = [note for note in answer["notes"] if "in FP32 it takes 7 %" in note]
-    assert bool(told) == is_told and len(told) <= 1, answer
+    assert answer["findings"] == []
+    lost = answer["lost_decay"]
+    assert (lost is not None) == is_told, answer
+    assert lost is None or "in FP32 it takes 7 %" in lost["finding"]["seen"]
+
+
+OWN_DECAY = """
+import torch
+from torch import nn
+
+
+class Own(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, dict(lr=lr))
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            DECAY
+            p.copy_((p.float() - 0.01 * p.grad.float().sign() * torch.rand(p.shape).lt(0.5)).to(p.dtype))
+
+
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 2)).to(torch.bfloat16)
+opt = Own(net.parameters(), lr=1e-3)
+for step in range(60):
+    x = torch.randn(16, 6)
+    loss = (net(x.bfloat16()).float() - x[:, :2]).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+"""
+
+
+@slow
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [("p.mul_(1 - 1.9e-3)", "precision"), ("p.copy_(p.float() * 0.99)", "healthy"), ("p.mul_(1 - 1e-5)", "healthy")],
+)
+def test_a_decay_of_ones_own_optimizer_is_a_finding_at_its_line_where_weights_are_larger_than_fp32s(
+    tmp_path, line, verdict
+):
+    script = tmp_path / "train.py"
+    script.write_text(OWN_DECAY.replace("DECAY", line), encoding="utf-8")
+    found = json.loads(run("--format", "json", "--no-try", "--", "train.py", cwd=tmp_path).stdout)
+    assert found["verdict"] == verdict, found
+    if verdict == "precision":
+        (first,) = found["findings"]
+        assert (first["cause"], first["line"]) == (
+            "decay-lost-to-rounding",
+            1 + OWN_DECAY[: OWN_DECAY.index("DECAY")].count("\n"),
+        )
+        assert re.search(r"after 60 steps they are \d+ % larger than FP32's$", first["seen"]), first
+    assert not [note for note in found["notes"] if "a decay to" in note]

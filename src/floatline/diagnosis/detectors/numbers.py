@@ -33,7 +33,9 @@ from floatline.diagnosis.detectors.not_precision import first_birth_in_fp32, ove
 from floatline.diagnosis.detectors.operations import base_name
 from floatline.diagnosis.detectors.scaler_order import find_steps_past_overflow
 from floatline.diagnosis.evidence import Evidence, is_diverging, runs_away
+from floatline.diagnosis.lost_decay import DECAYED, LostDecay
 from floatline.findings import Finding
+from floatline.precision.user_frames import is_installed
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.trace.trace import Op, Trace
 from floatline.probe.watch.events import BackwardEvent, CastEvent, ScalerStepEvent, StepEvent
@@ -42,9 +44,6 @@ from floatline.probe.watch.events import BackwardEvent, CastEvent, ScalerStepEve
 MOVES = 0.01
 # Updates that are lost show in a slow run, too: a share of the loss that is above what rounding does to it.
 SLOWLY = 0.002
-
-# A decay that rounds away has done harm from this share on by which it would have shrunk the weights in the run.
-DECAYED = 0.05
 
 # Share of second moments that are 0 while the first are not: above it, it is no accident.
 DEAD = 0.05
@@ -376,29 +375,31 @@ def _find_precision(given: RunRecord) -> tuple[str, int]:
 
 def _lost_decay(evidence: Evidence, trace: Trace) -> list[Finding]:
     """Weights that keep a size which FP32's decay takes from them, seen at the end of the run, or in its losses."""
-    stuck, due, seen = measure_lost_decay(evidence, trace)
-    grown = evidence.growth([name.removeprefix("param:") for op, _ in stuck for name in _params(op)])
-    if not stuck or not (evidence.is_apart if grown is None else grown > due / 2):
+    lost = find_lost_decay(evidence, trace)
+    if lost is None:
         return []
-    return [_of_weights(evidence, "decay-lost-to-rounding", seen)]
+    grown = evidence.growth(lost.names)
+    return [lost.finding] if (evidence.is_apart if grown is None else lost.shows_in(grown, lost.num_steps)) else []
 
 
-def measure_lost_decay(evidence: Evidence, trace: Trace) -> tuple[list[tuple[Op, float]], float, str]:
-    """Decays that leave weights as they are, what they take of these in FP32, as a share, and both in words.
-
-    Nothing, where FP32's would take little in as many steps.
-    """
+def find_lost_decay(evidence: Evidence, trace: Trace) -> LostDecay | None:
+    """A decay that 16-bit weights do not show; None also where FP32's would take little in as many steps."""
     stuck = [(op, share) for op, share in silent.stuck_decays(trace) if _params(op) and op.scalars]
     factor = stuck[0][0].scalars[0] if stuck else 1.0
     num_steps = evidence.given.num_steps - len(set(evidence.given.skipped))
     due = 1 - factor**num_steps if 0 < factor < 1 else 0.0
     if due < DECAYED:
-        return [], due, ""
+        return None
     seen = (
         f"a decay to {factor:.6g} of their size leaves {name_shares(stuck)} bit-identical; "
         f"in FP32 it takes {percent(due)} of them in {num_steps:,} steps"
     )
-    return stuck, due, seen
+    finding = _of_weights(evidence, "decay-lost-to-rounding", seen)
+    made, op = next(iter(evidence.given.optimizers), None), stuck[0][0]
+    if made is not None and not made.name.startswith("torch.") and op.file and not is_installed(op.file):
+        finding = replace(finding, file=op.file, line=op.line, op=op.name)  # the optimizer is the user's own
+    names = tuple(name.removeprefix("param:") for op, _ in stuck for name in _params(op))
+    return LostDecay(finding, factor, names, num_steps)
 
 
 def _lost_update(evidence: Evidence, stuck: list[tuple[Op, float]]) -> Finding:

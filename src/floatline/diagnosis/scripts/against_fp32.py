@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from floatline.base.texts import percent
 from floatline.diagnosis.beside_fp32 import (
     DIVERGENCE,
     Beside,
@@ -19,6 +20,7 @@ from floatline.diagnosis.beside_fp32 import (
 from floatline.diagnosis.blame import UNSURE, UNTRIED, Blame, Line, is_installed, name_own_line
 from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.gaps import Shown
+from floatline.diagnosis.lost_decay import LostDecay
 from floatline.diagnosis.scripts.fp32_runs import FP32Runs
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
 from floatline.findings import Finding
@@ -45,6 +47,10 @@ def look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run
     What was found already stays, also where nothing is apart: not all that a script learns is seen from outside.
     """
     keep = bool(found.findings or found.no_verdict)
+    lost = seen.get("lost_decay")
+    decay = None if found.findings or lost is None else LostDecay.read(lost)
+    if decay is not None:
+        found = replace(found, notes=(*found.notes, f"{decay.finding.seen}; losses need not show it"))
     looked = f"nothing loud in {seen['num_steps']:,} steps, {seen['num_recorded']} of them looked into"
     if runs is None:
         return found if keep else replace(found, no_verdict=f"{looked}; FP32 was not run beside it")
@@ -56,9 +62,22 @@ def look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run
         blamed = _blame_a_line(found, seen, closer, runs, if_it_helps=True)
         if blamed.findings != found.findings:
             return blamed
+    if decay is not None and not keep and (larger := _find_larger(decay, own, runs.nudged(0.0))):
+        return replace(found, findings=(replace(decay.finding, seen=larger),), notes=found.notes[:-1])
     if beside.reason and not keep:
         return replace(found, no_verdict=f"{looked}; FP32 could not be compared: {beside.reason}")
     return found if keep else replace(found, notes=(*found.notes, beside.together))
+
+
+def _find_larger(decay: LostDecay, own: Shown, fp32: Shown | str) -> str:
+    """What is told of a decay that is lost, where weights are larger than FP32's for it; '' where they are not."""
+    if isinstance(fp32, str) or len(own.sizes) != len(fp32.sizes) or not any(fp32.sizes):
+        return ""
+    num_steps = min(len(own.losses), len(fp32.losses)) - len(own.skipped)
+    grown = math.hypot(*own.sizes) / math.hypot(*fp32.sizes) - 1
+    if not decay.shows_in(grown, num_steps):
+        return ""
+    return f"{decay.finding.seen}; after {num_steps:,} steps they are {percent(grown)} larger than FP32's"
 
 
 # Where a report has what may do harm.

@@ -17,7 +17,7 @@ from typing import Any
 from floatline.base.patched_sources import patch_sources
 from floatline.diagnosis.detectors.damage import find_candidates
 from floatline.diagnosis.detectors.first_nonfinite import measure_step_errors
-from floatline.diagnosis.detectors.numbers import measure_lost_decay
+from floatline.diagnosis.detectors.numbers import find_lost_decay
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.scripts.evidence import (
     ScriptEvidence,
@@ -211,6 +211,7 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
     sound = evidence.healthy if evidence.fails else evidence.captured
     traces = [*([evidence.setup] if evidence.setup else []), *(one.trace for one in sound)]
     candidates = find_candidates([*traces, *evidence.evaluations])
+    decay = find_lost_decay(evidence, evidence.healthy[-1].trace) if quiet and evidence.healthy else None
     if trace_path and capture.steps:
         (evidence.found_in or capture.steps[-1].trace).save(trace_path)
     return {
@@ -220,7 +221,8 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "step_errors": measure_step_errors(one.trace for one in evidence.healthy),
         "suspects_beside": [finding.as_json() for finding in beside],
         "candidates": [finding.as_json() for finding in candidates],
-        "notes": [*_notes(run), *(_say_lost_decay(evidence) if quiet else [])],
+        "notes": _notes(run),
+        "lost_decay": None if decay is None else decay.as_json(),
         "unexplained": "" if findings else _say_unexplained(evidence, compiled=run.compiled),
         "unseen": _say_unseen(run),
         "fails_in_fp32": fails_in_fp32(evidence),
@@ -305,12 +307,6 @@ def _find_in_both(evidence: ScriptEvidence) -> Op | None:
         ),
         None,
     )
-
-
-def _say_lost_decay(evidence: ScriptEvidence) -> list[str]:
-    """A decay that takes nothing from weights: a finding once losses are apart from FP32's, and they need not be."""
-    said = measure_lost_decay(evidence, evidence.healthy[-1].trace)[2] if evidence.healthy else ""
-    return [f"{said}; losses need not show it"] if said else []
 
 
 def _notes(run: ScriptRun) -> list[str]:
