@@ -33,7 +33,7 @@ def logged(tmp_path):
             patches.undo()
             log.end()
         *lines, sizes = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-        assert list(sizes) == ["sizes"]
+        assert list(sizes) == ["after", "sizes"]
         return lines, returned
 
     return run
@@ -267,8 +267,9 @@ def test_each_call_of_a_closure_is_a_step_with_a_plan_and_without(tmp_path, plan
 
 
 @pytest.mark.parametrize("most", [None, 7, 99])
-def test_sizes_of_weights_are_those_where_the_log_ends(tmp_path, most):
-    log, patches, norms = LossLog(tmp_path / "log", most=most, ends=False), Patches(), []
+@pytest.mark.parametrize("mark", [None, 5, 30])
+def test_sizes_of_weights_are_those_after_a_mark_and_where_the_log_ends(tmp_path, most, mark):
+    log, patches, norms = LossLog(tmp_path / "log", most=most, ends=False, mark=mark), Patches(), []
     remove = log.patch_bare(patches)
     model = small_model()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -282,6 +283,9 @@ def test_sizes_of_weights_are_those_where_the_log_ends(tmp_path, most):
     patches.undo()
     log.end()
     shown = Shown.read(tmp_path / "log", tmp_path / "none")
-    assert len(shown.losses) == min(most or 20, 20)
-    assert shown.sizes == pytest.approx(norms[7 if most == 7 else 20], rel=1e-6)
-    assert shown.sizes != pytest.approx(norms[0], rel=1e-3)
+    end = min(most or 20, 20)
+    assert len(shown.losses) == end
+    assert set(shown.sizes) == {end} | ({5} if mark == 5 else set())
+    for after, sizes in shown.sizes.items():
+        assert sizes == pytest.approx(norms[after], rel=1e-6)
+        assert sizes != pytest.approx(norms[after - 1], rel=1e-4)

@@ -41,7 +41,7 @@ class Shown:
         quanta: The last digit of those that were printed.
         error: What ended it; '' where it came to its end, or was ended after enough steps.
         cut: Whether it was ended after enough steps.
-        sizes: Of some weights of each optimizer, where the losses end.
+        sizes: Of some weights of each optimizer, after so many steps.
     """
 
     losses: tuple[float, ...]
@@ -50,7 +50,7 @@ class Shown:
     error: str = ""
     quanta: Mapping[str, float] = field(default_factory=dict[str, float])
     cut: bool = False
-    sizes: tuple[float, ...] = ()
+    sizes: Mapping[int, tuple[float, ...]] = field(default_factory=dict[int, "tuple[float, ...]"])
 
     def until_failure(self) -> Shown:
         """The same without the steps from the first one on whose loss is not finite."""
@@ -74,7 +74,7 @@ class Shown:
             error,
             numbers["quanta"],
             cut,
-            next((tuple(map(_number, row["sizes"])) for row in written if "sizes" in row), ()),
+            {row["after"]: tuple(map(_number, row["sizes"])) for row in written if "sizes" in row},
         )
 
 

@@ -58,7 +58,7 @@ class LossLog:
     never step while its weights move, or that makes none, every backward pass is a step.
     `torch.autograd.grad` is such a pass, too, where it is for an update of weights.
 
-    The last line has the sizes of some weights of each optimizer, as they are where the log ends.
+    Lines behind these have the sizes of some weights of each optimizer, as they are where the log ends.
 
     A loss scale that the script multiplies its loss by itself is taken out: it falls in 16 bits, and does not in FP32.
     It begins at a power of two; a factor that does not is a weight, and stays.
@@ -67,15 +67,26 @@ class LossLog:
         path: Of the file.
         most: Steps after which no more is written; None writes all.
         ends: Whether the script is ended then.
+        most_far: The same as `most` where losses are on a device that the host would have to wait for.
+        mark: Steps after which weights are measured as well.
     """
 
-    def __init__(self, path: Path, *, most: int | None = None, ends: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        most: int | None = None,
+        ends: bool = True,
+        most_far: int | None = None,
+        mark: int | None = None,
+    ) -> None:
         self._file, self._most, self._ends = path.open("a", encoding="utf-8"), most, ends
+        self._most_far, self._mark = most_far, mark
         self._by_hand = True
         self._parts: list[Tensor] = []
         self._passes: list[list[Tensor]] = []  # while no optimizer has stepped: each may be a step by hand
         self._weights: list[tuple[Tensor, Tensor]] = []  # of optimizers, and what some of each was when they were made
-        self._sizes: Tensor | None = None
+        self._sizes: dict[int, Tensor] = {}  # by number of steps
         self._kept: list[tuple[int, Tensor | None, bool]] = []
         self._inner: list[Tensor] = []  # losses of torch.func's gradients that another loss may be made of
         self._first: int | None = None
@@ -236,32 +247,36 @@ class LossLog:
         return [[step for step, applied in enumerate(row[: len(row) // 2]) if not applied] for row in rows]
 
     def _keep(self, parts: list[Tensor], *, applied: bool) -> None:
-        if self._most is not None and self.num_steps >= self._most:
+        full = self._most is not None and self.num_steps >= self._most
+        if full or self.num_steps == self._mark:
             self._measure_weights()
+        if full:
             if self._ends:
                 raise EnoughSteps
             return
         loss = None if not parts else torch.stack([part.reshape(()).to(parts[0].device) for part in parts]).sum()
+        if loss is not None and loss.device.type != "cpu" and self._most_far is not None:
+            self._most, self._most_far = self._most_far, None
         self._kept.append((self.num_steps, loss, applied))
         self.num_steps += 1
         if len(self._kept) >= _TOGETHER:
             self.flush()
 
     def _measure_weights(self) -> None:
-        if self._sizes is not None or not self._weights:
+        if self.num_steps in self._sizes or not self._weights:
             return
         with Aside():
             sizes = [torch.linalg.vector_norm(weight, dtype=torch.float32) for weight, _ in self._weights]
-            self._sizes = torch.stack([size.to(sizes[0].device) for size in sizes])
+            self._sizes[self.num_steps] = torch.stack([size.to(sizes[0].device) for size in sizes])
 
     def end(self) -> None:
         """The script is over."""
         self._take_passes()
         self._measure_weights()
         self.flush()
-        if self._sizes is not None:
-            self._file.write(json.dumps({"sizes": self._sizes.tolist()}) + "\n")
-            self._file.flush()
+        for num_steps, sizes in self._sizes.items():
+            self._file.write(json.dumps({"after": num_steps, "sizes": sizes.tolist()}) + "\n")
+        self._file.flush()
 
     def flush(self) -> None:
         """Write what is kept."""

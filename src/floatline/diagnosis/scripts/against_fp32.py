@@ -71,10 +71,14 @@ def look_beside(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run
 
 def _find_larger(decay: LostDecay, own: Shown, fp32: Shown | str) -> str:
     """What is told of a decay that is lost, where weights are larger than FP32's for it; '' where they are not."""
-    if isinstance(fp32, str) or len(own.sizes) != len(fp32.sizes) or not any(fp32.sizes):
+    if isinstance(fp32, str):
         return ""
-    num_steps = min(len(own.losses), len(fp32.losses)) - len(own.skipped)
-    grown = math.hypot(*own.sizes) / math.hypot(*fp32.sizes) - 1
+    after = len(fp32.losses)
+    own_sizes, sizes = own.sizes.get(after, ()), fp32.sizes.get(after, ())
+    if len(own_sizes) != len(sizes) or not any(sizes):
+        return ""
+    num_steps = after - sum(step < after for step in own.skipped)
+    grown = math.hypot(*own_sizes) / math.hypot(*sizes) - 1
     if not decay.shows_in(grown, num_steps):
         return ""
     return f"{decay.finding.seen}; after {num_steps:,} steps they are {percent(grown)} larger than FP32's"

@@ -20,8 +20,9 @@ from floatline.running.ranks import path_of
 MAIN = "floatline.running.main"
 SEED = 0
 STEPS = 100
-# A script of no more steps than these runs to its end, where it says what came of them.
-WHOLE = 250
+# A script of no more steps than these runs to its end, where it says what came of them; so does one that takes no more
+# operations in all, on no more elements: seconds on one core.
+WHOLE, MOST_STEPS, MOST_OPS, MOST_ELEMENTS = 250, 5000, 300_000, 3_000_000_000
 LOSSES, READS = "losses.jsonl", "reads.json"  # beside the report of a run
 
 

@@ -27,13 +27,13 @@ from floatline.diagnosis.scripts.evidence import (
     step_fails,
 )
 from floatline.diagnosis.scripts.findings import find_in_script, find_otherwise, find_suspects, find_suspects_beside
-from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, SEED
+from floatline.diagnosis.scripts.fp32_runs import LOSSES, READS, SEED, STEPS, WHOLE
 from floatline.probe.runs.cuda_on_cpu import as_cuda
 from floatline.probe.runs.records import RunRecord
 from floatline.probe.scripts.kept_writes import KeptWrites
 from floatline.probe.scripts.recording import BUDGET, PLANNED
 from floatline.probe.scripts.run import ScriptRun, ScriptWatch
-from floatline.probe.trace.trace import Op
+from floatline.probe.trace.trace import Op, Trace
 from floatline.probe.watch.events import BY_HAND, ScalerStepEvent
 from floatline.probe.watch.patches import Patches
 from floatline.running.loss_log import LossLog
@@ -132,7 +132,7 @@ class _Shown:
 
     def __init__(self, report: str, steps: int) -> None:
         own = own_path(Path(report))
-        self._log = LossLog(own.with_name(LOSSES), most=steps, ends=False)
+        self._log = LossLog(own.with_name(LOSSES), most=steps, ends=False, most_far=min(steps, WHOLE), mark=STEPS)
         self._reads, self._path = ReadValues(), own.with_name(READS)
         self._patches = Patches()
 
@@ -233,6 +233,7 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "first_bad_step": given.first_bad_step,
         "num_recorded": len(capture.steps),
         "num_ops": sum(len(one.trace.ops) for one in capture.steps),
+        "work": _measure_work(capture.steps[-1].trace) if capture.steps else (0, 0),
         "is_narrow": _is_narrow(run),
         "fails": evidence.fails,
         "last_recorded": max((one.step for one in capture.steps), default=0),
@@ -240,6 +241,11 @@ def explain(run: ScriptRun, trace_path: str) -> dict[str, Any]:
         "digests": run.digests,
         "bad_loss": _find_bad_loss(given),
     }
+
+
+def _measure_work(trace: Trace) -> tuple[int, int]:
+    """The operations of a step, and the elements that they make."""
+    return len(trace.ops), sum(out.numel for op in trace.ops for out in op.outputs)
 
 
 def _find_bad_loss(given: RunRecord) -> int | None:

@@ -24,7 +24,7 @@ from floatline.diagnosis.scripts.against_fp32 import (
     is_silent,
     look_beside,
 )
-from floatline.diagnosis.scripts.fp32_runs import MAIN, STEPS, WHOLE, FP32Runs
+from floatline.diagnosis.scripts.fp32_runs import MAIN, MOST_ELEMENTS, MOST_OPS, MOST_STEPS, STEPS, WHOLE, FP32Runs
 from floatline.diagnosis.scripts.ranks import RankReports
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis, read_report
 from floatline.running.command import Command, parse_launched, pass_on_ending, trial_environment
@@ -80,7 +80,7 @@ def diagnose_script(
     (on_start or say)(f"{command.name} runs as it is, under observation{told}")
     with QuietRuns(command, (MAIN, _MAIN)) as quiet:
         trace = str(Path(trace_path).absolute()) if trace_path else ""
-        settings = (trace, device, "", str(WHOLE if fp32_steps is None else fp32_steps))
+        settings = (trace, device, "", str(MOST_STEPS if fp32_steps is None else fp32_steps))
         ranks, own, code = _run_as_it_is(command, quiet, settings, keep_stdout=keep_stdout)
         if not is_last:
             pass_on_ending(code)
@@ -119,7 +119,9 @@ def _bound(fp32_steps: int | None, seen: Mapping[str, Any]) -> int:
     """Steps after which a run in FP32 is ended: where none are asked for, all of a script that has not too many."""
     if fp32_steps is not None:
         return fp32_steps or _AT_LEAST
-    return max(STEPS, num if (num := seen.get("num_steps", 0)) <= WHOLE else 0)
+    num, (ops, elements) = seen.get("num_steps", 0), seen.get("work", (0, 0))
+    is_light = num <= MOST_STEPS and 0 < ops * num <= MOST_OPS and elements * num <= MOST_ELEMENTS
+    return max(STEPS, num if num <= WHOLE or is_light else 0)
 
 
 def _search_of(seen: Mapping[str, Any]) -> Sequence[Sequence[int]]:
