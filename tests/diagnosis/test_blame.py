@@ -156,6 +156,15 @@ def test_a_difference_of_what_several_lines_round_is_named_itself(beside):
     assert Blame(beside, FP32, runs).find([], [at(25), *far]).finding.cause.id == ANY  # the twin: too far away
 
 
+def test_positions_that_several_lines_round_before_their_sine_are_the_fault_of_the_first_of_these(beside):
+    wanted = {("a.py", line) for line in (20, 25, 30)}
+    runs = lambda lines: FP32 if wanted <= set(lines) else APART  # noqa: E731
+    sine = replace(at(30, "integer-not-exact"), seen="sin of numbers up to 6e4 is off by 115 %")
+    found = Blame(beside, FP32, runs).find([], [at(10), at(20), at(25), sine, at(40)]).finding
+    assert (found.cause.id, found.line) == ("integer-not-exact", 20)
+    assert found.seen == "line 30 reads what this line rounds: sin of numbers up to 6e4 is off by 115 %"
+
+
 @pytest.mark.parametrize(("read", "is_apart"), [((0.1, 0.3), True), ((1.31, 1.3), False)], ids=["metric", "mean loss"])
 def test_losses_that_are_but_rounded_do_not_hide_another_number_that_is_apart(read, is_apart):
     fp32 = Shown(tuple(1.5 - 0.001 * i for i in range(60)), lines={"a.py:9": (0.9, 1.0) if is_apart else (1.47, 1.45)})

@@ -210,6 +210,7 @@ CHOICE_FLIPPED = Cause(
     ),
     advice="Compute what is compared in FP32, from the operation that makes the scores; a cast behind it is too late.",
     remedies=(
+        "y = f(x.float()).to(x.dtype)  # the line in FP32, its result rounded once",
         "score = (a.float() @ b.float().T)  # what is chosen by is computed in FP32",
         "distance = torch.cdist(x.float(), codes.float())  # nearest neighbours and codebooks",
         "logits = router(x.float())  # a router with FP32 weights costs little",
@@ -288,8 +289,8 @@ CHANGED_IN_16_BITS = Cause(
     title="16 bits change this result here",
     family="rounding",
     mechanism=(
-        "Nothing is inf or NaN, and the result is not FP32's. What an operation reads agrees with FP32 to the digits "
-        "that 16 bits have; what it gives does not, or the indices, labels or masks that it chooses are others. "
+        "Nothing is inf or NaN, and the result is not FP32's. With this line in FP32 it is: the line rounds away digits "
+        "that matter later, or chooses other indices, labels or masks by what was rounded. "
         "Everything that is computed from it is computed from other numbers: a loss that stays above FP32's, a metric "
         "that falls, a wrong box, a wrong expert."
     ),

@@ -124,7 +124,8 @@ class Beside:
         for line, gap in self.lines.items():
             own = f"{gap.own_last:.4g}" if math.isfinite(gap.own_last) else "what is not finite"
             read = f"{Path(line).name.partition('#')[0]} shows {own}, and in FP32, from the same seed, {gap.last:.4g}"
-            return f"{read}; the losses are those of FP32" if self.gap is not None else read
+            apart = "" if self.gap is None else f"; the losses are apart by {percent(self.gap.spread, 1)} of FP32's way"
+            return read + apart
         return ""
 
     @property

@@ -27,8 +27,9 @@ UNSURE = frozenset({ANY, CHOICE})
 _HELPS = 0.5
 # Of what all lines take away, a row that holds the one to blame takes away this much: less may be chance.
 _NEARLY_ALL = 0.85
-# What goes wrong where numbers are read that were rounded before.
-_BEARS_NO_ROUNDING = frozenset({"rounded-onto-singularity", "cancellation"})
+# What goes wrong where numbers are read that were rounded before; the last of these is the fault of who rounds them.
+_BEARS_NO_ROUNDING = frozenset({"rounded-onto-singularity", "cancellation", "integer-not-exact"})
+_OF_THE_ROUNDING = "integer-not-exact"
 # Of so many lines that follow.
 _FEW_LINES = 3
 # What no line computes: gradients that a loss scale is missing for.
@@ -210,7 +211,8 @@ def _name_by_next(found: Finding, rows: Sequence[Finding]) -> Finding:
     """What a line rounds is named by the operation after it that cannot bear it, if that is known.
 
     The next line reads it. One further on, within a few, reads what several lines round, as the difference of a mean
-    of squares and a squared mean does: that is where to begin.
+    of squares and a squared mean does: that is where to begin. But of positions or phases that were rounded before
+    their sine is taken it is the line that rounded them.
     """
     places = [(one.file, one.line) for one in rows]
     if found.cause.id not in UNSURE or (found.file, found.line) not in places:
@@ -218,7 +220,7 @@ def _name_by_next(found: Finding, rows: Sequence[Finding]) -> Finding:
     after = rows[places.index((found.file, found.line)) + 1 :][:_FEW_LINES]
     for distance, one in enumerate(after):
         if one.cause.id in _BEARS_NO_ROUNDING and one.file == found.file:
-            if distance:
+            if distance and one.cause.id != _OF_THE_ROUNDING:
                 return replace(one, seen=f"{one.seen}; what it reads is rounded from line {found.line} on")
             seen = f"line {one.line} reads what this line rounds: {one.seen}"
             return replace(found, cause=one.cause, seen=seen, fix=one.fix, patch="", tried="")

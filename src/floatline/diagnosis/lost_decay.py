@@ -9,6 +9,7 @@ from typing import Any
 from floatline.diagnosis.fix_trials import read_finding
 from floatline.findings import Finding
 
+LOST = "decay-lost-to-rounding"
 # A decay that rounds away has done harm from this share on by which it would have shrunk the weights.
 DECAYED = 0.05
 

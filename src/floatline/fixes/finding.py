@@ -40,7 +40,7 @@ KINDS_OF_CAUSES: dict[str, tuple[FixKind, ...]] = {
     **dict.fromkeys(("update-lost-to-rounding", "decay-lost-to-rounding"), _WEIGHTS),
     "cancellation": ("two-pass-variance", *_FLOATS, *_REGIONS),
     "accumulator-stagnation": ("float-operands",),
-    "integer-not-exact": ("fp32-cast", *_REGIONS),
+    "integer-not-exact": (*_FLOATS, "fp32-cast", *_REGIONS),
     **dict.fromkeys(("changed-in-16-bits", "choice-flipped"), (*_FLOATS, "fp32-cast", *_REGIONS)),
     "eps-too-large": ("fp32-eps",),
     "unsupported-half-op": ("bce-with-logits", *_FLOATS),

@@ -20,7 +20,7 @@ from floatline.diagnosis.beside_fp32 import (
 from floatline.diagnosis.blame import UNSURE, UNTRIED, Blame, Line, is_installed, name_own_line
 from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.gaps import Shown
-from floatline.diagnosis.lost_decay import LostDecay
+from floatline.diagnosis.lost_decay import LOST, LostDecay
 from floatline.diagnosis.scripts.fp32_runs import FP32Runs
 from floatline.diagnosis.scripts.script_report import ScriptDiagnosis
 from floatline.findings import Finding
@@ -128,6 +128,8 @@ def _blame_a_line(
     if first is None:
         return replace(found, unexplained=beside.apart, fails_in_fp32=False, notes=notes)
     others = [one for one in suspects if (one.file, one.line) != (first.file, first.line)]
+    if first.cause.id == LOST:
+        notes = tuple(note for note in notes if not note.startswith(first.seen))
     first = replace(first, seen=f"{first.seen}; {beside.apart}")
     return replace(found, findings=(first, *others), fails_in_fp32=False, notes=notes)
 
