@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from floatline.causes import Cause
+from floatline.causes import Cause, find_cause
 from floatline.errors import FloatlineError
 
 
 @dataclass(frozen=True)
-class Origin:
+class RoundedAt:
     """The operation that rounded what another one fails of.
 
     Args:
@@ -50,7 +51,7 @@ class Finding:
     op: str = ""
     patch: str = ""
     tried: str = ""
-    origin: Origin | None = None
+    origin: RoundedAt | None = None
 
     @property
     def where(self) -> str:
@@ -74,6 +75,13 @@ class Finding:
             "remedies": list(self.cause.remedies),
             **({} if self.origin is None else {"origin": asdict(self.origin)}),
         }
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Finding:
+        """What `as_json` gave, without what came of fixes."""
+        origin = RoundedAt(**entry["origin"]) if "origin" in entry else None
+        names = ("seen", "fix", "module", "file", "line", "op")
+        return cls(find_cause(entry["cause"]), **{name: entry[name] for name in names}, origin=origin)
 
     def __str__(self) -> str:
         """Four lines for people."""

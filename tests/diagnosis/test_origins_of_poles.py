@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.target_diagnosis import diagnose
-from floatline.findings import Origin
+from floatline.findings import Finding, RoundedAt
 from floatline.fixes.finding import find_fixes
 
 TARGET = """
@@ -54,9 +53,9 @@ def test_a_sigmoid_that_rounds_to_1_in_another_function_is_the_origin_of_a_logar
     found, text, path = diagnosed(tmp_path)
     assert (found.cause.id, found.line) == ("rounded-onto-singularity", line_of(text, "torch.log(q)"))
     line = line_of(text, "torch.sigmoid")
-    assert found.origin == Origin(str(path), line, "aten.sigmoid")
+    assert found.origin == RoundedAt(str(path), line, "aten.sigmoid")
     assert found.seen.endswith(f"in FP32: sigmoid rounds them in line {line}")
-    assert read_finding(found.as_json()) == found
+    assert Finding.read(found.as_json()) == found
 
 
 def test_a_product_in_the_line_above_is_the_origin_where_it_rounds(tmp_path):

@@ -289,8 +289,8 @@ CHANGED_IN_16_BITS = Cause(
     title="16 bits change this result here",
     family="rounding",
     mechanism=(
-        "Nothing is inf or NaN, and the result is not FP32's. With this line in FP32 it is: the line rounds away digits "
-        "that matter later, or chooses other indices, labels or masks by what was rounded. "
+        "Nothing is inf or NaN, and the result is not FP32's. With this line in FP32 it is: the line rounds away "
+        "digits that matter later, or chooses other indices, labels or masks by what was rounded. "
         "Everything that is computed from it is computed from other numbers: a loss that stays above FP32's, a metric "
         "that falls, a wrong box, a wrong expert."
     ),

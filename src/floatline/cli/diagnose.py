@@ -81,7 +81,7 @@ def diagnose(
         typer.Option(
             "--fp32-steps",
             min=1,
-            help="How many steps of a script are run in FP32. The default is 100, or all of a light script. Only with --.",
+            help="How many steps of a script are run in FP32: by default 100, or all of a light script. Only with --.",
         ),
     ] = None,
     as_device: Annotated[

@@ -8,12 +8,11 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from floatline.base.files import write_whole
-from floatline.causes import find_cause
 from floatline.diagnosis.result import Diagnosis
-from floatline.findings import Finding, Origin
+from floatline.findings import Finding
 
 if TYPE_CHECKING:  # libcst takes half a second to import, and a healthy run needs no fix
     from floatline.fixes import CodeFix
@@ -256,10 +255,3 @@ def write_fix(diagnosis: Diagnosis) -> str:
 
 def _replace_primary(diagnosis: Diagnosis, primary: Finding) -> Diagnosis:
     return replace(diagnosis, findings=(primary, *diagnosis.findings[1:]))
-
-
-def read_finding(entry: Mapping[str, Any]) -> Finding:
-    """A finding from the JSON that one is written as."""
-    names = ("seen", "fix", "module", "file", "line", "op")
-    origin = Origin(**entry["origin"]) if "origin" in entry else None
-    return Finding(find_cause(entry["cause"]), **{name: entry[name] for name in names}, origin=origin)

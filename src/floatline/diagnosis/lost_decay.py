@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from floatline.diagnosis.fix_trials import read_finding
 from floatline.findings import Finding
 
 LOST = "decay-lost-to-rounding"
@@ -42,4 +41,4 @@ class LostDecay:
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> LostDecay:
         """What `as_json` wrote."""
-        return cls(**{**entry, "finding": read_finding(entry["finding"])})
+        return cls(**{**entry, "finding": Finding.read(entry["finding"])})

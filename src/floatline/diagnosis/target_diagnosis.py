@@ -24,7 +24,7 @@ from floatline.diagnosis.detectors.loss_scale import ScaleVerdict, judge_scale
 from floatline.diagnosis.detectors.numbers import find_failures, find_silent_damage, name_zero_products
 from floatline.diagnosis.detectors.operations import FORMATS
 from floatline.diagnosis.evidence import Evidence
-from floatline.diagnosis.fix_trials import read_finding, try_fixes
+from floatline.diagnosis.fix_trials import try_fixes
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.headroom.step_rows import rows_of_diagnosis
 from floatline.diagnosis.kernel_reproducer import write_kernel_reproducer
@@ -279,7 +279,7 @@ def run_changed_target(
         return seen
     if "error" in seen:
         return Diagnosis("it", "", (), 0.0, no_verdict=seen["error"])
-    findings = tuple(read_finding(entry) for entry in seen["findings"])
+    findings = tuple(Finding.read(entry) for entry in seen["findings"])
     return Diagnosis(
         "it", seen["precision"], findings, 0.0, notes=(seen["note"],), unexplained=seen["unexplained"],
         fails_in_fp32=seen["fails_in_fp32"], no_verdict=seen["no_verdict"], fp32_losses=tuple(seen["fp32_losses"]),

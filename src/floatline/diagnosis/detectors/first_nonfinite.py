@@ -29,7 +29,7 @@ from floatline.diagnosis.detectors.operations import (
     reaches_gradient,
     source_of,
 )
-from floatline.findings import Finding, Origin
+from floatline.findings import Finding, RoundedAt
 from floatline.formats import find_format
 from floatline.precision.user_frames import is_installed
 from floatline.probe.trace.trace import Op, Operand, Trace, Values
@@ -74,15 +74,15 @@ def describe_birth(birth: Birth, *, module: str | None = None, op: str = "") -> 
     )
 
 
-def _find_origin(birth: Birth) -> Origin | None:
+def _find_origin(birth: Birth) -> RoundedAt | None:
     """The line that rounded, where it is one of the user's and another one than the birth's."""
     op = birth.rounded
     if op is None or not op.line or is_installed(op.file) or (op.file, op.line) == (birth.op.file, birth.op.line):
         return None
-    return Origin(op.file, op.line, op.name)
+    return RoundedAt(op.file, op.line, op.name)
 
 
-def _say_origin(origin: Origin, failing: Op) -> str:
+def _say_origin(origin: RoundedAt, failing: Op) -> str:
     place = f"line {origin.line}" if origin.file == failing.file else f"{Path(origin.file).name}:{origin.line}"
     return f"{base_name(origin.op)} rounds them in {place}"
 

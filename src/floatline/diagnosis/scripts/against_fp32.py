@@ -18,7 +18,6 @@ from floatline.diagnosis.beside_fp32 import (
     stays_sound,
 )
 from floatline.diagnosis.blame import UNSURE, UNTRIED, Blame, Line, is_installed, name_own_line
-from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.gaps import Shown
 from floatline.diagnosis.lost_decay import LOST, LostDecay
 from floatline.diagnosis.scripts.fp32_runs import FP32Runs
@@ -102,7 +101,7 @@ def _blame_a_line(
     """
     before = found
     order = ("suspects", "suspects_beside") if beside.is_apart else ("suspects_beside", "suspects")
-    suspects = [*found.findings, *(read_finding(entry) for name in order for entry in seen[name])]
+    suspects = [*found.findings, *(Finding.read(entry) for name in order for entry in seen[name])]
     found = replace(found, findings=(), no_verdict="")
     fp32 = runs.nudged(0.0)
     if isinstance(fp32, str):
@@ -112,7 +111,7 @@ def _blame_a_line(
     sure = [one for one in suspects if one.cause.id not in UNSURE]
     if not beside.is_apart:  # gradients that are lost explain no number of a run that learns what FP32 does
         sure = [one for one in sure if one.cause.id not in UNTRIED or one in before.findings]
-    candidates = [read_finding(entry) for entry in seen["candidates"]]
+    candidates = [Finding.read(entry) for entry in seen["candidates"]]
     tried, source = (candidates, runs.source)
     if if_it_helps:
         tried, source = [one for one in candidates if one.cause.id not in UNSURE], ""
@@ -148,7 +147,7 @@ def check_blame(found: ScriptDiagnosis, seen: Mapping[str, Any], own: Shown, run
     apart = "" if isinstance(fp32, str) else stays_sound(own, fp32, first_bad=seen["first_bad_step"])
     if not apart:
         return found
-    suspects = [read_finding(entry) for entry in seen["suspects"]]
+    suspects = [Finding.read(entry) for entry in seen["suspects"]]
     diverges = found.primary is not None and found.primary.cause.id == DIVERGENCE
     if diverges and not isinstance(fp32, str) and (first := _find_before_failure(seen, own, fp32, runs)) is not None:
         return replace(found, findings=(replace(first, seen=f"{first.seen}; {apart}"), *suspects))
@@ -186,7 +185,7 @@ def _find_before_failure(seen: Mapping[str, Any], own: Shown, fp32: Shown, runs:
         return shown if isinstance(shown, str) else shown.until_failure()
 
     beside = Beside(num_steps=(num, len(fp32.losses)))
-    candidates = [read_finding(entry) for entry in seen["candidates"]]
+    candidates = [Finding.read(entry) for entry in seen["candidates"]]
     return Blame(beside, fp32, run).find([], candidates).finding
 
 

@@ -6,8 +6,8 @@ import signal
 from dataclasses import dataclass
 from typing import Any
 
-from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.result import Diagnosis
+from floatline.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ def read_report(text: str, seen: dict[str, Any], code: int, seconds: float) -> S
     return ScriptDiagnosis(
         text,
         seen["precision"],
-        tuple(read_finding(entry) for entry in seen["findings"]),
+        tuple(Finding.read(entry) for entry in seen["findings"]),
         seconds,
         notes=tuple(seen["notes"]),
         exit_code=code,
