@@ -41,4 +41,4 @@ class LostDecay:
     @classmethod
     def read(cls, entry: Mapping[str, Any]) -> LostDecay:
         """What `as_json` wrote."""
-        return cls(**{**entry, "finding": Finding.read(entry["finding"])})
+        return cls(Finding.read(entry["finding"]), entry["factor"], tuple(entry["names"]), entry["num_steps"])

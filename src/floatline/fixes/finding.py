@@ -119,7 +119,7 @@ def find_fixes(finding: Finding, *, root: str | Path | None = None, text: str | 
     origin = finding.origin
     if origin is not None:  # no cast on the line that fails brings back what another one rounded
         same = text if origin.file == finding.file else None
-        exact = [kind for kind in kinds if kind not in _FLOATS + _REGIONS]
+        exact: list[FixKind] = [kind for kind in kinds if kind not in _FLOATS + _REGIONS]
         yield from _fix_by(finding.file, finding.line, exact, op=finding.op, root=root, is_sure=True, text=text)
         yield from _fix_by(origin.file, origin.line, _FLOATS, op=origin.op, root=root, is_sure=True, text=same)
     yield from _fix_by(

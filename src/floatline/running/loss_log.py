@@ -266,7 +266,7 @@ class LossLog:
         if self.num_steps in self._sizes or not self._weights:
             return
         with Aside():
-            sizes = [torch.linalg.vector_norm(weight, dtype=torch.float32) for weight, _ in self._weights]
+            sizes: list[Tensor] = [torch.linalg.vector_norm(weight, dtype=torch.float32) for weight, _ in self._weights]
             self._sizes[self.num_steps] = torch.stack([size.to(sizes[0].device) for size in sizes])
 
     def end(self) -> None:

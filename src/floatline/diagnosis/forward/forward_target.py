@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file  # pyright: ignore[reportUnkn
 from torch import Tensor
 
 from floatline.diagnosis.changed_runs import run_changed
-from floatline.diagnosis.fix_trials import read_finding, try_fixes
+from floatline.diagnosis.fix_trials import try_fixes
 from floatline.diagnosis.forward.evidence import run_arm, settle_formats
 from floatline.diagnosis.forward.forward_diagnosis import diagnose_captured
 from floatline.diagnosis.forward.result import ForwardDiagnosis, say_percent
 from floatline.diagnosis.islands.errors import OUTPUTS
 from floatline.diagnosis.result import Diagnosis
 from floatline.errors import TargetError
+from floatline.findings import Finding
 from floatline.probe.steps.captured_forward import CapturedForward, capture_forward
 from floatline.probe.steps.outputs import find_logits, match_output
 from floatline.workload import load_target
@@ -132,7 +133,7 @@ def diagnose_changed(job: Mapping[str, Any]) -> dict[str, Any]:
 def _read(seen: Mapping[str, Any]) -> Diagnosis:
     if "error" in seen:
         return Diagnosis("it", "", (), 0.0, no_verdict=seen["error"])
-    findings = tuple(read_finding(entry) for entry in seen["findings"])
+    findings = tuple(Finding.read(entry) for entry in seen["findings"])
     return Diagnosis(
         "it", seen["precision"], findings, 0.0, notes=(seen["note"],), unexplained=seen["unexplained"],
         fails_in_fp32=seen["fails_in_fp32"], no_verdict=seen["no_verdict"],

@@ -11,10 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from floatline.diagnosis.fix_trials import read_finding
 from floatline.diagnosis.forward.result import ForwardDiagnosis, OutputRow
 from floatline.diagnosis.islands.island import Island
 from floatline.errors import TargetError
+from floatline.findings import Finding
 from floatline.probe.steps.outputs import OutputMatch
 from floatline.running.command import parse_command, pass_on_ending, run_to_end
 
@@ -67,7 +67,7 @@ def read_forward(text: str, seen: Mapping[str, Any]) -> ForwardDiagnosis:
     return ForwardDiagnosis(
         text,
         seen["precision"],
-        tuple(read_finding(entry) for entry in seen["findings"]),
+        tuple(Finding.read(entry) for entry in seen["findings"]),
         seen["seconds"],
         tried=tuple(seen["tried"]),
         notes=tuple(seen["notes"]),
