@@ -148,6 +148,18 @@ def _find_runs(block: Sequence[ast.stmt], lines: Sequence[str], kept: Sequence[S
         yield run
 
 
+def header_lines(node: ast.stmt, text: str) -> range:
+    """The lines of a statement; of one with a block, those before it."""
+    span, lines = _span(node), text.split("\n")
+    blocks = [block for block in _blocks(node) if block]
+    if not blocks:
+        return range(span.first, span.last + 1)
+    last = max(span.first, _span(blocks[0][0]).first - 1)
+    while last > span.first and not lines[last - 1].partition("#")[0].strip():  # a comment of the block's own
+        last -= 1
+    return range(span.first, last + 1)
+
+
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
     for field in ("body", "orelse", "finalbody"):
         yield getattr(node, field, [])
