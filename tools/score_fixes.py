@@ -29,6 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from tests.cases.harness import Case, all_cases  # noqa: E402
 
+from floatline.base.texts import on_one_line  # noqa: E402
 from floatline.causes import find_cause  # noqa: E402
 
 # FP32 may differ by this share of its final metric between a case and its changed form: rounding, over all steps.
@@ -63,7 +64,7 @@ class FixScore:
     def row(self) -> str:
         """A line of the table."""
         words = {True: "yes", False: "**no**", None: ""}
-        code = f"`{self.code}`".replace("|", "\\|") if self.code else self.said
+        code = f"`{on_one_line(self.code)}`".replace("|", "\\|") if self.code else self.said
         return f"| {self.name} | {self.cause} | {code} | {words[self.trains]} | {words[self.same_in_fp32]} |"
 
 

@@ -24,6 +24,7 @@ from typing import Any
 from score_fixes import PAGE, apply_patch
 from tests.scripts.planted import FOLDER, PLANTED, Planted, make_script
 
+from floatline.base.texts import on_one_line
 from floatline.diagnosis.fix_trials import FP32Run
 from floatline.errors import FloatlineError
 from floatline.plans.presets import resolve_plan
@@ -67,7 +68,7 @@ class ScriptFix:
     @property
     def row(self) -> str:
         """A line of the table."""
-        code = f"`{self.code}`" if self.code else self.said
+        code = f"`{on_one_line(self.code)}`" if self.code else self.said
         holds = f"**{self.wrong}**" if self.wrong else (f"healthy; {self.unknown}" if self.unknown else "yes")
         cells = (self.name, self.cause, code, holds if self.code else "")
         shown = [cell.replace("|", "\\|").replace("\n", " ") for cell in cells]

@@ -32,7 +32,7 @@ class Finding:
     Args:
         cause: What it is: an entry of the catalogue.
         seen: The evidence: numbers, as they were measured.
-        fix: What to change here, as one line.
+        fix: What to change here: a sentence, or the code that stands there afterwards, of one line or of several.
         module: Qualified name of the module or parameter ('' is the root).
         file: Source file, where the place is a line of code.
         line: Line in that file, counted from 1.
@@ -84,11 +84,12 @@ class Finding:
         return cls(find_cause(entry["cause"]), **{name: entry[name] for name in names}, origin=origin)
 
     def __str__(self) -> str:
-        """Four lines for people."""
+        """Four lines for people, and more for code of several lines."""
+        fix = self.fix.replace("\n", "\n        ")
         return (
             f"{self.where}: {self.cause.id}: {self.cause.title}\n"
             f"  seen: {self.seen}\n"
-            f"  fix:  {self.fix}\n"
+            f"  fix:  {fix}\n"
             f"  why:  floatline explain {self.cause.id}"
         )
 

@@ -1,5 +1,6 @@
 """Fixes on the user's own line: only one that was tried and holds is shown as the fix."""
 
+import ast
 import json
 import os
 import subprocess
@@ -186,6 +187,55 @@ def test_a_change_after_which_formats_do_not_match_waits_until_the_others_were_t
         assert together == []
     else:
         assert together and said[-len(together) :] == together and result.fixes == ()
+
+
+IN_PARTS = """\
+import torch
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        y = torch.cumsum(x, 1)  # in cycles
+        far = (y.sum(1)
+               - y @ x.t())
+        return self.head(far)
+"""
+
+
+@pytest.fixture
+def parts(tmp_path):
+    path = tmp_path / "net.py"
+    path.write_text(IN_PARTS)
+    return path
+
+
+def test_a_change_of_several_lines_can_be_copied_and_is_told_by_its_first_one(parts):
+    answers = iter([diagnosis_of(find(parts, "choice-flipped", 8, "aten.mm")), HEALTHY])
+    result, said = attempt(parts, lambda _: next(answers), find(parts, "choice-flipped", 8, "aten.mm"))
+    (region,) = ast.parse(result.primary.fix).body
+    assert isinstance(region, ast.With) and "# in cycles" in result.primary.fix
+    assert all(text.startswith("trying with torch.autocast(") and text.endswith(": …") for text in said)
+    none, _ = attempt(parts, lambda _: diagnosis_of(find(parts)), find(parts, "choice-flipped", 8, "aten.mm"))
+    assert "\n" not in none.primary.tried and "enabled=False): … does not help: " in none.primary.tried
+
+
+def test_a_change_inside_another_one_is_not_listed(parts):
+    failing = find(parts, "choice-flipped", 6, "aten.cumsum")
+    answers = iter([diagnosis_of(find(parts, "changed-in-16-bits", 7, "aten.mm")), HEALTHY])
+    result, said = attempt(parts, lambda _: next(answers), failing)
+    assert [fix.line for fix in result.fixes] == [6, 7]  # an island beside the line is a change of its own
+    assert result.primary.tried.startswith("With these 2 changes")
+    assert result.primary.fix.startswith("# net.py:6\ny = torch.cumsum(x.float(), 1)  # in cycles\n# net.py:7\nwith ")
+    ast.parse(result.primary.fix)
+    assert said[-1].startswith("trying net.py:6: y = torch.cumsum(x.float(), 1)  # in cycles; net.py:7: with torch.")
+    whole = parts.read_text().replace("- y @ x.t()", "- self.scale")  # only the whole function can be in FP32
+    parts.write_text(whole)
+    answers = iter([diagnosis_of(find(parts, "changed-in-16-bits", 7, "aten.other")), HEALTHY])
+    result, said = attempt(parts, lambda _: next(answers), failing)
+    assert [(fix.kind, fix.before) for fix in result.fixes] == [("fp32-function", whole)]
+    assert result.primary.tried.startswith("With this change")
+    assert "y = torch.cumsum(x.float(), 1)  # in cycles" in result.primary.fix
+    assert said[-1] == "trying with torch.autocast(x.device.type, enabled=False): …"
 
 
 def test_what_could_not_be_tried_says_so_and_is_not_written(file):

@@ -126,7 +126,7 @@ def test_the_files_own_spelling_is_kept(tmp_path, head, new):
         (
             "scalar-out-of-range",
             "aten.masked_fill",
-            "x.masked_fill_(m, fill)",
+            "x.masked_fill_(m, -float('inf'))",
             "x.masked_fill_(m, torch.finfo(x.dtype).min)",
         ),
         (

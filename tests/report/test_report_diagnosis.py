@@ -52,6 +52,17 @@ def test_the_finding_comes_first_and_takes_nine_lines(source):
     assert "third" not in text
 
 
+def test_a_fix_of_several_lines_stands_one_below_the_other(source):
+    code = "with torch.autocast('cuda', enabled=False):\n    y = x @ w  # wide\n    z = y"
+    lines = written(diagnosis(overflow(file=str(source), line=3, fix=code)), width=30)
+    at = next(number for number, line in enumerate(lines) if line.startswith("  fix "))
+    assert "\n".join(line[9:] for line in lines[at : at + 3]) == code
+    assert lines[at + 3].startswith("  why ")
+    assert str(overflow(fix=code)).splitlines()[2:5] == [f"  fix:  {code.splitlines()[0]}"] + [
+        f"        {line}" for line in code.splitlines()[1:]
+    ]
+
+
 def test_what_came_of_the_fix_is_told_before_other_trials(source):
     found = overflow(file=str(source), line=3, tried="With this change net.py is healthy.")
     lines = written(diagnosis(found, tried=("in BF16 the step is finite",)))

@@ -1,5 +1,7 @@
 """What a rescue comes to, in one word and in a sentence."""
 
+import html
+import re
 from dataclasses import replace
 
 import pytest
@@ -76,6 +78,21 @@ def test_a_change_of_the_code_that_does_not_hold_is_told_and_no_patch_is_written
     assert "code   do this\n  code   x.float() * x does not help: product-overflow" in console.export_text()
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "Change of the code" in page and "x.float() * x does not help" in page and "patch -p1" not in page
+
+
+def test_a_change_of_several_lines_that_was_not_tried_can_be_copied_from_terminal_and_page(tmp_path):
+    found = of("product-overflow")
+    code = "with torch.autocast('cuda', enabled=False):\n    y = x @ w  # wide\n    z = y"
+    tried = replace(found.primary, fix=code, tried="This change was not tried: it took longer than 300 s.")
+    rescue = replace(BROKEN, diagnosis=replace(found, findings=(tried,)))
+    console = Console(record=True, width=400, color_system=None)
+    print_rescue(rescue, write_rescue(rescue, tmp_path), console)
+    shown = console.export_text().splitlines()
+    at = next(number for number, line in enumerate(shown) if line.startswith("  code "))
+    assert "\n".join(line[9:] for line in shown[at : at + 3]) == code
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert code in html.unescape(re.sub("<[^>]*>", "", page))
+    assert "\n" not in rescue.words and rescue.words.count("enabled=False): …") == ("do this" in rescue.words)
 
 
 def test_the_terminal_names_the_cause_the_trials_the_files_and_what_comes_next(tmp_path):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from floatline.base.files import write_whole
+from floatline.base.texts import on_one_line
 from floatline.diagnosis.result import Diagnosis
 from floatline.findings import Finding
 
@@ -84,6 +85,7 @@ def try_fixes(
         if found is None:
             continue
         fixes, result = found
+        fixes = _merge(fixes)
         if isinstance(result, str):
             return _with_fix(diagnosis, fixes, f"This change was not tried: {result}.", holds=False)
         ways = "With this change" if len(fixes) == 1 else f"With these {len(fixes)} changes"
@@ -117,17 +119,17 @@ class _Trials:
         first, fixes, result = changes[0], [*changes], None
         while self._left:
             self._left -= 1
-            self._say(f"trying {_spell(fixes)}")
+            self._say(f"trying {_list(_merge(fixes))}")
             sources = {str(file): after for file, (_, _, after) in _texts(fixes).items()}
             result = self._run(sources)
             if not isinstance(result, str) and result.verdict == "healthy" and not self._keeps_fp32(result, sources):
-                self._failed.append(f"{first.new_code} changes what FP32 computes")
+                self._failed.append(f"{on_one_line(first.new_code)} changes what FP32 computes")
                 return None
             if isinstance(result, str) or result.verdict == "healthy":
                 return fixes, result
             following = self._find_next(result, fixes)
             if following is None:
-                self._failed.append(f"{first.new_code} does not help: {_say_result(result)}")
+                self._failed.append(f"{on_one_line(first.new_code)} does not help: {_say_result(result)}")
                 return None
             fixes.append(following)
             if len(fixes) == 2 and self._mismatches(result):
@@ -135,7 +137,7 @@ class _Trials:
                 return None
         self._num_untried += 1
         if result is not None:
-            self._failed.append(f"{first.new_code} alone does not help: {_say_result(result)}")
+            self._failed.append(f"{on_one_line(first.new_code)} alone does not help: {_say_result(result)}")
         return None
 
     def _keeps_fp32(self, result: Diagnosis, sources: Mapping[str, str]) -> bool:
@@ -225,10 +227,26 @@ def _say_result(result: Diagnosis) -> str:
 
 
 def _spell(fixes: Sequence[CodeFix]) -> str:
-    """The new line, or several of them with their places."""
+    """The new code as it can be copied; of several changes one line with their places, if they have one line each."""
     if len(fixes) == 1:
         return fixes[0].new_code
-    return "; ".join(f"{fix.file.name}:{fix.line}: {fix.new_code}" for fix in fixes)
+    codes = [fix.new_code for fix in fixes]
+    if not any("\n" in code for code in codes):
+        return _list(fixes)
+    return "\n".join(f"# {fix.file.name}:{fix.line}\n{code}" for fix, code in zip(fixes, codes, strict=True))
+
+
+def _list(fixes: Sequence[CodeFix]) -> str:
+    """The first new line, or those of several changes with their places."""
+    if len(fixes) == 1:
+        return on_one_line(fixes[0].new_code)
+    return "; ".join(f"{fix.file.name}:{fix.line}: {on_one_line(fix.new_code)}" for fix in fixes)
+
+
+def _merge(fixes: Sequence[CodeFix]) -> list[CodeFix]:
+    from floatline.fixes.code_fix import merge_fixes
+
+    return merge_fixes(fixes)
 
 
 def _with_fix(diagnosis: Diagnosis, fixes: Sequence[CodeFix], tried: str, *, holds: bool = True) -> Diagnosis:

@@ -87,6 +87,36 @@ def cut_out(text: str, tree: ast.Module, *, alone: Iterable[SourceSpan], within:
     return Excerpt("\n".join([*new, *lines[at:]]), tuple(cut), (*numbers, *range(at + 1, len(lines) + 1)))
 
 
+def find_bindings(tree: ast.Module, place: SourceSpan) -> list[SourceSpan]:
+    """The statements that give the names in some lines what they stand for, those of the names in these, and so on."""
+    lines = [one for one in ast.walk(tree) if isinstance(one, ast.stmt)]
+    given = [(one, _names(_targets(one))) for one in lines if not _has_blocks(one)]
+    at = [one for one in ast.walk(tree) if isinstance(one, ast.Name) and place.first <= one.lineno <= place.last]
+    left, known, found = {one.id for one in at}, set[str](), list[SourceSpan]()
+    while left:
+        name = left.pop()
+        known.add(name)
+        for one, names in given:
+            if name in names:
+                found.append(_span(one))
+                left |= _names([one]) - known
+    return found
+
+
+def _targets(node: ast.stmt) -> list[ast.AST]:
+    if isinstance(node, ast.Assign):
+        return [*node.targets]
+    return [node.target] if isinstance(node, (ast.AnnAssign, ast.AugAssign)) else []
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+
+
+def _has_blocks(node: ast.stmt) -> bool:
+    return any(True for _ in _blocks(node) if _)
+
+
 def _find_function(tree: ast.Module, place: SourceSpan) -> SourceSpan | None:
     """The lines of the innermost function around a place."""
     found: SourceSpan | None = None
@@ -116,6 +146,18 @@ def _find_runs(block: Sequence[ast.stmt], lines: Sequence[str], kept: Sequence[S
                 yield from _find_runs(inner, lines, kept)
     if run is not None:
         yield run
+
+
+def header_lines(node: ast.stmt, text: str) -> range:
+    """The lines of a statement; of one with a block, those before it."""
+    span, lines = _span(node), text.split("\n")
+    blocks = [block for block in _blocks(node) if block]
+    if not blocks:
+        return range(span.first, span.last + 1)
+    last = max(span.first, _span(blocks[0][0]).first - 1)
+    while last > span.first and not lines[last - 1].partition("#")[0].strip():  # a comment of the block's own
+        last -= 1
+    return range(span.first, last + 1)
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -96,6 +96,7 @@ class FixContext:
         is_sure: Whether a finding has named this line.
         part: The module that failed there, such as 'body.0'; '' where it is not known.
         numbers: Names and attributes of self to the numbers that they stand for.
+        limit: Tells the number that a constant stands for, or an infinite one of its sign; None where nobody can.
         is_measured: Whether a run showed that what fails is 16 bits; else it may be FP64, which nothing may narrow, and
             what FP32 computes must stay.
     """
@@ -107,6 +108,7 @@ class FixContext:
     part: str = ""
     is_measured: bool = True
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
+    limit: Callable[[cst.BaseExpression], float | None] = read_number
 
     def read(self, node: cst.BaseExpression) -> SourceOperation | None:
         """The operation that an expression is, or that its name was made by."""
@@ -270,27 +272,47 @@ def bce_with_logits(node: cst.BaseExpression, scene: FixContext) -> NewExpressio
 
 
 def mask_constant(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:
-    """masked_fill(x, mask, -1e9) and where(mask, x, -1e9) with the smallest number of x's dtype."""
+    """masked_fill(x, mask, -1e9) and where(mask, x, -1e9) with the smallest number of x's dtype; 1e9 with its largest.
+
+    Where nobody can tell the constant's sign it stays: what is hidden from a maximum would be all that it finds.
+    """
     found, finfo = read_operation(node, scene.names), scene.names.spell("torch.finfo")
     if found is None or finfo is None or not isinstance(node, cst.Call):
         return None
-    if found.name in ("masked_fill", "masked_fill_") and len(found.rest) == 2:
-        x, index = found.operand, len(node.args) - 1
-    elif found.name == "where" and not found.is_method and len(node.args) == 3:
-        x, index = node.args[1].value, 2
-        if read_number(x) is not None:  # where(mask, -1e9, x)
-            x, index = node.args[2].value, 1
-    else:
+    place = _place_of_constant(node, found, scene)
+    if place is None:
         return None
-    constant = read_number(node.args[index].value)
+    x, index, number = place
     if not scene.is_measured and "mask" in cst.Module([]).code_for_node(x).lower():
         return None  # it may be boolean
-    if not is_simple(x) or (constant is None and not scene.is_sure) or (constant is not None and constant >= -_LARGEST):
+    if not is_simple(x) or abs(number) <= _LARGEST:
         return None
-    least = cst.Attribute(call(finfo, cst.Attribute(x, cst.Name("dtype"))), cst.Name("min"))
+    which, word = ("min", "smallest") if number < 0 else ("max", "largest")
     args = [*node.args]
-    args[index] = args[index].with_changes(value=least)
-    return NewExpression(node.with_changes(args=args), "the mask's constant is the smallest number of the dtype")
+    args[index] = args[index].with_changes(
+        value=cst.Attribute(call(finfo, cst.Attribute(x, cst.Name("dtype"))), cst.Name(which))
+    )
+    return NewExpression(node.with_changes(args=args), f"the mask's constant is the {word} number of the dtype")
+
+
+def _place_of_constant(
+    node: cst.Call, found: SourceOperation, scene: FixContext
+) -> tuple[cst.BaseExpression, int, float] | None:
+    """What is filled, the place of the constant among the arguments, and the number that it stands for."""
+    read = scene.limit if scene.is_sure else read_number
+    if found.name in ("masked_fill", "masked_fill_") and len(found.rest) == 2:
+        words = [arg.keyword.value if arg.keyword is not None else "" for arg in node.args]
+        index = words.index("value") if "value" in words else len(words) - 1
+        number = read(node.args[index].value)
+        return None if number is None else (found.operand, index, number)
+    if found.name != "where" or found.is_method or len(node.args) != 3:
+        return None
+    numbers = [read(arg.value) for arg in node.args[1:]]
+    if (numbers[0] is None) == (numbers[1] is None):
+        return None
+    index = 1 if numbers[0] is not None else 2
+    number = numbers[index - 1]
+    return None if number is None else (node.args[3 - index].value, index, number)
 
 
 def small_eps(node: cst.BaseExpression, scene: FixContext) -> NewExpression | None:

@@ -15,7 +15,7 @@ from floatline.fixes.code_fix import CodeFix
 from floatline.fixes.expressions import FixContext
 from floatline.fixes.kinds import EXPRESSIONS, ONLY_FOR_FINDINGS, SPANS, STATEMENTS, FixKind
 from floatline.fixes.names import read_names
-from floatline.fixes.origins import find_numbers, find_origins
+from floatline.fixes.origins import ConstantReader, find_numbers, find_origins
 from floatline.fixes.rewriting import Exchange, Put, Replace
 from floatline.fixes.scope import LinePlace, find_made, find_positions, find_sources, find_statement, find_steps
 from floatline.fixes.spanning.edits import FileScene
@@ -184,7 +184,8 @@ def _fix_by(
     for place, wanted in places:
         at = line if place is found else positions[place.line].start.line
         made, numbers = find_made(place.around, positions, at), find_numbers(wrapper.module, place)
-        scene = FixContext(names, made, _op_name(op), is_sure, part, numbers=numbers)
+        limits = ConstantReader(wrapper.module, place.around, names)
+        scene = FixContext(names, made, _op_name(op), is_sure, part, numbers=numbers, limit=limits.read)
         for kind in wanted:
             change = _rewrite(wrapper.module, place.line, place.around, kind, scene)
             if change is not None:

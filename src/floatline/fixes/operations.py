@@ -125,7 +125,7 @@ def count_calls(node: cst.CSTNode, names: Names) -> Counter[str]:
 def _is_free(node: cst.Call, names: Names) -> bool:
     path = names.resolve(node.func)
     last = path.rpartition(".")[2]
-    if path.startswith(("torch.amp.", "torch.cuda.amp.", "torch.cpu.amp.")):
+    if path.startswith(("torch.amp.", "torch.cuda.amp.", "torch.cpu.amp.", "numpy.finfo", "numpy.float")):
         return True
     if path.startswith("torch."):
         is_plain = last[:1].islower() and not last.endswith("_") and not any(word in last for word in _RANDOM)

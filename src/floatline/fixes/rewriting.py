@@ -11,10 +11,11 @@ import libcst.matchers as m
 from libcst.metadata import CodeRange, MetadataWrapper
 
 from floatline.fixes import expressions
-from floatline.fixes.excerpts import Excerpt, SourceSpan, cut_out, take_whole
+from floatline.fixes.excerpts import Excerpt, SourceSpan, cut_out, find_bindings, take_whole
 from floatline.fixes.kinds import ALONE, EXPRESSIONS, STATEMENTS, FixKind
 from floatline.fixes.names import Names, names_in_tree
-from floatline.fixes.operations import count_calls, same
+from floatline.fixes.operations import count_calls, read_number, same
+from floatline.fixes.origins import ConstantReader
 from floatline.fixes.scope import find_made, find_path, find_positions, find_statement
 from floatline.fixes.statements import NewStatements
 
@@ -56,6 +57,9 @@ def rewrite_places(text: str, places: Sequence[NodePlace], *, unsafe: bool = Fal
         return text, []
     alone = [SourceSpan(place.line, place.end_line) for place in places if place.kind in ALONE]
     within = [SourceSpan(place.line, place.end_line) for place in places if place.kind not in ALONE]
+    for place in places:  # the sign of a constant that has a name stands where it is made
+        span = SourceSpan(place.line, place.end_line)
+        alone += find_bindings(tree, span) if place.kind == "mask-constant" else ()
     for excerpt in (cut_out(text, tree, alone=alone, within=within), take_whole(text)):
         try:
             wrapper = MetadataWrapper(cst.parse_module(excerpt.text), unsafe_skip_copy=True)
@@ -82,7 +86,8 @@ def _rewrite(
     for place in places:
         around = find_statement(wrapper.module, positions, place.line)
         made = {} if around is None else find_made(around.around, positions, place.line)
-        scene = expressions.FixContext(names, made, is_sure=True, is_measured=False)
+        limit = read_number if around is None else ConstantReader(wrapper.module, around.around, names).read
+        scene = expressions.FixContext(names, made, is_sure=True, is_measured=False, limit=limit)
         if place.kind in STATEMENTS:
             new = None if around is None else STATEMENTS[place.kind](around.line, around.around, scene)
             if around is not None and new is not None and around.line not in new_lines:

@@ -54,7 +54,8 @@ def _print_primary(diagnosis: Diagnosis, finding: Finding, console: Console) -> 
     if source:
         _print_code("", styled_line((f"{finding.line} | ", "dim"), source), console)
     _print_prose("seen", finding.seen, console)
-    _print_code("fix", styled_line((finding.fix, "green")), console)
+    for number, line in enumerate(finding.fix.splitlines() or [""]):
+        _print_code("" if number else "fix", styled_line((line, "green")), console)
     left = _MOST_TRIED
     for text in (*([finding.tried] if finding.tried else []), *diagnosis.tried):
         lines = _wrap(text, console)

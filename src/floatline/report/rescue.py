@@ -12,7 +12,7 @@ from rich.text import Text
 
 from floatline import __version__
 from floatline.base.json_values import plain_json
-from floatline.base.texts import printable
+from floatline.base.texts import on_one_line, printable
 from floatline.report.document.detail import FULL, Detail, fit
 from floatline.report.document.document import Block, Code, Document, Part, Table, Tile, Tone, Words
 from floatline.report.document.html import page_of, put_in_place
@@ -90,7 +90,10 @@ def print_rescue(rescue: Rescue, files: dict[str, str], console: Console) -> Non
     if rescue.validation is not None:
         lines.append(_row("check", f"{rescue.validation.verdict}: {rescue.validation.best.reason}"))
         lines += [_row("do", gate.advice) for gate in rescue.validation.best.failed_gates]
-    lines += [_row("code", words) for words in _say_change(rescue)]
+    fix = "" if primary is None else primary.fix
+    for words in _say_change(rescue):
+        shown = words.splitlines() if words == fix else [words]
+        lines += [_row("" if number else "code", line) for number, line in enumerate(shown)]
     lines += [_row("note", note) for note in _notes(rescue)]
     taken = ", ".join(f"{stage.name} {stage.seconds:.1f} s" for stage in rescue.stages)
     lines.append(_row("time", taken))
@@ -181,7 +184,7 @@ def _todo(rescue: Rescue) -> tuple[str, ...]:
     if rescue.plan is not None:
         return (f"Train with the plan: `{_say_next(rescue, 'plan.yaml')}`.",)
     primary = rescue.diagnosis.primary
-    return () if primary is None else (f"At {_place(primary)}: {primary.fix}",)
+    return () if primary is None else (f"At {_place(primary)}: {on_one_line(primary.fix)}",)
 
 
 def _without_fix(words: str) -> str:
@@ -217,7 +220,7 @@ def _diagnosis(rescue: Rescue) -> Part:
 
 def _finding(finding: Finding, *, folded: bool) -> Table:
     caption = f"{'Also found: ' if folded else ''}{finding.cause.id}: {finding.cause.title}"
-    row = (_place(finding), finding.seen, finding.fix)
+    row = (_place(finding), finding.seen, on_one_line(finding.fix))
     named = (0, 2) if finding.patch else (0,)  # a change that was tried is a line of code
     return Table(caption, ("where", "seen", "what to do"), (row,), named=named, folded=folded, cards=True)
 
@@ -255,7 +258,11 @@ def _code(rescue: Rescue) -> tuple[Part, ...]:
     if not said:
         return ()
     told = {tried.why for tried in rescue.tried}  # the table of trials has said it
-    blocks: list[Block] = [Words(words) for words in said if words not in told]
+    primary = rescue.diagnosis.primary
+    code = primary.fix if primary is not None and "\n" in primary.fix else None
+    blocks: list[Block] = [
+        Code(words, "python") if words == code else Words(words) for words in said if words not in told
+    ]
     if rescue.patch:
         instead = "" if rescue.plan is None else ", instead of the plan"
         words = f"The code itself could change so{instead}. Nothing was changed; `git apply fix.patch` does it."

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from floatline.base.texts import on_one_line
 from floatline.diagnosis.result import Diagnosis
 from floatline.plans import Plan
 
@@ -140,12 +141,12 @@ class Rescue:
         if self.outcome == "not-precision":
             return (
                 f"This is not precision, so no plan can fix it: {primary.cause.id} at {self.where}. "
-                f"Do this: {primary.fix}"
+                f"Do this: {on_one_line(primary.fix)}"
             )
         if self.outcome == "unsolved":
             tried = f"none of the {len(self.tried)} plans that were tried fixes it. Give more time with --budget."
             return f"Not solved yet: {primary.cause.id} at {self.where}; {tried}"
-        change = "fix.patch has it" if self.fixes else f"do this: {primary.fix.rstrip('.')}"
+        change = "fix.patch has it" if self.fixes else f"do this: {on_one_line(primary.fix).rstrip('.')}"
         return f"No plan fixes {primary.cause.id} at {self.where}; the code must change: {change}."
 
     def _say_way(self) -> str:

@@ -52,6 +52,57 @@ def test_a_parameter_that_is_called_is_no_tensor(tmp_path):
     assert "torch.autocast(left.device.type" in after and "net = " not in after
 
 
+SCORES = """
+
+class Reward(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.p, self.size = None, 4
+        self.words = torch.nn.Embedding(9, 4)
+        self.rows = torch.nn.Embedding.from_pretrained(torch.ones(9, 4))
+        self.head = torch.nn.Linear(4, 1)
+
+    def forward(self, p, r, x):
+        return self.head(self.words(p) * self.rows(r) * x).squeeze(-1)  # here
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("", ""),
+        ("self.rows(r)", "x[r]"),
+        ("self.rows(r)", "x[0, r]"),
+        ("* x)", "* x * (p == 0)[:, None])"),
+        ("* x)", "* x.to(p.device))"),
+    ],
+)
+def test_what_only_picks_rows_is_not_cast(tmp_path, old, new):
+    after = spans(tmp_path, "cancellation", SCORES.replace(old, new))["fp32-function"]
+    assert "x = x.float() if" in after and "p = p.float()" not in after and "r = r.float()" not in after
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("torch.nn.Embedding(9, 4)", "torch.nn.Linear(4, 4)"),
+        ("torch.nn.Embedding(9, 4)", "Words(9, 4)"),
+        ("* x)", "* x * p)"),
+        ("* x)", "* x * (p > 0.5))"),
+        ("self.words(p)", "self.words(p, 1)"),
+        ("self.words(p)", "x[p][p] * p"),
+        ("self.words(p)", "other.words(p)"),
+        ("self.words(p)", "(p == 0)"),  # which floats may be, too
+        ("        return", "        p = p / 2\n        return"),
+        ("        self.head =", "        self.words = torch.nn.Linear(4, 4)\n        self.head ="),
+    ],
+)
+def test_what_may_be_a_number_is(tmp_path, old, new):
+    assert old in SCORES
+    after = spans(tmp_path, "cancellation", SCORES.replace(old, new))["fp32-function"]
+    assert "p = p.float() if p.is_floating_point() else p" in after and "r = r.float()" not in after
+
+
 def as_method(first="s, ", above=""):
     """The function as a method that uses its object."""
     text = VARIANCES.strip().replace("(left, right,", f"({first}left, right,")

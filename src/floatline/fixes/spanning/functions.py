@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import libcst as cst
 import libcst.matchers as m
 
@@ -35,11 +37,48 @@ def fp32_function(scene: FileScene) -> FileEdit | None:
         return None
     lines = list(function.body.body)
     doc = lines[:1] if function.get_docstring() is not None else []
-    widened = [statement(f"{name} = {name}.float() if {name}.is_floating_point() else {name}") for name in order]
+    widened = [
+        statement(f"{name} = {name}.float() if {name}.is_floating_point() else {name}")
+        for name in order
+        if not _is_index(name, function, scene)
+    ]
     region = cst.parse_expression(f"{source_of(autocast)}({order[0]}.device.type, enabled=False)")
     whole = cst.With([cst.WithItem(region)], cst.IndentedBlock([*widened, *lines[len(doc) :]]))
     new = function.with_changes(body=function.body.with_changes(body=[*doc, whole]))
     return FileEdit(f"{function.name.value} is computed in FP32, without autocast", {function: new})
+
+
+def _is_index(name: str, function: cst.FunctionDef, scene: FileScene) -> bool:
+    """Whether a parameter holds whole numbers: it picks rows of an embedding or elements, and is used for nothing else.
+
+    Its device and shape may be asked for, and it may be compared.
+    """
+    picks = m.Subscript(slice=[m.ZeroOrMore(), m.SubscriptElement(m.Index(m.Name(name))), m.ZeroOrMore()])
+    given = m.Arg(m.Name(name), keyword=None)
+    looks_up = [
+        one
+        for one in m.findall(function, m.Call(args=[given]))
+        if _is_embedding(cst.ensure_type(one, cst.Call).func, scene)
+    ]
+    asked = m.Attribute(m.Name(name), m.Name("device") | m.Name("shape") | m.Name("ndim"))
+    compared = m.Comparison(m.Name(name), comparisons=[m.ComparisonTarget(m.Equal() | m.NotEqual(), m.Integer())])
+    sure = [*m.findall(function.body, picks), *looks_up]
+    known = {id(use) for one in (*sure, *m.findall(function.body, asked | compared)) for use in _uses(one, name)}
+    return bool(sure) and known == {id(use) for use in _uses(function.body, name)}
+
+
+def _uses(node: cst.CSTNode, name: str) -> Sequence[cst.CSTNode]:
+    return m.findall(node, m.Name(name))
+
+
+def _is_embedding(called: cst.BaseExpression, scene: FileScene) -> bool:
+    """Whether `self.tokens` is an nn.Embedding wherever the file makes it."""
+    if not isinstance(called, cst.Attribute) or not m.matches(called.value, m.Name("self")):
+        return False
+    target = m.AssignTarget(m.Attribute(attr=m.Name(called.attr.value)))
+    made = [cst.ensure_type(one, cst.Assign).value for one in m.findall(scene.module, m.Assign(targets=[target]))]
+    paths = [scene.context.names.resolve(one.func) if isinstance(one, cst.Call) else "" for one in made]
+    return bool(paths) and all(path.removesuffix(".from_pretrained") == "torch.nn.Embedding" for path in paths)
 
 
 def _owner_of(function: cst.FunctionDef, scene: FileScene) -> str:

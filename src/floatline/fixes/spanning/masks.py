@@ -16,17 +16,23 @@ _SAYS = "masks are added in FP32, and the sum ends at the smallest number of the
 
 
 def small_mask(scene: FileScene) -> FileEdit | None:
-    """`pad * -1e9` as `pad * (torch.finfo(pad.dtype).min / 2)`: a score is added to it, and two masks may be."""
+    """`pad * -1e9` as `pad * (torch.finfo(pad.dtype).min / 2)`: a score is added to it, and two masks may be.
+
+    1e9 becomes half of the largest number: the constant keeps its sign.
+    """
     finfo, found = scene.context.names.spell("torch.finfo"), dict[cst.CSTNode, cst.CSTNode]()
+    words = set[str]()
     for one in m.findall(scene.line, m.BinaryOperation(operator=m.Multiply())):
         node = cst.ensure_type(one, cst.BinaryOperation)
         for mask, constant, side in ((node.left, node.right, "right"), (node.right, node.left, "left")):
             number, dtype = read_number(constant), _dtype_of(mask, scene)
             if finfo is None or number is None or abs(number) <= _LARGEST or not dtype or "(" in dtype:
                 continue
-            least = f"({source_of(finfo)}({dtype}).{'min' if number < 0 else 'max'} / 2)"
+            which, word = ("min", "smallest") if number < 0 else ("max", "largest")
+            words.add(word)
+            least = f"({source_of(finfo)}({dtype}).{which} / 2)"
             found[node] = node.with_changes(**{side: cst.parse_expression(least)})
-    says = "the mask's constant is half of the smallest number of its dtype"
+    says = f"the mask's constant is half of the {' and the '.join(sorted(words))} number of its dtype"
     return FileEdit(says, found) if len(found) == 1 else None
 
 

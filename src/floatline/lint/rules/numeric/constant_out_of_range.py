@@ -41,7 +41,8 @@ class ConstantOutOfRange(Rule):
     that is masked from end to end turns into NaN in the softmax. `clamp(max=1e9)` bounds nothing.
 
     ## Fix safety
-    Unsafe: `torch.finfo(scores.dtype).min` masks as well, but a sum of two such masks is -inf.
+    Unsafe: `torch.finfo(scores.dtype).min` masks as well, but a sum of two such masks is -inf. A constant above 0
+    becomes `.max`. Where its sign is not shown, as that of an argument, it is told and stays.
     """
 
     code = "FL105"
@@ -99,7 +100,7 @@ class ConstantOutOfRange(Rule):
                 continue
             can_fix = (
                 found.name in ("masked_fill", "where")
-                and reached.number < 0
+                and _shows_sign(self.source, given)
                 and _is_simple(_filled(found, given))
                 and not _may_be_mask(self.source, found, given)
             )
@@ -115,6 +116,7 @@ class ConstantOutOfRange(Rule):
             self.report(
                 node,
                 seen=self._say(found, reached),
+                advice="" if reached.number < 0 else "torch.finfo(x.dtype).max, which every dtype holds",
                 fix=fix,
                 of=_filled(found, given),
                 holds=holds,
@@ -239,6 +241,17 @@ def _gives_dtype(source: Source, mask: ast.expr) -> ast.expr | None:
     if made.func.attr == "to" and isinstance(given, ast.Attribute) and given.attr == "dtype" and not source.path(given):
         return given.value
     return None
+
+
+def _shows_sign(source: Source, node: ast.expr) -> bool:
+    """Whether one constant is all that stands there: written out, or under a name of this file."""
+    made = source.value(node)
+    if isinstance(made, ast.UnaryOp):
+        return _shows_sign(source, made.operand)
+    if isinstance(made, ast.Attribute) and source.is_call_to(source.value(made.value), "torch.finfo"):
+        return True
+    is_here = not any(isinstance(one, ast.Name) and one.id in source.imported for one in ast.walk(made))
+    return is_here and source.number(made) is not None
 
 
 def _is_simple(node: ast.expr | None) -> bool:
