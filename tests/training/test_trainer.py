@@ -263,7 +263,7 @@ def test_checkpoints_are_made_on_schedule_and_old_ones_deleted(tmp_path):
 @CPU
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16-mixed", "float16"), ("fp16-true", "float16")])
 def test_half_products_on_a_cpu_are_computed_in_float32(tmp_path, precision, dtype, monkeypatch):
-    from floatline.training import trainer as module
+    from floatline.numerics import cuda_autocast as module
 
     modes = []
     original = module.HalfOnCPU
