@@ -47,6 +47,7 @@ class Hazard:
         also: Texts of lines that are right as well.
         names: Names of variables in place of the usual ones.
         raises: Text of the exception, where it is one; another means that something else broke.
+        alone: Whether its backward pass, with a scale of its own, must be the only one of a step.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Hazard:
     also: tuple[str, ...] = ()
     names: dict[str, tuple[str, ...]] = field(default_factory=dict)
     raises: str = ""
+    alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,8 @@ def draw(hazard: Hazard, hosts: dict[str, str], rng: random.Random, *, control: 
 
 
 def _draw(hazard: Hazard, hosts: dict[str, str], rng: random.Random, num_good: int) -> Plant:
-    host = rng.choice([name for name, text in hosts.items() if fits(hazard, read_sites(text))])
+    known = [name for name, text in hosts.items() if fits(hazard, read_sites(text))]
+    host = rng.choice([name for name in known if not hazard.alone or hosts[name].count("backward(") < 2])
     sites = read_sites(hosts[host])
     dtype = rng.choice(hazard.dtypes)
     writer = _Writer(hazard, hosts[host], dtype, num_good, rng)

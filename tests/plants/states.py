@@ -125,6 +125,7 @@ STATES = (
         bad={"half": HALF, "scale": (1024.0,), "rate": (1e-3, 2e-3), "eps": (1e-8, 1e-7)},
         good=({"half": FULL},),
         dtypes=("fp16",),
+        alone=True,
     ),
     Hazard(
         "weights_in_bf16",

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,14 @@ def test_draws_depend_on_the_seed_and_on_nothing_else() -> None:
     other = [draw_number(6, number, 0, control=False) for number in range(30)]
     assert [one.text for one in first] == [one.text for one in again]
     assert [one.text for one in first] != [one.text for one in other]
+
+
+def test_a_scale_of_its_own_is_not_mixed_with_that_of_other_backward_passes() -> None:
+    (hazard,) = [one for one in HAZARDS if one.name == "second_moment_too_small"]
+    drawn = [draw_number(3, number, 0, control=True, hazards=[hazard]) for number in range(60)]
+    assert all(plant.text.count("backward(") == 1 for plant in drawn)
+    mixed = [draw_number(3, n, 0, control=True, hazards=[replace(hazard, alone=False)]) for n in range(60)]
+    assert any(plant.text.count("backward(") > 1 for plant in mixed)  # the twin
 
 
 def test_all_hazards_are_drawn_before_one_is_drawn_again() -> None:
