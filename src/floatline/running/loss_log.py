@@ -58,7 +58,7 @@ class LossLog:
     never step while its weights move, or that makes none, every backward pass is a step.
     `torch.autograd.grad` is such a pass, too, where it is for an update of weights.
 
-    Lines behind these have the sizes of some weights of each optimizer, as they are where the log ends.
+    Where it measures, lines behind these have the sizes of some weights of each optimizer, as they are where it ends.
 
     A loss scale that the script multiplies its loss by itself is taken out: it falls in 16 bits, and does not in FP32.
     It begins at a power of two; a factor that does not is a weight, and stays.
@@ -68,7 +68,8 @@ class LossLog:
         most: Steps after which no more is written; None writes all.
         ends: Whether the script is ended then.
         most_far: The same as `most` where losses are on a device that the host would have to wait for.
-        mark: Steps after which weights are measured as well.
+        measures: Whether weights are measured.
+        mark: Steps after which they are measured as well.
     """
 
     def __init__(
@@ -78,10 +79,11 @@ class LossLog:
         most: int | None = None,
         ends: bool = True,
         most_far: int | None = None,
+        measures: bool = False,
         mark: int | None = None,
     ) -> None:
         self._file, self._most, self._ends = path.open("a", encoding="utf-8"), most, ends
-        self._most_far, self._mark = most_far, mark
+        self._most_far, self._measures, self._mark = most_far, measures, mark
         self._by_hand = True
         self._parts: list[Tensor] = []
         self._passes: list[list[Tensor]] = []  # while no optimizer has stepped: each may be a step by hand
@@ -263,7 +265,7 @@ class LossLog:
             self.flush()
 
     def _measure_weights(self) -> None:
-        if self.num_steps in self._sizes or not self._weights:
+        if not self._measures or self.num_steps in self._sizes or not self._weights:
             return
         with Aside():
             sizes: list[Tensor] = [torch.linalg.vector_norm(weight, dtype=torch.float32) for weight, _ in self._weights]

@@ -68,7 +68,9 @@ class _Run:
     def __init__(self, given: dict[str, Any], words: list[str]) -> None:
         self._given, self._words = given, words
         self._plan = None if given["plan"] is None else Plan(**given["plan"])
-        self._log = LossLog(Path(given["log"]), most=given.get("steps")) if given.get("log") else None
+        self._log: LossLog | None = None
+        if given.get("log"):
+            self._log = LossLog(Path(given["log"]), most=given.get("steps"), measures=given.get("sizes", False))
         self._seeds = Seeds(given.get("seed"), shift=given.get("shift", 0))
         self._reads = ReadValues()
         self._force: PlanInForce | None = None

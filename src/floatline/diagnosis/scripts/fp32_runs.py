@@ -120,7 +120,7 @@ class FP32Runs:
             job = {
                 "plan": resolve_plan("fp32").as_given(), "steps": self._steps, "seed": SEED,
                 "log": str(log), "reads": str(reads), "folder": str(writes), "device": self._device,
-                "search": self._search, "sources": self._sources, **given,
+                "search": self._search, "sources": self._sources, "sizes": True, **given,
             }  # fmt: skip
             task.write_text(json.dumps(job), encoding="utf-8")
             try:

@@ -132,7 +132,9 @@ class _Shown:
 
     def __init__(self, report: str, steps: int) -> None:
         own = own_path(Path(report))
-        self._log = LossLog(own.with_name(LOSSES), most=steps, ends=False, most_far=min(steps, WHOLE), mark=STEPS)
+        self._log = LossLog(
+            own.with_name(LOSSES), most=steps, ends=False, most_far=min(steps, WHOLE), measures=True, mark=STEPS
+        )
         self._reads, self._path = ReadValues(), own.with_name(READS)
         self._patches = Patches()
 

@@ -139,8 +139,7 @@ def run_script(job: Job) -> ScriptResult:
         raise ComparisonError(f"{start[0]} cannot import {seen['missing']}, which floatline needs there. Install it.")
     if seen.get("refused"):
         raise ComparisonError(f"The script cannot run beside its own files: {seen['refused'][0]}.")
-    written = (json.loads(line) for line in log.read_text(encoding="utf-8").splitlines())
-    rows = [row for row in written if "loss" in row]
+    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     ended = "" if not code else seen.get("error") or explain_end(code, own)
     return ScriptResult(
         losses=tuple(math.nan if row["loss"] is None else row["loss"] for row in rows),
